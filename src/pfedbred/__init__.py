@@ -1,0 +1,32 @@
+"""pfedbred: personalised federated learning with Bregman-divergence priors, compiled with JAX."""
+
+from pfedbred import means, models, priors, prox
+from pfedbred._version import __version__
+from pfedbred.algorithm import Algorithm, Client, Server, Task
+from pfedbred.algorithms import ALGORITHMS, make
+from pfedbred.data import DATASETS, Federation, from_clients, load
+from pfedbred.engine import Evaluation, Plan, Simulation, State
+from pfedbred.errors import SettingError
+
+__all__ = [
+    "ALGORITHMS",
+    "DATASETS",
+    "Algorithm",
+    "Client",
+    "Evaluation",
+    "Federation",
+    "Plan",
+    "Server",
+    "SettingError",
+    "Simulation",
+    "State",
+    "Task",
+    "__version__",
+    "from_clients",
+    "load",
+    "make",
+    "means",
+    "models",
+    "priors",
+    "prox",
+]

@@ -1,0 +1,20 @@
+"""mfo: the prior's mean from memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pfedbred.algorithm import Algorithm, Task
+from pfedbred.algorithms.pfedbred import pfedbred
+from pfedbred.settings import same_settings
+
+
+@same_settings(pfedbred, without=("mean", "eta_a", "personal"))
+def mfo(task: Task, **settings: Any) -> Algorithm:
+    r"""Algorithm 1 with mu = w - eta (memory - theta), memorised first order.
+
+    G is w, P is theta_i. Settings as in :func:`~pfedbred.algorithms.pfedbred.pfedbred`.
+
+    References: Shi et al., Eq. (equ_ime_ms), line 2.
+    """
+    return pfedbred(task, mean="mfo", **settings)

@@ -1,0 +1,20 @@
+"""mg: the prior's mean from a gradient step and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pfedbred.algorithm import Algorithm, Task
+from pfedbred.algorithms.pfedbred import pfedbred
+from pfedbred.settings import same_settings
+
+
+@same_settings(pfedbred, without=("mean", "personal"))
+def mg(task: Task, **settings: Any) -> Algorithm:
+    r"""Algorithm 1 with mu = w - eta_a grad f(w) - eta (memory - theta), memorised gradients.
+
+    G is w, P is theta_i. Settings as in :func:`~pfedbred.algorithms.pfedbred.pfedbred`.
+
+    References: Shi et al., Eq. (equ_ime_ms), line 3.
+    """
+    return pfedbred(task, mean="mg", **settings)

@@ -1,0 +1,33 @@
+"""mg-meta: the paper's "mg" as its experiments ran it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pfedbred.algorithm import Algorithm, Task
+from pfedbred.algorithms.pfedbred import pfedbred
+from pfedbred.settings import same_settings
+
+
+@same_settings(pfedbred, without=("mean", "personal"))
+def mg_meta(task: Task, **settings: Any) -> Algorithm:
+    r"""Algorithm 1 with a meta-gradient step, as behind the "mg" rows of the paper's table.
+
+    w' = w - eta_a grad f(w - eta_a grad f(w)), the gradients on two minibatches; mu = w' - eta (memory - theta); the
+    proximal steps start at w' and use the second minibatch; then w <- w' - alpha_m lam (mu - theta). G is w, P is
+    theta_i. Settings as in :func:`~pfedbred.algorithms.pfedbred.pfedbred`.
+
+    References: Shi et al., Eq. (appdx_equ_v_mg); that w itself moves to w' is in the experiments only.
+    """
+    return pfedbred(task, mean="mg-meta", **settings)
+
+
+@same_settings(pfedbred, without=("mean", "personal"))
+def mg_meta_literal(task: Task, **settings: Any) -> Algorithm:
+    r"""mg-meta to the letter of Eq. (appdx_equ_v_mg): the meta step moves the mean, and the local model stays.
+
+    G is w, P is theta_i. Settings as in :func:`~pfedbred.algorithms.pfedbred.pfedbred`.
+
+    References: Shi et al., Eq. (appdx_equ_v_mg).
+    """
+    return pfedbred(task, mean="mg-meta-literal", **settings)

@@ -1,0 +1,149 @@
+r"""Algorithm 1 of the paper, with every part exchangeable.
+
+    min_w  E_i  F_i(w),    F_i(w) = min_theta f_i(theta) + lam D_{g*}(theta, mu_i(w))        (equ_main_problem_global)
+
+References: Shi, Zhou, Ye and Lv, "Personalized Federated Learning with Hidden Information on Personalized Prior".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfedbred import means, priors
+from pfedbred.algorithm import Algorithm, Client, Task, averaging_server
+from pfedbred.data.batches import ClientData
+from pfedbred.prox import Problem, Solver, envelope_gradient, prox, solver
+from pfedbred.settings import Count, NonNegative, Positive
+from pfedbred.types import Array, Tree
+
+
+class PersonalState(NamedTuple):
+    """What a client keeps from round to round; a part that nothing reads is None.
+
+    Attributes:
+      theta: the personal model theta_{i,R}.
+      memory: the local model w_{i,R}.
+    """
+
+    theta: Tree
+    memory: Tree
+
+
+Start = Callable[[Tree, PersonalState], Tree]
+"""``start(w, state)``: where w_i or theta_i begins a round, from the global model and what the client kept."""
+
+STARTS: dict[str, Start] = {
+    "global": lambda w, state: w,
+    "theta": lambda w, state: state.theta,
+    "memory": lambda w, state: state.memory,
+}
+
+
+def pfedbred(
+    task: Task,
+    *,
+    mean: str | means.Mean = "mg-meta",
+    prior: str | priors.Family = "gaussian",
+    sigma: Any = None,
+    lam: Positive = 15.0,
+    alpha: Positive = 0.01,
+    alpha_m: Positive = 0.01,
+    eta_a: NonNegative = 0.01,
+    eta: NonNegative = 0.05,
+    K: Count = 5,
+    R: Count = 20,
+    beta: Positive = 1.0,
+    w_init: Literal["global", "theta", "memory"] | Start = "global",
+    theta_init: Literal["global", "theta", "memory"] | Start = "theta",
+    prox_start: Literal["local", "theta", "mean"] = "local",
+    prox_solver: str | Solver | optax.GradientTransformation = "gradient",
+    tol: NonNegative = 0.0,
+    envelope: Literal["exact", "first-order"] = "exact",
+    jacobian: Literal["identity", "exact"] = "identity",
+    personal: Literal["theta", "global"] = "theta",
+) -> Algorithm:
+    r"""Algorithm 1: a personal prior, its mean, a proximal map, an averaging server.
+
+    A local step r of client i, on one minibatch (two for ``mg-meta``):
+
+        mu      <- mu_i(w; context)                                        line 8
+        theta   <- K solver steps on f_i + lam D_{g*}(., mu)               line 9
+        w       <- w - alpha_m Dmu^T lam grad_m D_{g*}(theta, mu)          line 10, Eq. (equ_gdmp) with erratum 1:
+                                                                           (mu - theta) where it prints (w - theta)
+
+    and the server: w <- (1 - beta) w + beta E_I w_i (line 14). G is w, P is theta_i.
+
+    Args:
+      task: model and loss f.
+      mean: mu_i, by name or a :class:`~pfedbred.means.Mean`.
+      prior: g, by name or a :class:`~pfedbred.priors.Family`.
+      sigma: the Gaussian's Sigma: a number, an array, or the path of a .npy file.
+      lam: lambda, how strongly the prior holds.
+      alpha: step size of the proximal solver.
+      alpha_m: step size of the main problem.
+      eta_a: eta_alpha, the mean's step along grad f.
+      eta: the mean's step along (memory - theta).
+      K: proximal steps.
+      R: local steps, each on one minibatch.
+      beta: weight of the new average; 2 is the paper's aggregation momentum.
+      w_init: where w_i starts a round (line 5); the paper: the global model.
+      theta_init: where theta_i starts a round (line 6); the paper: where it ended.
+      prox_start: where the proximal steps start; the experiments: at the local model.
+      prox_solver: ``gradient``, ``mirror``, an optax optimizer by name or as object, or a Solver.
+      tol: stop the proximal steps when the gradient norm falls to it; 0 takes all K.
+      envelope: gradient of the envelope in mu: exact, or with Hess g* replaced by I. The same for a spherical Gaussian.
+      jacobian: Dmu as the identity (paper), or exact by one vector-Jacobian product.
+      personal: what P is: theta_i, or the global model for methods without a personal one.
+    """
+    family = priors.get(prior, sigma)
+    strategy = means.get(mean, eta_a, eta)
+    solve = solver(prox_solver, alpha, K, tol)
+    start_w = STARTS[w_init] if isinstance(w_init, str) else w_init
+    start_theta = STARTS[theta_init] if isinstance(theta_init, str) else theta_init
+    starts = {"theta", "memory"} if callable(w_init) or callable(theta_init) else {w_init, theta_init, prox_start}
+    keeps_theta = personal == "theta" or strategy.uses_memory or "theta" in starts
+    keeps_memory = strategy.uses_memory or "memory" in starts
+
+    def kept(theta: Tree, w: Tree) -> PersonalState:
+        return PersonalState(theta if keeps_theta else None, w if keeps_memory else None)
+
+    def train(w_global: Tree, state: PersonalState, data: ClientData) -> tuple[Tree, PersonalState]:
+        def local_step(carry: tuple[Tree, Tree], r: Array) -> tuple[tuple[Tree, Tree], None]:
+            w, theta = carry
+            first = r * strategy.batches
+            batches = [data.batch(first + j) for j in range(strategy.batches)]
+            context = means.Context(lambda v, j: task.loss(v, batches[j]), theta, state.memory)
+
+            def choose(w: Tree) -> tuple[Tree, means.Chosen]:
+                chosen = strategy.choose(w, context)
+                return chosen.mean, chosen
+
+            if jacobian == "exact":
+                mu, pull_back, chosen = jax.vjp(choose, w, has_aux=True)
+            else:
+                mu, chosen = choose(w)
+
+            problem = Problem(lambda v: task.loss(v, batches[-1]), mu, family, lam)
+            start = {"local": chosen.local, "theta": theta, "mean": mu}[prox_start]
+            theta = prox(problem, solve, start).personal
+
+            gradient = envelope_gradient(problem, theta, exact=envelope == "exact")
+            if jacobian == "exact":
+                (gradient,) = pull_back(gradient)
+            w = optax.tree.add_scale(chosen.local, -alpha_m, gradient)
+            return (w, theta), None
+
+        begin = (start_w(w_global, state), start_theta(w_global, state) if keeps_theta else w_global)
+        (w, theta), _ = jax.lax.scan(local_step, begin, jnp.arange(R))
+        return w, kept(theta, w)
+
+    def model(w_global: Tree, state: PersonalState, data: ClientData) -> Tree:
+        return state.theta if personal == "theta" else w_global
+
+    client = Client(lambda w: kept(w, w), train, model, draws=R * strategy.batches)
+    return Algorithm(client, averaging_server(beta), task.model.apply)

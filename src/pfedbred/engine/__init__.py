@@ -1,0 +1,6 @@
+"""The engine: executors, the compiled round, evaluation."""
+
+from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.simulation import Plan, Simulation, State
+
+__all__ = ["Evaluation", "Plan", "Simulation", "State"]

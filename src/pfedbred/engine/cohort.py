@@ -1,0 +1,67 @@
+"""Executors: how one function runs for every client of a cohort.
+
+An executor turns ``function(shared, item)`` into ``run(shared, items)``, where ``items`` is a pytree with one entry
+for each client along the first axis. All of them give the same results to rounding.
+
+    vmap     all clients at once, or ``chunk`` at a time: for GPUs
+    in-turn  one after another inside the compiled program: for CPUs, where one client's weights stay in the cache
+    loop     one after another in Python: slow and plain, the reference that the others are tested against
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.errors import SettingError, nearest
+from pfedbred.types import Tree
+
+One = Callable[[Any, Any], Any]
+Every = Callable[[Any, Any], Any]
+
+
+def _vmap(function: One, chunk: int | None) -> Every:
+    def run(shared: Tree, items: Tree) -> Tree:
+        one = partial(function, shared)
+        count = jax.tree.leaves(items)[0].shape[0]
+        if chunk is None or chunk >= count:
+            return jax.vmap(one)(items)
+        return jax.lax.map(one, items, batch_size=chunk)
+
+    return run
+
+
+def _in_turn(function: One, chunk: int | None) -> Every:
+    return lambda shared, items: jax.lax.map(partial(function, shared), items)
+
+
+def _loop(function: One, chunk: int | None) -> Every:
+    compiled = jax.jit(function)
+
+    def run(shared: Tree, items: Tree) -> Tree:
+        count = jax.tree.leaves(items)[0].shape[0]
+        results = [compiled(shared, jax.tree.map(lambda leaf, i=i: leaf[i], items)) for i in range(count)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+    return run
+
+
+EXECUTORS: dict[str, Callable[[One, int | None], Every]] = {"vmap": _vmap, "in-turn": _in_turn, "loop": _loop}
+
+
+def choose(executor: str) -> str:
+    """The executor of that name; ``auto`` takes the one that suits the platform."""
+    if executor == "auto":
+        return "in-turn" if jax.default_backend() == "cpu" else "vmap"
+    if executor not in EXECUTORS:
+        raise SettingError(f"unknown executor {executor!r}{nearest(executor, ('auto', *EXECUTORS))}")
+    return executor
+
+
+def every(function: One, executor: str, chunk: int | None = None) -> Every:
+    """``function`` for every entry of its second argument."""
+    return EXECUTORS[executor](function, chunk)

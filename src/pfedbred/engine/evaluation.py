@@ -1,0 +1,169 @@
+"""Evaluation: the global model G and the personal models P, on training and test samples, client by client.
+
+G is tested on the union of the local test sets, P of each client on its own. The samples are cut into blocks that
+belong to one client each, so that clients of very different size cost what they hold and no more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedbred.algorithm import Algorithm, Task
+from pfedbred.data.federation import Federation, Split
+from pfedbred.engine import cohort
+from pfedbred.types import Array, Tree
+
+
+class Blocks(NamedTuple):
+    """Runs of at most ``Evaluator.width`` samples of one client."""
+
+    client: Array
+    start: Array
+    length: Array
+
+
+class Samples(NamedTuple):
+    """One split on the device, and its blocks."""
+
+    x: Array
+    y: Array
+    blocks: Blocks
+
+
+class Tally(NamedTuple):
+    """Of each client (or block): correct predictions and the sum of losses."""
+
+    correct: Array
+    loss: Array
+
+
+class Counts(NamedTuple):
+    """Tallies of both models on both splits."""
+
+    global_train: Tally
+    global_test: Tally
+    personal_train: Tally
+    personal_test: Tally
+
+
+class Scores(NamedTuple):
+    """One model on one split. Arrays begin with the seeds; those named ``client_`` have the clients next.
+
+    Attributes:
+      accuracy: fraction of all samples, that is, weighted by the clients' sizes.
+      loss: mean over all samples.
+      worst_decile: mean accuracy of the tenth of the clients (at least one) for whom it is lowest.
+      client_std: standard deviation of accuracy over the clients.
+      client_accuracy: of each client; NaN for one without samples.
+      client_loss: likewise.
+    """
+
+    accuracy: np.ndarray
+    loss: np.ndarray
+    worst_decile: np.ndarray
+    client_std: np.ndarray
+    client_accuracy: np.ndarray
+    client_loss: np.ndarray
+
+
+class ModelScores(NamedTuple):
+    """One model on both splits."""
+
+    train: Scores
+    test: Scores
+
+
+class Evaluation(NamedTuple):
+    """Both models."""
+
+    global_: ModelScores
+    personal: ModelScores
+
+
+class Evaluator:
+    """Evaluates one algorithm on one federation."""
+
+    def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, executor: str) -> None:
+        self._predict, self._losses = algorithm.predict, task.losses
+        self._clients = federation.clients
+        self._sizes = {"train": federation.train.sizes, "test": federation.test.sizes}
+        typical = float(np.median(federation.train.sizes))
+        self._width = int(np.clip(2 ** math.ceil(math.log2(max(typical, 1))), 16, 256))
+        self.samples = [self._on_device(split) for split in (federation.train, federation.test)]
+        self._tally_blocks = cohort.every(self._tally_block, executor, 1024)
+
+    def _on_device(self, split: Split) -> Samples:
+        starts, clients, lengths = [], [], []
+        for i, (begin, end) in enumerate(zip(split.offsets[:-1], split.offsets[1:], strict=True)):
+            for start in range(begin, end, self._width):
+                clients.append(i)
+                starts.append(start)
+                lengths.append(min(self._width, end - start))
+        blocks = Blocks(*(jnp.asarray(column, jnp.int32) for column in (clients, starts, lengths)))
+        return Samples(jnp.asarray(split.x), jnp.asarray(split.y), blocks)
+
+    def _tally_block(self, shared: tuple[Samples, Tree, Tree], block: Blocks) -> tuple[Tally, Tally]:
+        samples, global_, personal = shared
+        place = jnp.arange(self._width)
+        rows = jnp.minimum(block.start + place, len(samples.y) - 1)
+        x, y, real = samples.x[rows], samples.y[rows], place < block.length
+
+        def tally(model: Tree) -> Tally:
+            logits = self._predict(model, x)
+            correct = (jnp.argmax(logits, -1) == y) & real
+            return Tally(jnp.sum(correct), jnp.sum(jnp.where(real, self._losses(logits, y), 0)))
+
+        mine = jax.tree.map(lambda leaf: leaf[block.client], personal)
+        return tally(global_), tally(mine)
+
+    def count(self, samples: list[Samples], global_: Tree, personal: Tree) -> Counts:
+        """Tallies of the global model and of the personal models (stacked along the first axis)."""
+        tallies: dict[str, Any] = {}
+        for name, split in zip(self._sizes, samples, strict=True):
+            if split.blocks.client.size:
+                blocks = self._tally_blocks((split, global_, personal), split.blocks)
+            else:
+                blocks = (Tally(jnp.zeros(0, int), jnp.zeros(0)),) * 2
+            for model, tally in zip(("global", "personal"), blocks, strict=True):
+                tallies[f"{model}_{name}"] = Tally(
+                    *(jax.ops.segment_sum(leaf, split.blocks.client, self._clients) for leaf in tally)
+                )
+        return Counts(**tallies)
+
+    def summarise(self, counts: Counts) -> Evaluation:
+        """Accuracies and losses from tallies that begin with the seeds."""
+
+        def scores(model: str) -> ModelScores:
+            return ModelScores(
+                *(_scores(getattr(counts, f"{model}_{name}"), size) for name, size in self._sizes.items())
+            )
+
+        return Evaluation(scores("global"), scores("personal"))
+
+
+def _scores(tally: Tally, sizes: np.ndarray) -> Scores:
+    correct, loss = np.asarray(tally.correct, np.float64), np.asarray(tally.loss, np.float64)
+    total = sizes.sum()
+    have = sizes > 0
+    per_client = np.full(correct.shape, np.nan)
+    per_client_loss = np.full(correct.shape, np.nan)
+    np.divide(correct, sizes, out=per_client, where=have)
+    np.divide(loss, sizes, out=per_client_loss, where=have)
+    if total == 0:
+        nothing = np.full(len(correct), np.nan)
+        return Scores(nothing, nothing, nothing, nothing, per_client, per_client_loss)
+    ordered = np.sort(per_client[:, have], axis=1)
+    tenth = math.ceil(have.sum() / 10)
+    return Scores(
+        accuracy=correct.sum(1) / total,
+        loss=loss.sum(1) / total,
+        worst_decile=ordered[:, :tenth].mean(1),
+        client_std=ordered.std(1),
+        client_accuracy=per_client,
+        client_loss=per_client_loss,
+    )

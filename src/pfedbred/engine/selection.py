@@ -1,0 +1,55 @@
+"""Client selection I: whose uploads a round averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.data.batches import permute
+from pfedbred.errors import SettingError, nearest
+from pfedbred.types import Array, Key
+
+Select = Callable[[Key, Array], Array]
+"""``select(key, sizes)`` gives the numbers of the chosen clients, from the clients' training set sizes."""
+
+
+def uniform(count: int) -> Select:
+    """``count`` different clients, all subsets equally likely. Its cost does not grow with the number of clients."""
+
+    def select(key: Key, sizes: Array) -> Array:
+        places = jnp.arange(count, dtype=jnp.uint32)
+        return permute(key, jnp.uint32(0), places, jnp.uint32(sizes.shape[0])).astype(jnp.int32)
+
+    return select
+
+
+def by_data(count: int) -> Select:
+    """``count`` different clients, drawn one after another in proportion to their training samples."""
+
+    def select(key: Key, sizes: Array) -> Array:
+        chances = sizes / jnp.sum(sizes)
+        return jax.random.choice(key, sizes.shape[0], (count,), replace=False, p=chances).astype(jnp.int32)
+
+    return select
+
+
+def fixed(clients: Sequence[int]) -> Select:
+    """The same clients in every round."""
+    chosen = jnp.asarray(clients, jnp.int32)
+    return lambda key, sizes: chosen
+
+
+SELECTIONS: dict[str, Callable[[int], Select]] = {"uniform": uniform, "by-data": by_data}
+
+
+def get(select: str | Sequence[int], count: int, clients: int) -> Select:
+    """The selection of that name, or the given list of clients."""
+    if isinstance(select, str):
+        if select not in SELECTIONS:
+            raise SettingError(f"unknown selection {select!r}{nearest(select, SELECTIONS)}")
+        return SELECTIONS[select](count)
+    if len(set(select)) != len(select) or not all(isinstance(i, int) and 0 <= i < clients for i in select):
+        raise SettingError(f"a fixed selection must be different client numbers from 0 to {clients - 1}, not {list(select)}")
+    return fixed(select)

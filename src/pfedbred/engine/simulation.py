@@ -1,0 +1,205 @@
+"""A federation in one compiled program: all clients of a round, all rounds of a stretch, all seeds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.algorithm import Algorithm, Task, Uploads
+from pfedbred.data.batches import ClientData, draw_rows
+from pfedbred.data.federation import Federation
+from pfedbred.engine import cohort, evaluation, selection
+from pfedbred.types import Array, Key, Tree
+
+
+class ClientRecord(NamedTuple):
+    """What the engine keeps for each client: the algorithm's state, and how many samples the client has read."""
+
+    state: Tree
+    drawn: Array
+
+
+class State(NamedTuple):
+    """A run between two rounds. The key never changes; all randomness is derived from it."""
+
+    key: Key
+    round: Array
+    server: Tree
+    clients: ClientRecord
+
+
+class Shards(NamedTuple):
+    """The training samples on the device."""
+
+    x: Array
+    y: Array
+    offsets: Array
+    sizes: Array
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How rounds are run, apart from what the algorithm does.
+
+    Attributes:
+      select: I, whose uploads are averaged.
+      participation: ``all`` clients train in every round and the selected are averaged (the paper's experiments), or
+        only the ``sample`` that is averaged trains (practice).
+      weights: of the average, by training samples (``data``) or ``uniform``.
+      batch_size: samples in a minibatch.
+      executor: see :mod:`pfedbred.engine.cohort`.
+      chunk: clients that ``vmap`` runs at a time; all if None.
+    """
+
+    select: selection.Select
+    participation: Literal["all", "sample"] = "all"
+    weights: Literal["data", "uniform"] = "data"
+    batch_size: int = 20
+    executor: str = "auto"
+    chunk: int | None = None
+
+
+_INIT, _DATA, _SELECT = range(3)
+"""What the parts of a run's randomness are for."""
+
+
+def _key(key: Key, purpose: int, number: int | Array = 0) -> Key:
+    return jax.random.fold_in(jax.random.fold_in(key, purpose), number)
+
+
+class Simulation:
+    """Runs an algorithm on a federation, several seeds side by side.
+
+    Example:
+      >>> import pfedbred
+      >>> from pfedbred.engine import selection
+      >>> federation = pfedbred.load("digits", clients=10)
+      >>> task = pfedbred.Task(pfedbred.models.mclr(federation.shape, federation.classes))
+      >>> plan = pfedbred.Plan(selection.uniform(5))
+      >>> simulation = pfedbred.Simulation(pfedbred.make("fedavg", task), task, federation, plan)
+      >>> states = simulation.advance(simulation.init([0, 1]), rounds=3)
+      >>> simulation.evaluate(states).personal.test.accuracy.shape  # seeds
+      (2,)
+    """
+
+    def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, plan: Plan) -> None:
+        self.algorithm, self.task, self.federation, self.plan = algorithm, task, federation, plan
+        self.executor = cohort.choose(plan.executor)
+        self.shards = Shards(*map(jnp.asarray, (*federation.train, federation.train.sizes)))
+        self._evaluator = evaluation.Evaluator(algorithm, task, federation, self.executor)
+        self._train_clients = cohort.every(self._train_client, self.executor, plan.chunk)
+        self._model_clients = cohort.every(self._model_client, self.executor, plan.chunk)
+        self._advance = self._compiled(self._rounds, donate=True)
+        self._measure = self._compiled(self._measure_one)
+        self.compile_seconds = 0.0
+
+    # One client -------------------------------------------------------------------------------------------------
+
+    def _client_data(self, shards: Shards, key: Key, i: Array, drawn: Array, draws: int) -> ClientData:
+        offset, size = shards.offsets[i], shards.sizes[i]
+        rows = draw_rows(_key(key, _DATA, i), offset, size, drawn, draws, self.plan.batch_size)
+        return ClientData(shards.x, shards.y, rows, size)
+
+    def _train_client(self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]) -> tuple[Tree, ClientRecord]:
+        (shards, key, server), (i, record) = shared, item
+        client = self.algorithm.client
+        data = self._client_data(shards, key, i, record.drawn, client.draws)
+        upload, state = client.train(self.algorithm.server.send(server, i), record.state, data)
+        drawn = record.drawn + jnp.uint32(client.draws * self.plan.batch_size)
+        return upload, ClientRecord(state, drawn)
+
+    def _model_client(self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]) -> Tree:
+        (shards, key, server), (i, record) = shared, item
+        client = self.algorithm.client
+        data = self._client_data(shards, key, i, record.drawn, client.model_draws)
+        return client.model(self.algorithm.server.send(server, i), record.state, data)
+
+    # One round --------------------------------------------------------------------------------------------------
+
+    def _round(self, shards: Shards, state: State) -> State:
+        chosen = self.plan.select(_key(state.key, _SELECT, state.round), shards.sizes)
+        shared = (shards, state.key, state.server)
+        if self.plan.participation == "all":
+            everyone = jnp.arange(self.federation.clients)
+            uploads, clients = self._train_clients(shared, (everyone, state.clients))
+            uploads = jax.tree.map(lambda leaf: leaf[chosen], uploads)
+        else:
+            records = jax.tree.map(lambda leaf: leaf[chosen], state.clients)
+            uploads, records = self._train_clients(shared, (chosen, records))
+            clients = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients, records)
+        amount = shards.sizes[chosen] if self.plan.weights == "data" else jnp.ones(chosen.shape)
+        received = Uploads(uploads, chosen, amount / jnp.sum(amount))
+        server = self.algorithm.server.aggregate(state.server, received)
+        return State(state.key, state.round + 1, server, clients)
+
+    def _rounds(self, shards: Shards, rounds: Array, state: State) -> State:
+        if self.executor == "loop":
+            for _ in range(int(rounds)):
+                state = self._round(shards, state)
+            return state
+        return jax.lax.fori_loop(0, rounds, lambda _, state: self._round(shards, state), state)
+
+    def _measure_one(self, shards: Shards, samples: Any, state: State) -> evaluation.Counts:
+        everyone = jnp.arange(self.federation.clients)
+        personal = self._model_clients((shards, state.key, state.server), (everyone, state.clients))
+        return self._evaluator.count(samples, self.algorithm.server.model(state.server), personal)
+
+    # All seeds --------------------------------------------------------------------------------------------------
+
+    def _compiled(self, function: Callable[[Shards, Any, State], Any], donate: bool = False) -> Callable[..., Any]:
+        """``function`` for all seeds as one program, compiled at its first call and never again."""
+        if self.executor == "loop":
+            return lambda shards, extra, states: jax.tree.map(
+                lambda *leaves: jnp.stack(leaves),
+                *[function(shards, extra, jax.tree.map(lambda leaf: leaf[s], states)) for s in range(len(states.round))],  # noqa: B023
+            )
+        seeds = cohort.every(lambda shared, state: function(*shared, state), self.executor)
+        program: list[Any] = []
+
+        def run(shards: Shards, extra: Any, states: State) -> Any:
+            if not program:
+                begun = time.perf_counter()
+                jitted = jax.jit(lambda *args: seeds(args[:2], args[2]), donate_argnums=(2,) if donate else ())
+                program.append(jitted.lower(shards, extra, states).compile())
+                self.compile_seconds += time.perf_counter() - begun
+            return program[0](shards, extra, states)
+
+        return run
+
+    def init(self, seeds: Sequence[int]) -> State:
+        """The states before the first round, one for each seed along the first axis."""
+
+        def start(key: Key) -> State:
+            server = self.algorithm.server.init(self.task.model.init(_key(key, _INIT)), self.federation.clients)
+
+            def record(i: Array) -> ClientRecord:
+                return ClientRecord(self.algorithm.client.init(self.algorithm.server.send(server, i)), jnp.uint32(0))
+
+            return State(key, jnp.int32(0), server, jax.vmap(record)(jnp.arange(self.federation.clients)))
+
+        keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+        return jax.jit(jax.vmap(start))(keys)
+
+    def advance(self, states: State, rounds: int) -> State:
+        """The states ``rounds`` rounds later. ``states`` itself is used up: its memory is given to the result."""
+        return self._advance(self.shards, jnp.int32(rounds), states)  # type: ignore[no-any-return]
+
+    def evaluate(self, states: State) -> evaluation.Evaluation:
+        """G and P on the training and test samples, for every seed."""
+        counts = self._measure(self.shards, self._evaluator.samples, states)
+        return self._evaluator.summarise(counts)
+
+    def global_model(self, states: State, seed: int = 0) -> Tree:
+        """G of the seed at that position."""
+        return self.algorithm.server.model(jax.tree.map(lambda leaf: leaf[seed], states.server))
+
+    def personal_model(self, states: State, client: int, seed: int = 0) -> Tree:
+        """P of that client, for the seed at that position."""
+        state = jax.tree.map(lambda leaf: leaf[seed], states)
+        record = jax.tree.map(lambda leaf: leaf[client], state.clients)
+        return self._model_client((self.shards, state.key, state.server), (jnp.int32(client), record))

@@ -1,0 +1,138 @@
+r"""Mean strategies: how a client chooses the mean of its personal prior, mu_i(w) = w - eta grad Phi_i(w).
+
+A strategy maps the local model w and the client's context C_{i,r} to the prior's mean (Eq. equ_ime_ms). All of them
+work on weights, that is in natural coordinates (see :mod:`pfedbred.priors`).
+
+| name     | mean                                                                   | Phi       |
+|----------|------------------------------------------------------------------------|-----------|
+| identity | w                                                                      | 0: pFedMe |
+| fo       | w - eta_a grad f(w)                                                    | f         |
+| mfo      | w - eta (memory - theta)                                               | F         |
+| mg       | w - eta_a grad f(w) - eta (memory - theta)                             | f + F     |
+| mg-meta  | w' - eta (memory - theta), w' = w - eta_a grad f(w - eta_a grad f(w))  | appendix  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from pfedbred.errors import SettingError, nearest
+from pfedbred.types import Array, Tree
+
+
+class Context(NamedTuple):
+    """C_{i,r}: what client i has at hand in local step r.
+
+    Attributes:
+      loss: ``loss(w, j)`` is f_i at w on the j-th minibatch of this step; the proximal map uses the last one.
+      theta: the personal model theta_{i,r-1}.
+      memory: w_{i,R}^{(t-1)}, the local model as the client left it in the round before.
+    """
+
+    loss: Callable[[Tree, int], Array]
+    theta: Tree
+    memory: Tree
+
+    def grad(self, w: Tree, batch: int) -> Tree:
+        """Gradient of the loss at w on the given minibatch of this step."""
+        return jax.grad(self.loss)(w, batch)
+
+
+class Chosen(NamedTuple):
+    """The prior's mean, and the local model from which the step goes on (w itself, except in ``mg-meta``)."""
+
+    mean: Tree
+    local: Tree
+
+
+class Mean(NamedTuple):
+    """A strategy: ``choose(w, context)``, and how many minibatches a local step draws for it and the proximal map."""
+
+    choose: Callable[[Tree, Context], Chosen]
+    batches: int = 1
+    uses_memory: bool = False
+
+
+def identity() -> Mean:
+    """mu = w: with the spherical Gaussian this is pFedMe."""
+    return Mean(lambda w, context: Chosen(w, w))
+
+
+def fo(eta_a: Any) -> Mean:
+    """First order: mu = w - eta_a grad f(w) (Eq. equ_ime_ms, line 1)."""
+    return Mean(lambda w, context: Chosen(optax.tree.add_scale(w, -eta_a, context.grad(w, 0)), w))
+
+
+def mfo(eta: Any) -> Mean:
+    """Memorised first order: mu = w - eta (memory - theta) (Eq. equ_ime_ms, line 2)."""
+    return Mean(lambda w, context: Chosen(_towards_theta(w, eta, context), w), uses_memory=True)
+
+
+def mg(eta_a: Any, eta: Any) -> Mean:
+    """Memorised gradients: mu = w - eta_a grad f(w) - eta (memory - theta) (Eq. equ_ime_ms, line 3)."""
+
+    def choose(w: Tree, context: Context) -> Chosen:
+        stepped = optax.tree.add_scale(w, -eta_a, context.grad(w, 0))
+        return Chosen(_towards_theta(stepped, eta, context), w)
+
+    return Mean(choose, uses_memory=True)
+
+
+def mg_meta(eta_a: Any, eta: Any, moves: bool = True) -> Mean:
+    """The appendix variant of mg (Eq. appdx_equ_v_mg), as behind the paper's table.
+
+    w' = w - eta_a grad f(w - eta_a grad f(w)), the two gradients on two minibatches; mu = w' - eta (memory - theta).
+    With ``moves`` the local model becomes w' as well, which is what the experiments did and no equation says;
+    without, this is the equation to the letter.
+    """
+
+    def choose(w: Tree, context: Context) -> Chosen:
+        looked_ahead = optax.tree.add_scale(w, -eta_a, context.grad(w, 0))
+        stepped = optax.tree.add_scale(w, -eta_a, context.grad(looked_ahead, 1))
+        return Chosen(_towards_theta(stepped, eta, context), stepped if moves else w)
+
+    return Mean(choose, batches=2, uses_memory=True)
+
+
+def from_phi(
+    phi: Callable[[Tree, Context], Array], eta: Any, *, batches: int = 1, uses_memory: bool = True
+) -> Mean:
+    """A strategy from one's own Phi: mu = w - eta grad Phi(w), by automatic differentiation.
+
+    Example:
+      >>> from pfedbred import means
+      >>> fo = means.from_phi(lambda w, context: context.loss(w, 0), eta=0.01)
+    """
+
+    def choose(w: Tree, context: Context) -> Chosen:
+        return Chosen(optax.tree.add_scale(w, -eta, jax.grad(phi)(w, context)), w)
+
+    return Mean(choose, batches, uses_memory)
+
+
+def _towards_theta(w: Tree, eta: Any, context: Context) -> Tree:
+    return optax.tree.add_scale(w, -eta, optax.tree.sub(context.memory, context.theta))
+
+
+MEANS: dict[str, Callable[[Any, Any], Mean]] = {
+    "identity": lambda eta_a, eta: identity(),
+    "fo": lambda eta_a, eta: fo(eta_a),
+    "mfo": lambda eta_a, eta: mfo(eta),
+    "mg": mg,
+    "mg-meta": mg_meta,
+    "mg-meta-literal": lambda eta_a, eta: mg_meta(eta_a, eta, moves=False),
+}
+"""Every named strategy, from its step sizes (eta_a, eta). A new one is a function that returns a Mean, and a line here."""
+
+
+def get(mean: str | Mean, eta_a: Any, eta: Any) -> Mean:
+    """The strategy of that name."""
+    if isinstance(mean, Mean):
+        return mean
+    if mean not in MEANS:
+        raise SettingError(f"unknown mean strategy {mean!r}{nearest(mean, MEANS)}")
+    return MEANS[mean](eta_a, eta)

@@ -1,0 +1,108 @@
+"""Hyper-parameters: declared once, in the signature of the function that uses them.
+
+An algorithm is a function ``name(task, *, lam: Positive = 15.0, ...)``. From its signature come the names that
+``--set`` accepts, their defaults, their types and what values are possible.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pfedbred.errors import SettingError, nearest
+
+
+class Rule(NamedTuple):
+    """What a number must satisfy, in words and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
+NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
+Count = Annotated[int, Rule("a whole number >= 1", lambda value: value >= 1)]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def same_settings(base: Callable[..., Any], *, without: tuple[str, ...]) -> Callable[[Function], Function]:
+    """Declares that a function passes its settings on to ``base``, except those it fixes itself."""
+    signature = inspect.signature(base, eval_str=True)
+    kept = [each for name, each in signature.parameters.items() if name not in without]
+
+    def declare(function: Function) -> Function:
+        function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The settings of an algorithm: its keyword-only parameters."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    return {name: each for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def resolve(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of ``function``, those given checked and the others at their defaults."""
+    known = declared(function)
+    for name in given:
+        if name not in known:
+            raise SettingError(f"unknown setting {name!r}{nearest(name, known)}")
+    return {
+        name: check(name, given[name], parameter.annotation) if name in given else parameter.default
+        for name, parameter in known.items()
+    }
+
+
+def check(name: str, value: Any, annotation: Any) -> Any:
+    """``value`` as the annotated type, or a one-line error."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        kind, rule = typing.get_args(annotation)
+        number = _number(value, kind)
+        if number is None or not rule.holds(number):
+            raise SettingError(f"{name} must be {rule.words}, not {value!r}")
+        return number
+    if origin is Literal:
+        allowed = typing.get_args(annotation)
+        if value not in allowed:
+            raise SettingError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}{_hint(value, allowed)}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _check_union(name, value, typing.get_args(annotation))
+    return value
+
+
+def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
+    """The first option that fits; an object of one's own fits any option that is a plain class."""
+    problem: SettingError | None = None
+    for option in options:
+        if option is Any or (isinstance(option, type) and isinstance(value, option)):
+            return value
+        if typing.get_origin(option) in (Annotated, Literal):
+            try:
+                return check(name, value, option)
+            except SettingError as refused:
+                problem = refused
+    names = ", ".join(getattr(option, "__name__", str(option)) for option in options)
+    raise problem or SettingError(f"{name} cannot be {value!r} (expected: {names})")
+
+
+def _number(value: Any, kind: type) -> Any:
+    """A finite int or float, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not math.isfinite(value) or (kind is int and value != int(value)):
+        return None
+    return kind(value)
+
+
+def _hint(value: Any, allowed: tuple[Any, ...]) -> str:
+    hint = nearest(str(value), [str(each) for each in allowed])
+    return hint if "did you mean" in hint else ""
