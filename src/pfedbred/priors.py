@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -365,6 +364,7 @@ def from_log_partition(
     """
     grad_g = jax.grad(g)
 
+    @jax.jit  # called outside of a compiled program, the Newton loop would be compiled anew each time
     def grad_conjugate(x: Tree) -> Tree:
         begin = optax.tree.zeros_like(x) if start is None else start
         return _argmax(g, x, begin)
@@ -399,24 +399,30 @@ def _argmax(g: Callable[[Tree], Array], x: Tree, start: Tree, newton_steps: int 
     target, unravel = ravel_pytree(x)
     begin = ravel_pytree(start)[0].astype(target.dtype)
     eps = jnp.finfo(target.dtype).eps
-    solve_linear = partial(jax.scipy.sparse.linalg.cg, tol=float(eps), maxiter=10 * target.size)
 
-    def objective(s: Array) -> Array:
-        return g(unravel(s)) - jnp.vdot(target, s)
+    def gradient(s: Array) -> Array:
+        return ravel_pytree(jax.grad(g)(unravel(s)))[0]
 
-    def residual(s: Array) -> Array:
-        return ravel_pytree(jax.grad(g)(unravel(s)))[0] - target
+    def hessian_solve(s: Array, b: Array) -> Array:
+        def by_conjugate_gradients(product: Callable[[Array], Array], b: Array) -> Array:
+            return jax.scipy.sparse.linalg.cg(product, b, tol=float(eps), maxiter=10 * b.size)[0]
 
-    def newton(f: Callable[[Array], Array], s: Array) -> Array:
+        # cg alone does not transpose inside jit (jax 0.10); wrapped like this it does.
+        product = jax.linearize(gradient, s)[1]
+        return jax.lax.custom_linear_solve(product, b, by_conjugate_gradients, symmetric=True)
+
+    def newton(target: Array, begin: Array) -> Array:
+        def objective(s: Array) -> Array:
+            return g(unravel(s)) - jnp.vdot(target, s)
+
         def unfinished(carry: tuple[Array, Array, Array]) -> Array:
             step, _, moved = carry
             return (step < newton_steps) & moved
 
         def improve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             step, s, _ = carry
-            slope, hessian_product = jax.linearize(f, s)
-            direction = solve_linear(hessian_product, -slope)[0]
-            here = objective(s)
+            here, slope = jax.value_and_grad(objective)(s)
+            direction = hessian_solve(s, -slope)
 
             def too_long(length: Array) -> Array:
                 # A step outside the domain of g gives inf or nan, which is not "<=".
@@ -430,15 +436,18 @@ def _argmax(g: Callable[[Tree], Array], x: Tree, start: Tree, newton_steps: int 
             moved = jnp.linalg.norm(change) > 4 * eps * (1 + jnp.linalg.norm(s))
             return step + 1, s + change, moved
 
-        return jax.lax.while_loop(unfinished, improve, (jnp.int32(0), s, jnp.array(True)))[1]
+        solution = jax.lax.while_loop(unfinished, improve, (jnp.int32(0), begin, jnp.array(True)))[1]
+        miss = jnp.linalg.norm(gradient(solution) - target)
+        return jnp.where(miss <= jnp.sqrt(eps) * (1 + jnp.linalg.norm(target)), solution, jnp.nan)
 
-    def tangent_solve(linear: Callable[[Array], Array], b: Array) -> Array:
-        return solve_linear(linear, b)[0]
+    solve = jax.custom_jvp(newton)
 
-    solution = jax.lax.custom_root(residual, begin, newton, tangent_solve)
-    scale = 1 + jnp.linalg.norm(target)
-    solved = jnp.linalg.norm(residual(solution)) <= jnp.sqrt(eps) * scale
-    return unravel(jnp.where(solved, solution, jnp.nan))
+    @solve.defjvp
+    def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+        solution = solve(*primals)
+        return solution, hessian_solve(solution, tangents[0])  # grad g(s) = x, so Hess g(s) ds = dx
+
+    return unravel(solve(target, begin))
 
 
 PRIORS: dict[str, Callable[..., Family]] = {

@@ -1,0 +1,36 @@
+"""Shared set-up: numerics are tested in float64; models that should stay in float32 say so themselves."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import settings
+
+import pfedbred
+
+jax.config.update("jax_enable_x64", True)
+settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def digits() -> pfedbred.Federation:
+    return pfedbred.load("digits")
+
+
+def small_federation(sizes=(7, 12, 5, 20), features=6, classes=3, seed=0) -> pfedbred.Federation:
+    """Clients of different sizes whose inputs lie around different centres, with unequal label frequencies."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, features))
+
+    def samples(client: int, size: int):
+        y = rng.choice(classes, size, p=rng.dirichlet(np.ones(classes))).astype(np.int32)
+        x = centres[y] + 0.5 * rng.normal(size=(size, features)) + 0.3 * client
+        return x, y
+
+    train = [samples(i, size) for i, size in enumerate(sizes)]
+    test = [samples(i, max(2, size // 3)) for i, size in enumerate(sizes)]
+    return pfedbred.from_clients(train, test, name="small")

@@ -1,0 +1,68 @@
+"""Minibatches: shuffled passes over a client's own samples, each order as likely as any other."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pfedbred.data.batches import draw_rows, permute, shuffled
+
+
+@given(n=st.integers(1, 300), seed=st.integers(0, 2**31), passes=st.integers(1, 4))
+def test_each_pass_visits_every_sample_once(n, seed, passes):
+    positions = jnp.arange(passes * n, dtype=jnp.uint32)
+    order = np.asarray(shuffled(jax.random.key(seed), positions, jnp.int32(n))).reshape(passes, n)
+    np.testing.assert_array_equal(np.sort(order, axis=1), np.tile(np.arange(n), (passes, 1)))
+
+
+def test_passes_clients_and_seeds_have_different_orders():
+    n = 50
+    positions = jnp.arange(2 * n, dtype=jnp.uint32)
+    first, second = np.asarray(shuffled(jax.random.key(0), positions, jnp.int32(n))).reshape(2, n)
+    other = np.asarray(shuffled(jax.random.key(1), positions, jnp.int32(n)))[:n]
+    assert np.mean(first == second) < 0.2
+    assert np.mean(first == other) < 0.2
+
+
+@given(n=st.integers(1, 40), offset=st.integers(0, 1000), batch_size=st.integers(1, 30), rounds=st.integers(1, 4))
+def test_a_round_goes_on_where_the_last_one_stopped(n, offset, batch_size, rounds):
+    key, draws = jax.random.key(5), 3
+    arguments = (key, jnp.int32(offset), jnp.int32(n))
+    pieces = [
+        draw_rows(*arguments, jnp.uint32(r * draws * batch_size), draws, batch_size) for r in range(rounds)
+    ]
+    whole = draw_rows(*arguments, jnp.uint32(0), rounds * draws, batch_size)
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+    assert whole.min() >= offset
+    assert whole.max() < offset + n
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("varied", ["key", "pass"])
+def test_all_orders_are_equally_likely(n, varied):
+    count = 48_000
+    keys = jax.random.split(jax.random.key(2), count) if varied == "key" else jnp.repeat(jax.random.key(2)[None], count)
+    passes = jnp.zeros(count, jnp.uint32) if varied == "key" else jnp.arange(count, dtype=jnp.uint32)
+    places = jnp.arange(n, dtype=jnp.uint32)
+    orders = np.asarray(jax.vmap(lambda key, number: permute(key, number, places, jnp.uint32(n)))(keys, passes))
+    _, seen = np.unique(orders, axis=0, return_counts=True)
+    assert len(seen) == math.factorial(n)
+    assert scipy.stats.chisquare(seen).pvalue > 1e-4
+
+
+def test_large_orders_look_random():
+    """Where a sample lands, how far apart neighbours land, and how many stay where they were."""
+    n, count = 200, 20_000
+    places = jnp.arange(n, dtype=jnp.uint32)
+    permute_one = jax.vmap(lambda number: permute(jax.random.key(3), number, places, jnp.uint32(n)))
+    orders = np.asarray(permute_one(jnp.arange(count, dtype=jnp.uint32))).astype(int)
+    assert scipy.stats.chisquare(np.bincount(orders[:, 17], minlength=n)).pvalue > 1e-4
+    assert scipy.stats.chisquare(np.bincount((orders[:, 1] - orders[:, 0]) % n, minlength=n)[1:]).pvalue > 1e-4
+    fixed_points = np.sum(orders == np.arange(n), axis=1)  # Poisson(1) for a random permutation
+    assert abs(fixed_points.mean() - 1) < 0.04
+    assert abs(fixed_points.var() - 1) < 0.06
