@@ -26,6 +26,7 @@ class Rule(NamedTuple):
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
 Count = Annotated[int, Rule("a whole number >= 1", lambda value: value >= 1)]
+NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,6 +47,11 @@ def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The settings of an algorithm: its keyword-only parameters."""
     parameters = inspect.signature(function, eval_str=True).parameters
     return {name: each for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def hints(owner: Any) -> dict[str, Any]:
+    """The annotations of a class, rules included."""
+    return typing.get_type_hints(owner, include_extras=True)
 
 
 def resolve(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +82,8 @@ def check(name: str, value: Any, annotation: Any) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         return _check_union(name, value, typing.get_args(annotation))
+    if annotation is str and not isinstance(value, str):
+        raise SettingError(f"{name} must be a name, not {value!r}")
     return value
 
 
@@ -85,13 +93,14 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
     for option in options:
         if option is Any or (isinstance(option, type) and isinstance(value, option)):
             return value
+        if typing.get_origin(option) is Callable and callable(value):
+            return value
         if typing.get_origin(option) in (Annotated, Literal):
             try:
                 return check(name, value, option)
             except SettingError as refused:
                 problem = refused
-    names = ", ".join(getattr(option, "__name__", str(option)) for option in options)
-    raise problem or SettingError(f"{name} cannot be {value!r} (expected: {names})")
+    raise problem or SettingError(f"{name} cannot be {value!r}")
 
 
 def _number(value: Any, kind: type) -> Any:

@@ -173,8 +173,11 @@ class Simulation:
 
     def init(self, seeds: Sequence[int]) -> State:
         """The states before the first round, one for each seed along the first axis."""
+        return jax.jit(self._start)(jnp.asarray(seeds, jnp.uint32))
 
-        def start(key: Key) -> State:
+    def _start(self, seeds: Array) -> State:
+        def start(seed: Array) -> State:
+            key = jax.random.key(seed)
             server = self.algorithm.server.init(self.task.model.init(_key(key, _INIT)), self.federation.clients)
 
             def record(i: Array) -> ClientRecord:
@@ -182,8 +185,16 @@ class Simulation:
 
             return State(key, jnp.int32(0), server, jax.vmap(record)(jnp.arange(self.federation.clients)))
 
-        keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-        return jax.jit(jax.vmap(start))(keys)
+        return jax.vmap(start)(seeds)
+
+    def trace(self) -> None:
+        """Goes through a round and an evaluation without computing them, so that what cannot work fails now."""
+
+        def both(seeds: Array) -> Any:
+            state = jax.tree.map(lambda leaf: leaf[0], self._start(seeds))
+            return self._round(self.shards, state), self._measure_one(self.shards, self._evaluator.samples, state)
+
+        jax.eval_shape(both, jnp.zeros(1, jnp.uint32))
 
     def advance(self, states: State, rounds: int) -> State:
         """The states ``rounds`` rounds later. ``states`` itself is used up: its memory is given to the result."""

@@ -1,0 +1,212 @@
+"""Run folders: what was run, every evaluation, the outcome and its picture, as files anyone can read.
+
+    config.yaml     everything needed to run it again: ``pfedbred run FOLDER/config.yaml``
+    metrics.jsonl   a line for each evaluation
+    summary.json    the outcome
+    curves.png      accuracy by round, and client by client
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import yaml
+
+from pfedbred._version import __version__
+from pfedbred.engine.evaluation import ModelScores, Scores
+from pfedbred.errors import SettingError
+from pfedbred.experiment import Experiment, Point, Run
+
+
+def make_folder(folder: Path, overwrite: bool = False) -> Path:
+    """An empty folder of that name; an existing run is left alone unless ``overwrite`` is set."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise SettingError(f"{folder} exists and is not a folder")
+        if folder.is_dir() and any(folder.iterdir()):
+            if not overwrite:
+                raise SettingError(f"{folder} is not empty; choose another --out, or add --overwrite")
+            for name in _RUN_FILES:
+                (folder / name).unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise SettingError(f"cannot write into {folder}: permission denied")
+    except OSError as problem:
+        raise SettingError(f"cannot make the folder {folder}: {problem.strerror}") from None
+    return folder
+
+
+_RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json", "curves.png", "table.json")
+
+
+def free_name(parent: Path, name: str) -> Path:
+    """``parent/name``, or the first of ``name-2``, ``name-3``, ... that does not exist."""
+    candidate, number = parent / name, 1
+    while candidate.exists():
+        number += 1
+        candidate = parent / f"{name}-{number}"
+    return candidate
+
+
+def plain(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as plain values, for YAML and JSON."""
+    return {name: _plain(value) for name, value in dataclasses.asdict(experiment).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray | jax.Array):
+        return np.asarray(value).tolist()
+    if isinstance(value, bool | int | float | str | list | None):
+        return value
+    return f"<{type(value).__name__}>"  # an object from Python: named, but not to be read back
+
+
+def write_config(folder: Path, options: Mapping[str, Any], command: str) -> None:
+    """Writes config.yaml."""
+    head = f"# pfedbred {__version__}. To run it again: pfedbred {command} {folder / 'config.yaml'}\n"
+    text = head + yaml.safe_dump(dict(options), sort_keys=False)
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options in an experiment file."""
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingError(f"cannot read {path}: it is not a text file in UTF-8") from None
+    except yaml.YAMLError as problem:
+        mark = getattr(problem, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise SettingError(f"cannot read {path}: not valid YAML{where}") from None
+    if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
+        raise SettingError(f"cannot read {path}: expected names with values, such as 'algorithm: pfedme'")
+    return loaded
+
+
+class Metrics:
+    """metrics.jsonl, a line at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+
+    def write(self, point: Point) -> None:
+        """Adds a line and sees that it reaches the disk."""
+        line = {
+            "round": point.round,
+            "seconds": round(point.seconds, 3),
+            "global": _model_line(point.scores.global_),
+            "personal": _model_line(point.scores.personal),
+        }
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _model_line(scores: ModelScores) -> dict[str, Any]:
+    return {"train": _scores_line(scores.train), "test": _scores_line(scores.test)}
+
+
+def _scores_line(scores: Scores) -> dict[str, Any]:
+    digits = {name: 4 if name.startswith("client_a") or name == "client_loss" else 6 for name in Scores._fields}
+    return {name: _numbers(getattr(scores, name), digits[name]) for name in Scores._fields}
+
+
+def _numbers(values: np.ndarray, digits: int) -> Any:
+    """Nested lists; JSON has no NaN, so what does not exist is null."""
+    if values.ndim > 1:
+        return [_numbers(each, digits) for each in values]
+    return [round(float(value), digits) if math.isfinite(value) else None for value in values]
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """summary.json: the outcome, and what made it."""
+    experiment = run.experiment
+    return {
+        "algorithm": experiment.algorithm,
+        "dataset": experiment.dataset,
+        "model": experiment.model,
+        "rounds": experiment.rounds,
+        "seeds": experiment.seeds,
+        "global": _outcome(run, "global"),
+        "personal": _outcome(run, "personal"),
+        "seconds": {
+            "compile": round(run.compile_seconds, 4),
+            "round": float(f"{np.median(run.round_seconds):.4g}"),
+            "total": round(run.total_seconds, 4),
+        },
+        "version": __version__,
+        "revision": revision(),
+        "platform": platform_facts(),
+        "experiment": plain(experiment),
+    }
+
+
+def _outcome(run: Run, model: Any) -> dict[str, Any]:
+    accuracy = run.accuracy(model)
+    best = accuracy.argmax(axis=0)
+    last = run.points[-1].scores
+    final = (last.global_ if model == "global" else last.personal).test
+    return {
+        "best_accuracy": _mean_std(accuracy.max(axis=0)),
+        "final_accuracy": _mean_std(accuracy[-1]),
+        "best_round": [run.points[i].round for i in best],
+        "final_loss": _mean_std(final.loss),
+        "final_worst_decile": _mean_std(final.worst_decile),
+        "final_client_std": _mean_std(final.client_std),
+    }
+
+
+def _mean_std(values: np.ndarray) -> dict[str, float]:
+    """Over seeds; the sample standard deviation, 0 for a single seed."""
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "std": std}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file, indented."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def revision() -> str | None:
+    """The commit of the source this runs from, if it runs from a checkout of its own repository."""
+    source = Path(__file__).resolve().parent
+    root = source.parent.parent
+    if not (root / ".git").exists() or not (root / "pyproject.toml").exists():
+        return None
+    try:
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None  # no git, or a repository it will not read: the version still tells
+    return found.stdout.strip()
+
+
+def platform_facts() -> dict[str, Any]:
+    """What the numbers were made on."""
+    device = jax.devices()[0]
+    return {
+        "backend": jax.default_backend(),
+        "device": device.device_kind,
+        "devices": jax.device_count(),
+        "cpus": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }

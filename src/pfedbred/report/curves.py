@@ -1,0 +1,112 @@
+"""curves.png: accuracy by round, and client by client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pfedbred.experiment import Run
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
+_LINES = ("-", "--", "-.", ":")
+_NAMES: dict[Literal["global", "personal"], str] = {"global": "Global model (G)", "personal": "Personal models (P)"}
+
+
+def _figure(columns: int, height: float = 4.2) -> tuple[Any, Any]:
+    # pyplot is left alone: it picks a window system and keeps figures alive
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4 * columns, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+        each.grid(True, color="#dddddd", linewidth=0.6)
+        each.set_axisbelow(True)
+    return figure, axes
+
+
+def _draw(axes: Any, run: Run, model: Literal["global", "personal"], label: str, index: int) -> None:
+    """Mean over seeds as a line, lowest to highest seed as a band."""
+    rounds = [point.round for point in run.points]
+    accuracy = 100 * run.accuracy(model)
+    colour, line = _COLOURS[index % len(_COLOURS)], _LINES[index // len(_COLOURS) % len(_LINES)]
+    marker = "o" if len(rounds) == 1 else None
+    axes.plot(rounds, accuracy.mean(axis=1), color=colour, linestyle=line, linewidth=1.8, label=label, marker=marker)
+    if accuracy.shape[1] > 1:
+        axes.fill_between(rounds, accuracy.min(axis=1), accuracy.max(axis=1), color=colour, alpha=0.18, linewidth=0)
+
+
+def _finish(axes: Any, runs: Sequence[Run]) -> None:
+    """Labels, and a vertical range that shows the differences at the end rather than the climb at the start."""
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy (%)")
+    low, high = 100.0, 0.0
+    for run in runs:
+        for model in _NAMES:
+            values = 100 * run.accuracy(model)
+            settled = values[len(values) // 20 :]
+            low, high = min(low, float(settled.min())), max(high, float(settled.max()))
+    margin = max(1.0, 0.06 * (high - low))
+    axes.set_ylim(max(0.0, low - margin), min(101.0, high + margin))
+
+
+def _title(figure: Any, run: Run) -> None:
+    experiment = run.experiment
+    seeds = f"{experiment.seeds} seeds" if experiment.seeds > 1 else f"seed {experiment.seed}"
+    clients = run.simulation.federation.clients
+    figure.suptitle(
+        f"{experiment.dataset}, {experiment.model}, {clients} clients, {experiment.aggregated} averaged a round, {seeds}",
+        fontsize=11,
+    )
+
+
+def draw_run(run: Run, path: Path) -> None:
+    """One run: G and P by round, and every client's accuracy under both."""
+    figure, (left, right) = _figure(2)
+    for index, model in enumerate(_NAMES):
+        _draw(left, run, model, _NAMES[model], index)
+    _finish(left, [run])
+    left.set_title(run.experiment.algorithm, fontsize=11)
+    left.legend(frameon=False, loc="lower right")
+    _draw_clients(right, run)
+    _title(figure, run)
+    figure.savefig(path)
+
+
+def _draw_clients(axes: Any, run: Run) -> None:
+    """Who gains from personalising and who loses: each client's G and P accuracy, joined, in order of G."""
+    last = run.points[-1].scores
+    g, p = (100 * np.mean(model.test.client_accuracy, axis=0) for model in (last.global_, last.personal))
+    have = np.isfinite(g)
+    g, p = g[have], p[have]
+    order = np.lexsort((p, g))
+    g, p, place = g[order], p[order], np.arange(len(order))
+    size = float(np.clip(400 / max(len(place), 1), 3, 28))
+    axes.vlines(place, np.minimum(g, p), np.maximum(g, p), color="#bbbbbb", linewidth=min(1.2, size / 8), zorder=1)
+    axes.scatter(place, g, s=size, color=_COLOURS[0], label="G on the client's test set", zorder=2)
+    axes.scatter(place, p, s=size, color=_COLOURS[1], label="the client's own P", zorder=3)
+    axes.set_xlabel("client, in order of G")
+    axes.set_ylabel("test accuracy (%)")
+    axes.set_title(f"after round {run.points[-1].round}: {int(np.sum(p > g))} gain, {int(np.sum(p < g))} lose", fontsize=11)
+    axes.set_ylim(max(0.0, float(min(g.min(), p.min())) - 4), 102)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False, loc="lower right")
+
+
+def draw_comparison(runs: Sequence[Run], path: Path) -> None:
+    """Several runs side by side: G in one panel, P in the other, on the same scale."""
+    figure, axes = _figure(2)
+    for panel, model in zip(axes, _NAMES, strict=True):
+        for index, run in enumerate(runs):
+            best = 100 * run.accuracy(model).max(axis=0).mean()
+            _draw(panel, run, model, f"{run.experiment.algorithm}  {best:.1f}", index)
+        _finish(panel, runs)
+        panel.set_title(_NAMES[model], fontsize=11)
+        panel.legend(frameon=False, loc="lower right", title="best (%)", alignment="left", fontsize=9)
+    _title(figure, runs[0])
+    figure.savefig(path)
