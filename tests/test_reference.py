@@ -18,7 +18,7 @@ import pytest
 import pfedbred
 from pfedbred.data.batches import draw_rows
 from pfedbred.engine import selection
-from pfedbred.engine.simulation import _DATA, _SELECT, _key
+from pfedbred.keys import data_key, select_key
 
 jax.config.update("jax_enable_x64", True)
 
@@ -75,7 +75,7 @@ def draw_all(key: jax.Array, offsets: jax.Array, sizes: jax.Array, count: int) -
     """Row numbers (client, minibatch, place), with the engine's key for each client."""
 
     def draw(i: jax.Array) -> jax.Array:
-        return draw_rows(_key(key, _DATA, i), offsets[i], sizes[i], jnp.uint32(0), count, BATCH)
+        return draw_rows(data_key(key, i), offsets[i], sizes[i], jnp.uint32(0), count, BATCH)
 
     return jax.vmap(draw)(jnp.arange(len(SIZES)))
 
@@ -101,7 +101,7 @@ def sequences(federation: pfedbred.Federation, seed: int) -> list[list[reference
 def chosen_by_round(select: selection.Select, seed: int, rounds: int) -> list[list[int]]:
     """Whose uploads the engine averages in each round."""
     key, sizes = jax.random.key(seed), jnp.asarray(SIZES)
-    return [np.asarray(select(_key(key, _SELECT, t), sizes)).tolist() for t in range(rounds)]
+    return [np.asarray(select(select_key(key, t), sizes)).tolist() for t in range(rounds)]
 
 
 class Pair:

@@ -7,6 +7,7 @@ from pfedbred.algorithms import ALGORITHMS, make
 from pfedbred.data import DATASETS, Federation, from_clients, load
 from pfedbred.engine import Evaluation, Plan, Simulation, State
 from pfedbred.errors import SettingError
+from pfedbred.experiment import Experiment, Run, run
 
 __all__ = [
     "ALGORITHMS",
@@ -14,8 +15,10 @@ __all__ = [
     "Algorithm",
     "Client",
     "Evaluation",
+    "Experiment",
     "Federation",
     "Plan",
+    "Run",
     "Server",
     "SettingError",
     "Simulation",
@@ -29,4 +32,5 @@ __all__ = [
     "models",
     "priors",
     "prox",
+    "run",
 ]

@@ -14,6 +14,7 @@ work on weights, that is in natural coordinates (see :mod:`pfedbred.priors`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -82,18 +83,25 @@ def mg(eta_a: Any, eta: Any) -> Mean:
     return Mean(choose, uses_memory=True)
 
 
-def mg_meta(eta_a: Any, eta: Any, moves: bool = True) -> Mean:
-    """The appendix variant of mg (Eq. appdx_equ_v_mg), as behind the paper's table.
+def mg_meta(eta_a: Any, eta: Any) -> Mean:
+    """As behind the paper's table: mu = w' - eta (memory - theta) with w' = w - eta_a grad f(w - eta_a grad f(w)).
 
-    w' = w - eta_a grad f(w - eta_a grad f(w)), the two gradients on two minibatches; mu = w' - eta (memory - theta).
-    With ``moves`` the local model becomes w' as well, which is what the experiments did and no equation says;
-    without, this is the equation to the letter.
+    The appendix variant of mg (Eq. appdx_equ_v_mg), the two gradients on two minibatches; and the local model becomes
+    w' as well, which is what the experiments did and no equation says.
     """
 
     def choose(w: Tree, context: Context) -> Chosen:
-        looked_ahead = optax.tree.add_scale(w, -eta_a, context.grad(w, 0))
-        stepped = optax.tree.add_scale(w, -eta_a, context.grad(looked_ahead, 1))
-        return Chosen(_towards_theta(stepped, eta, context), stepped if moves else w)
+        stepped = _meta_step(w, eta_a, context)
+        return Chosen(_towards_theta(stepped, eta, context), stepped)
+
+    return Mean(choose, batches=2, uses_memory=True)
+
+
+def mg_meta_literal(eta_a: Any, eta: Any) -> Mean:
+    """mg-meta to the letter of Eq. appdx_equ_v_mg: the same mean, and the local model stays."""
+
+    def choose(w: Tree, context: Context) -> Chosen:
+        return Chosen(_towards_theta(_meta_step(w, eta_a, context), eta, context), w)
 
     return Mean(choose, batches=2, uses_memory=True)
 
@@ -114,25 +122,32 @@ def from_phi(
     return Mean(choose, batches, uses_memory)
 
 
+def _meta_step(w: Tree, eta_a: Any, context: Context) -> Tree:
+    looked_ahead = optax.tree.add_scale(w, -eta_a, context.grad(w, 0))
+    return optax.tree.add_scale(w, -eta_a, context.grad(looked_ahead, 1))
+
+
 def _towards_theta(w: Tree, eta: Any, context: Context) -> Tree:
     return optax.tree.add_scale(w, -eta, optax.tree.sub(context.memory, context.theta))
 
 
-MEANS: dict[str, Callable[[Any, Any], Mean]] = {
-    "identity": lambda eta_a, eta: identity(),
-    "fo": lambda eta_a, eta: fo(eta_a),
-    "mfo": lambda eta_a, eta: mfo(eta),
+MEANS: dict[str, Callable[..., Mean]] = {
+    "identity": identity,
+    "fo": fo,
+    "mfo": mfo,
     "mg": mg,
     "mg-meta": mg_meta,
-    "mg-meta-literal": lambda eta_a, eta: mg_meta(eta_a, eta, moves=False),
+    "mg-meta-literal": mg_meta_literal,
 }
-"""Every named strategy, from its step sizes (eta_a, eta). A new one is a function that returns a Mean, and a line here."""
+"""Every named strategy. A new one is a function of eta_a, eta, both or neither that returns a Mean, and a line here."""
 
 
 def get(mean: str | Mean, eta_a: Any, eta: Any) -> Mean:
-    """The strategy of that name."""
+    """The strategy of that name, with those of the step sizes that it has."""
     if isinstance(mean, Mean):
         return mean
     if mean not in MEANS:
         raise SettingError(f"unknown mean strategy {mean!r}{nearest(mean, MEANS)}")
-    return MEANS[mean](eta_a, eta)
+    steps = {"eta_a": eta_a, "eta": eta}
+    wanted = inspect.signature(MEANS[mean]).parameters
+    return MEANS[mean](**{name: steps[name] for name in wanted})

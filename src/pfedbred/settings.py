@@ -105,11 +105,20 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
 
 def _number(value: Any, kind: type) -> Any:
     """A finite int or float, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number = parse_number(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
         return None
-    if not math.isfinite(value) or (kind is int and value != int(value)):
-        return None
-    return kind(value)
+    return kind(number) if kind is float or number == int(number) else None
+
+
+def parse_number(text: str) -> int | float | None:
+    """The number that ``text`` is, if it is one. YAML would read 1e-3 as a text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
 
 
 def _hint(value: Any, allowed: tuple[Any, ...]) -> str:

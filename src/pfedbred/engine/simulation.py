@@ -14,6 +14,7 @@ from pfedbred.algorithm import Algorithm, Task, Uploads
 from pfedbred.data.batches import ClientData, draw_rows
 from pfedbred.data.federation import Federation
 from pfedbred.engine import cohort, evaluation, selection
+from pfedbred.keys import data_key, init_key, select_key
 from pfedbred.types import Array, Key, Tree
 
 
@@ -64,14 +65,6 @@ class Plan:
     chunk: int | None = None
 
 
-_INIT, _DATA, _SELECT = range(3)
-"""What the parts of a run's randomness are for."""
-
-
-def _key(key: Key, purpose: int, number: int | Array = 0) -> Key:
-    return jax.random.fold_in(jax.random.fold_in(key, purpose), number)
-
-
 class Simulation:
     """Runs an algorithm on a federation, several seeds side by side.
 
@@ -94,6 +87,7 @@ class Simulation:
         self._evaluator = evaluation.Evaluator(algorithm, task, federation, self.executor)
         self._train_clients = cohort.every(self._train_client, self.executor, plan.chunk)
         self._model_clients = cohort.every(self._model_client, self.executor, plan.chunk)
+        self._model_one = jax.jit(self._model_client)
         self._advance = self._compiled(self._rounds, donate=True)
         self._measure = self._compiled(self._measure_one)
         self.compile_seconds = 0.0
@@ -102,7 +96,7 @@ class Simulation:
 
     def _client_data(self, shards: Shards, key: Key, i: Array, drawn: Array, draws: int) -> ClientData:
         offset, size = shards.offsets[i], shards.sizes[i]
-        rows = draw_rows(_key(key, _DATA, i), offset, size, drawn, draws, self.plan.batch_size)
+        rows = draw_rows(data_key(key, i), offset, size, drawn, draws, self.plan.batch_size)
         return ClientData(shards.x, shards.y, rows, size)
 
     def _train_client(self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]) -> tuple[Tree, ClientRecord]:
@@ -122,7 +116,7 @@ class Simulation:
     # One round --------------------------------------------------------------------------------------------------
 
     def _round(self, shards: Shards, state: State) -> State:
-        chosen = self.plan.select(_key(state.key, _SELECT, state.round), shards.sizes)
+        chosen = self.plan.select(select_key(state.key, state.round), shards.sizes)
         shared = (shards, state.key, state.server)
         if self.plan.participation == "all":
             everyone = jnp.arange(self.federation.clients)
@@ -178,7 +172,7 @@ class Simulation:
     def _start(self, seeds: Array) -> State:
         def start(seed: Array) -> State:
             key = jax.random.key(seed)
-            server = self.algorithm.server.init(self.task.model.init(_key(key, _INIT)), self.federation.clients)
+            server = self.algorithm.server.init(self.task.model.init(init_key(key)), self.federation.clients)
 
             def record(i: Array) -> ClientRecord:
                 return ClientRecord(self.algorithm.client.init(self.algorithm.server.send(server, i)), jnp.uint32(0))
@@ -213,4 +207,4 @@ class Simulation:
         """P of that client, for the seed at that position."""
         state = jax.tree.map(lambda leaf: leaf[seed], states)
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
-        return self._model_client((self.shards, state.key, state.server), (jnp.int32(client), record))
+        return self._model_one((self.shards, state.key, state.server), (jnp.int32(client), record))

@@ -1,0 +1,5 @@
+"""``python -m pfedbred`` is the command line."""
+
+from pfedbred.cli import main
+
+main()

@@ -1,0 +1,258 @@
+"""The command line: ``pfedbred run``, ``compare``, ``list``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+import yaml
+
+from pfedbred import algorithms, data, means, models, priors, records
+from pfedbred import settings as settings_
+from pfedbred._version import __version__
+from pfedbred.console import show_outcome, watching
+from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment import Experiment, Run, run
+from pfedbred.report import curves
+
+app = typer.Typer(
+    help="Personalised federated learning with Bregman-divergence priors.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+File = Annotated[Optional[Path], typer.Argument(help="an experiment file in YAML; options given here override it")]  # noqa: UP045
+Settings = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", help="a hyper-parameter, such as lam=30; repeat for more", metavar="NAME=VALUE"),
+]
+Out = Annotated[Optional[Path], typer.Option("--out", help="folder for the results; a free name under runs/ if not given")]  # noqa: UP045
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the run in an existing folder")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")]
+
+
+def _experiment_options(*, without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command one option for each field of Experiment, so that a field is declared in one place."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "options"]
+        added = []
+        for field in dataclasses.fields(Experiment):
+            if field.name in ("settings", without):
+                continue
+            kind = int if "Count" in str(field.type) else str
+            default = "" if field.default is None else f" [default: {field.default}]"
+            option = typer.Option(f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default, show_default=False)
+            annotation = Annotated[Optional[kind], option]  # type: ignore[valid-type]  # noqa: UP045
+            added.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+        signature = inspect.Signature([*own, *added])
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+        return command
+
+    return decorate
+
+
+@app.command("run")
+@_experiment_options(without="")
+def run_command(
+    file: File = None, *, set_: Settings = None, out: Out = None, overwrite: Overwrite = False, dry_run: DryRun = False, **options: Any
+) -> None:
+    """Run one algorithm and write a run folder."""
+    given = _merged(file, options, set_)
+    experiment = Experiment.from_mapping(given)
+    simulation = experiment.simulation()
+    if dry_run:
+        print(yaml.safe_dump(records.plain(experiment), sort_keys=False), end="")
+        return
+    folder = _folder(out, overwrite, f"{experiment.dataset}-{experiment.model}-{experiment.algorithm}")
+    with watching([experiment]) as watchers:
+        finished = _run_into(folder, experiment, simulation, watchers[0])
+    show_outcome([records.summary(finished)])
+    print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
+
+
+@app.command("compare")
+@_experiment_options(without="algorithm")
+def compare_command(
+    file: File = None,
+    *,
+    algorithm: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--algorithms", help="names separated by commas, or 'all' [default: fedavg,pfedme,mg-meta]"),
+    ] = None,
+    set_: Settings = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    **options: Any,
+) -> None:
+    """Run several algorithms on the same data and write one table."""
+    given = _merged(file, options, set_)
+    names = _algorithm_names(algorithm if algorithm is not None else given.pop("algorithms", "fedavg,pfedme,mg-meta"))
+    given.pop("algorithms", None)
+    shared = given.pop("settings", {})
+    experiments = [
+        Experiment.from_mapping({**given, "algorithm": name, "settings": own})
+        for name, own in zip(names, _settings_of_each(names, shared), strict=True)
+    ]
+    simulations = [experiment.simulation() for experiment in experiments]
+    if dry_run:
+        print(yaml.safe_dump([records.plain(each) for each in experiments], sort_keys=False), end="")
+        return
+    first = experiments[0]
+    folder = _folder(out, overwrite, f"{first.dataset}-{first.model}-compare")
+    common = {name: value for name, value in records.plain(first).items() if name not in ("algorithm", "settings")}
+    records.write_config(folder, {"algorithms": names, **common, "settings": dict(shared)}, "compare")
+    runs = []
+    with watching(experiments) as watchers:
+        for experiment, simulation, watcher in zip(experiments, simulations, watchers, strict=True):
+            own = records.make_folder(folder / experiment.algorithm, overwrite)
+            runs.append(_run_into(own, experiment, simulation, watcher))
+    summaries = [records.summary(each) for each in runs]
+    records.write_json(folder / "table.json", summaries)
+    curves.draw_comparison(runs, folder / "curves.png")
+    show_outcome(summaries)
+    print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
+
+
+_LISTS: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "algorithms": algorithms.ALGORITHMS,
+    "priors": priors.PRIORS,
+    "means": means.MEANS,
+    "models": models.MODELS,
+    "datasets": data.DATASETS,
+}
+
+
+@app.command("list")
+def list_command(
+    what: Annotated[Optional[str], typer.Argument(help="algorithms, priors, means, models or datasets; all if not given")] = None,  # noqa: UP045
+) -> None:
+    """Show what can be named: algorithms with their hyper-parameters, priors, means, models, datasets."""
+    if what is not None and what not in _LISTS:
+        raise SettingError(f"nothing called {what!r} to list{nearest(what, _LISTS)}")
+    for kind in [what] if what else _LISTS:
+        print(f"{kind}:")
+        for name, entry in _LISTS[kind].items():
+            print(f"  {name:<16} {_first_line(entry)}")
+            if kind == "algorithms":
+                print(textwrap.fill(_defaults(entry), 110, initial_indent=" " * 19, subsequent_indent=" " * 19))
+
+
+def _first_line(entry: Callable[..., Any]) -> str:
+    return (inspect.getdoc(entry) or "").split("\n", 1)[0]
+
+
+def _defaults(entry: Callable[..., Any]) -> str:
+    return "  ".join(f"{name}={each.default}" for name, each in settings_.declared(entry).items() if each.default is not None)
+
+
+def _merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[str] | None) -> dict[str, Any]:
+    """The experiment file, overridden by the options given, overridden by --set."""
+    given = records.read_config(file) if file else {}
+    given.update({name: value for name, value in options.items() if value is not None})
+    settings = given.get("settings")
+    if settings is not None and not isinstance(settings, dict):
+        raise SettingError(f"settings must be names with values, not {settings!r}")
+    given["settings"] = {**(settings or {}), **dict(_assignment(text) for text in assignments or ())}
+    return given
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip() or not value.strip():
+        raise SettingError(f"--set takes NAME=VALUE, such as lam=30, not {text!r}")
+    number = settings_.parse_number(value)
+    if number is not None:
+        return name.strip(), number
+    try:
+        return name.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise SettingError(f"cannot read the value in --set {text!r}") from None
+
+
+def _algorithm_names(given: Any) -> list[str]:
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise SettingError(f"algorithms must be names such as fedavg,pfedme, not {given!r}")
+    names = [name.strip() for name in names]
+    if names == ["all"]:
+        return list(algorithms.ALGORITHMS)
+    if len(set(names)) != len(names):
+        raise SettingError(f"an algorithm is named twice: {', '.join(names)}")
+    return names
+
+
+def _settings_of_each(names: Sequence[str], shared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each algorithm takes the shared settings it knows; one that none of them knows is a mistake."""
+    known = [settings_.declared(algorithms.factory(name)) for name in names]
+    for setting in shared:
+        if not any(setting in each for each in known):
+            every = sorted({name for each in known for name in each})
+            raise SettingError(f"none of these algorithms has a setting {setting!r}{nearest(setting, every)}")
+    return [{name: value for name, value in shared.items() if name in each} for each in known]
+
+
+def _folder(out: Path | None, overwrite: bool, name: str) -> Path:
+    return records.make_folder(out or records.free_name(Path("runs"), name), overwrite)
+
+
+def _run_into(folder: Path, experiment: Experiment, simulation: Any, watcher: Any) -> Run:
+    """Runs and writes a run folder, the metrics line by line as they come."""
+    records.write_config(folder, records.plain(experiment), "run")
+    metrics = records.Metrics(folder)
+
+    def observe(point: Any) -> None:
+        metrics.write(point)
+        watcher(point)
+
+    try:
+        finished = run(experiment, simulation=simulation, observe=observe)
+    finally:
+        metrics.close()
+    records.write_json(folder / "summary.json", records.summary(finished))
+    curves.draw_run(finished, folder / "curves.png")
+    return finished
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False
+) -> None:
+    """Personalised federated learning with Bregman-divergence priors."""
+    if version:
+        print(__version__)
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main() -> None:
+    """Runs the command line. A mistake of the user gets one line and exit code 2, never a traceback."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(standalone_mode=False)
+    except SettingError as mistake:
+        sys.exit(_complain(str(mistake)))
+    except Exception as problem:
+        if not hasattr(problem, "format_message"):  # an error of the option parser: it has a message of its own
+            raise
+        message = problem.format_message()
+        unknown = re.fullmatch(r"No such command '(.*)'\.?", message)
+        sys.exit(_complain(f"no such command {unknown[1]!r}{nearest(unknown[1], command.commands)}" if unknown else message))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> int:
+    print(f"pfedbred: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,108 @@
+"""What a person sees while a run goes on: colour and a bar on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pfedbred.experiment import Experiment, Point
+
+console = Console(highlight=False)
+
+
+class Watcher(Protocol):
+    """Told of every evaluation."""
+
+    def __call__(self, point: Point) -> None:
+        """Shows it."""
+
+
+@contextmanager
+def watching(experiments: Sequence[Experiment]) -> Iterator[list[Watcher]]:
+    """One watcher for each experiment."""
+    if not console.is_terminal:
+        yield [_lines(experiment) for experiment in experiments]
+        return
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=console) as progress:
+        width = max(len(experiment.algorithm) for experiment in experiments)
+        yield [_bar(progress, experiment, width) for experiment in experiments]
+
+
+def _bar(progress: Progress, experiment: Experiment, width: int) -> Watcher:
+    name = experiment.algorithm.ljust(width)
+    task = progress.add_task(name, total=experiment.rounds, status="[dim]waiting", start=False)
+
+    def watch(point: Point) -> None:
+        progress.start_task(task)
+        progress.update(task, completed=point.round, status=_accuracies(point, "[cyan]G[/] {:5.2f} %  [magenta]P[/] {:5.2f} %"))
+
+    return watch
+
+
+def _lines(experiment: Experiment) -> Watcher:
+    """About ten lines for a run, and one at least every ten seconds: a log is read, not watched."""
+    every = max(1, experiment.rounds // 10)
+    shown: dict[str, float] = {"round": 0}
+
+    def watch(point: Point) -> None:
+        shown.setdefault("at", time.monotonic())
+        due = point.round // every > shown["round"] // every or time.monotonic() - shown["at"] > 10
+        if due or point.round == experiment.rounds:
+            shown.update(round=point.round, at=time.monotonic())
+            accuracies = _accuracies(point, "G {:5.2f} %  P {:5.2f} %")
+            print(f"{experiment.algorithm}: round {point.round}/{experiment.rounds}  {accuracies}", flush=True)
+
+    return watch
+
+
+def _accuracies(point: Point, form: str) -> str:
+    models = (point.scores.global_, point.scores.personal)
+    return form.format(*(100 * float(np.mean(model.test.accuracy)) for model in models))
+
+
+def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
+    """One row for each run: the best accuracy of G and of P, the worst-off clients, and the time of a round."""
+    first = summaries[0]
+    seeds = "mean ± standard deviation over seeds; " if first["seeds"] > 1 else ""
+    table = Table(
+        title=f"{first['dataset']}, {first['model']}, {first['rounds']} rounds: test accuracy in %, best over the rounds",
+        caption=f"{seeds}worst tenth: mean P of the worst-off tenth of the clients, at the end",
+        title_justify="left",
+        caption_justify="left",
+        box=box.ROUNDED if console.is_terminal else box.ASCII2,
+    )
+    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", "ms/round"):
+        table.add_column(name, justify="left" if name == "algorithm" else "right")
+    best = max(summary["personal"]["best_accuracy"]["mean"] for summary in summaries)
+    for summary in summaries:
+        g, p = summary["global"], summary["personal"]
+        leads = len(summaries) > 1 and p["best_accuracy"]["mean"] == best
+        table.add_row(
+            summary["algorithm"],
+            *(_percent(cell, summary["seeds"]) for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"])),
+            f"{1000 * summary['seconds']['round']:.1f}",
+            style="bold" if leads else None,
+        )
+    if console.is_terminal:
+        console.print(table)
+    else:
+        Console(highlight=False, width=120).print(table)  # in a file nothing is too wide
+
+
+def _percent(cell: dict[str, float], seeds: int) -> str:
+    return f"{100 * cell['mean']:.2f}" + (f" ± {100 * cell['std']:.2f}" if seeds > 1 else "")
