@@ -156,9 +156,7 @@ def minibatches_per_round(name: str, settings: Settings) -> int:
     return settings.R * (2 if name in META else 1)
 
 
-def client_round(
-    name: str, settings: Settings, w: Vector, client: Client, batches: Sequence[Batch]
-) -> Vector:
+def client_round(name: str, settings: Settings, w: Vector, client: Client, batches: Sequence[Batch]) -> Vector:
     """Lines 5 to 11 of Algorithm 1: returns w_{i,R} and updates what the client keeps."""
     for r in range(settings.R):
         if name == "fedavg":  # plain SGD: no mean, no proximal map

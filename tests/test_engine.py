@@ -17,7 +17,17 @@ def task_for(federation, model="mclr", dtype=jnp.float64):
     return pfedbred.Task(pfedbred.models.MODELS[model](federation.shape, federation.classes, dtype=dtype))
 
 
-def simulate(name="mg-meta", federation=None, *, seeds=(0,), rounds=3, dtype=jnp.float64, settings=None, count=2, **plan):
+def simulate(
+    name="mg-meta",
+    federation=None,
+    *,
+    seeds=(0,),
+    rounds=3,
+    dtype=jnp.float64,
+    settings=None,
+    count=2,
+    **plan,
+):
     federation = federation or small_federation()
     task = task_for(federation, dtype=dtype)
     plan = pfedbred.Plan(plan.pop("select", None) or selection.uniform(count), **{"batch_size": 4, **plan})
@@ -98,11 +108,13 @@ def test_nothing_compiles_after_the_first_round_and_evaluation(participation):
         jax.monitoring.clear_event_listeners()
 
 
-def test_float32_models_stay_in_float32():
-    for name in ALGORITHMS:
-        _, states = simulate(name, small_federation(), dtype=jnp.float32, rounds=1)
-        kinds = {leaf.dtype for leaf in jax.tree.leaves((states.server, states.clients.state))}
-        assert kinds <= {jnp.dtype(jnp.float32)}
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_models_keep_their_precision(name, dtype):
+    simulation, states = simulate(name, small_federation(), dtype=dtype, rounds=0)
+    after = jax.eval_shape(lambda: simulation.advance(states, 1))
+    kinds = {leaf.dtype for leaf in jax.tree.leaves((after.server, after.clients.state))}
+    assert kinds <= {jnp.dtype(dtype)}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -174,7 +186,11 @@ def test_evaluation_against_numpy(executor):
                 got = getattr(score, split)
                 each = []
                 for i in range(federation.clients):
-                    used = simulation.global_model(states, seed) if model == "global_" else simulation.personal_model(states, i, seed)
+                    used = (
+                        simulation.global_model(states, seed)
+                        if model == "global_"
+                        else simulation.personal_model(states, i, seed)
+                    )
                     each.append(scores(used, *samples.client(i)))
                 accuracies = np.array([correct.mean() for correct, _ in each])
                 np.testing.assert_allclose(got.client_accuracy[seed], accuracies)

@@ -62,7 +62,12 @@ def problem(family, mean=MEAN, loss=quadratic):
 
 @pytest.mark.parametrize(
     ("sigma", "precision"),
-    [(None, np.eye(D)), (2.0, np.eye(D) / 2), (np.diag(SIGMA), np.diag(1 / np.diag(SIGMA))), (SIGMA, np.linalg.inv(SIGMA))],
+    [
+        (None, np.eye(D)),
+        (2.0, np.eye(D) / 2),
+        (np.diag(SIGMA), np.diag(1 / np.diag(SIGMA))),
+        (SIGMA, np.linalg.inv(SIGMA)),
+    ],
     ids=["spherical", "scaled", "diagonal", "full"],
 )
 def test_prox_of_a_quadratic_has_a_closed_form(sigma, precision):
@@ -103,12 +108,16 @@ def test_a_mirror_step_by_hand():
     """Poisson: Hess g(s)^{-1} = e^{-s}."""
     v, m = np.asarray(START), np.asarray(MEAN)
     expected = v - 0.1 * (np.exp(-v) * (A @ v - B) + LAM * (v - m))
-    np.testing.assert_allclose(prox(problem(priors.poisson()), mirror_steps(0.1, 1), START).personal, expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        prox(problem(priors.poisson()), mirror_steps(0.1, 1), START).personal, expected, rtol=1e-12
+    )
 
 
 def test_for_the_spherical_gaussian_mirror_steps_are_gradient_steps():
     mirrored = prox(problem(priors.gaussian()), mirror_steps(0.03, 7), START).personal
-    np.testing.assert_allclose(mirrored, prox(problem(priors.gaussian()), gradient_steps(0.03, 7), START).personal, rtol=1e-13)
+    np.testing.assert_allclose(
+        mirrored, prox(problem(priors.gaussian()), gradient_steps(0.03, 7), START).personal, rtol=1e-13
+    )
 
 
 def test_optax_steps_by_hand():

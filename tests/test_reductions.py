@@ -64,7 +64,10 @@ REDUCTIONS = {
         ("pfedme", {}),
     ),
     "the Gaussian from its g alone": (
-        ("mg", {"prior": priors.from_log_partition(lambda s: sum(jnp.sum(leaf**2) / 2 for leaf in jax.tree.leaves(s)))}),
+        (
+            "mg",
+            {"prior": priors.from_log_partition(lambda s: sum(jnp.sum(leaf**2) / 2 for leaf in jax.tree.leaves(s)))},
+        ),
         ("mg", {}),
     ),
 }
@@ -176,10 +179,13 @@ def test_the_exact_gradient_of_the_main_problem_against_finite_differences(prior
         return pfedbred.prox.envelope(problem, pfedbred.prox.gradient_steps(0.2, 5000, tol=1e-13), mu)
 
     step = 1e-4
-    numerical = np.array([(objective(vector + step * e) - objective(vector - step * e)) / (2 * step) for e in np.eye(D)])
+    numerical = np.array(
+        [(objective(vector + step * e) - objective(vector - step * e)) / (2 * step) for e in np.eye(D)]
+    )
     found = run(
         mean, federation, 1, 8, R=1, K=5000, tol=1e-13, alpha=0.2, alpha_m=1.0,
-        lam=lam, eta_a=eta_a, prior=prior, jacobian="exact", prox_start="mean", **({} if mean == "fo" else {"eta": 0.1}),
+        lam=lam, eta_a=eta_a, prior=prior, jacobian="exact", prox_start="mean",
+        **({"eta": 0.1} if mean != "fo" else {}),
     )  # fmt: skip
     np.testing.assert_allclose(vector - found[0], numerical, rtol=1e-5, atol=1e-8)
 

@@ -90,9 +90,7 @@ def sequences(federation: pfedbred.Federation, seed: int) -> list[list[reference
     result = []
     for i, rows in enumerate(np.asarray(drawn)):
         own = np.arange(train.offsets[i], train.offsets[i + 1])
-        for start in range(
-            0, rows.size - len(own) + 1, len(own)
-        ):  # shuffled passes over the client's own data
+        for start in range(0, rows.size - len(own) + 1, len(own)):  # shuffled passes over the client's own data
             assert np.array_equal(np.sort(rows.ravel()[start : start + len(own)]), own)
         result.append([(train.x[each], train.y[each]) for each in rows])
     return result
@@ -249,9 +247,7 @@ def test_reference_regulariser_gradients_are_those_of_the_divergence(expected):
     settings = reference.Settings(**STEPS, **expected)
     in_personal = _slopes(lambda u: reference.regulariser(settings, u, m), v)
     in_mean = _slopes(lambda u: reference.regulariser(settings, v, u), m)
-    np.testing.assert_allclose(
-        reference.regulariser_in_personal(settings, v, m), in_personal, rtol=0, atol=1e-7
-    )
+    np.testing.assert_allclose(reference.regulariser_in_personal(settings, v, m), in_personal, rtol=0, atol=1e-7)
     np.testing.assert_allclose(reference.regulariser_in_mean(settings, v, m), in_mean, rtol=0, atol=1e-7)
     assert reference.regulariser(settings, v, m) > 0
     assert abs(reference.regulariser(settings, v, v)) < 1e-12
@@ -263,8 +259,7 @@ def test_algorithms_differ_in_the_reference(federation):
     start = np.random.default_rng(3).normal(size=CLASSES * (FEATURES + 1))
     batches = sequences(federation, SEED)
     results = [
-        reference.run(name, settings, start, batches, SIZES, [FIXED] * ROUNDS, "all")[0]
-        for name in reference.NAMES
+        reference.run(name, settings, start, batches, SIZES, [FIXED] * ROUNDS, "all")[0] for name in reference.NAMES
     ]
     for a in range(len(results)):
         for b in range(a):

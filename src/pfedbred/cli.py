@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ Settings = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--set", help="a hyper-parameter, such as lam=30; repeat for more", metavar="NAME=VALUE"),
 ]
-Out = Annotated[Optional[Path], typer.Option("--out", help="folder for the results; a free name under runs/ if not given")]  # noqa: UP045
+Out = Annotated[Path | None, typer.Option("--out", help="folder for the results; a free name under runs/ if not given")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the run in an existing folder")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")]
 
@@ -50,9 +49,13 @@ def _experiment_options(*, without: str) -> Callable[[Callable[..., None]], Call
                 continue
             kind = int if "Count" in str(field.type) else str
             default = "" if field.default is None else f" [default: {field.default}]"
-            option = typer.Option(f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default, show_default=False)
+            option = typer.Option(
+                f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default, show_default=False
+            )
             annotation = Annotated[Optional[kind], option]  # type: ignore[valid-type]  # noqa: UP045
-            added.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+            added.append(
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            )
         signature = inspect.Signature([*own, *added])
         command.__signature__ = signature  # type: ignore[attr-defined]
         command.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
@@ -64,7 +67,13 @@ def _experiment_options(*, without: str) -> Callable[[Callable[..., None]], Call
 @app.command("run")
 @_experiment_options(without="")
 def run_command(
-    file: File = None, *, set_: Settings = None, out: Out = None, overwrite: Overwrite = False, dry_run: DryRun = False, **options: Any
+    file: File = None,
+    *,
+    set_: Settings = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    **options: Any,
 ) -> None:
     """Run one algorithm and write a run folder."""
     given = _merged(file, options, set_)
@@ -135,7 +144,9 @@ _LISTS: dict[str, Mapping[str, Callable[..., Any]]] = {
 
 @app.command("list")
 def list_command(
-    what: Annotated[Optional[str], typer.Argument(help="algorithms, priors, means, models or datasets; all if not given")] = None,  # noqa: UP045
+    what: Annotated[
+        str | None, typer.Argument(help="algorithms, priors, means, models or datasets; all if not given")
+    ] = None,
 ) -> None:
     """Show what can be named: algorithms with their hyper-parameters, priors, means, models, datasets."""
     if what is not None and what not in _LISTS:
@@ -153,7 +164,9 @@ def _first_line(entry: Callable[..., Any]) -> str:
 
 
 def _defaults(entry: Callable[..., Any]) -> str:
-    return "  ".join(f"{name}={each.default}" for name, each in settings_.declared(entry).items() if each.default is not None)
+    return "  ".join(
+        f"{name}={each.default}" for name, each in settings_.declared(entry).items() if each.default is not None
+    )
 
 
 def _merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[str] | None) -> dict[str, Any]:
@@ -226,7 +239,8 @@ def _run_into(folder: Path, experiment: Experiment, simulation: Any, watcher: An
 
 @app.callback(invoke_without_command=True)
 def root(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False,
 ) -> None:
     """Personalised federated learning with Bregman-divergence priors."""
     if version:
@@ -245,9 +259,7 @@ def main() -> None:
     except Exception as problem:
         if not hasattr(problem, "format_message"):  # an error of the option parser: it has a message of its own
             raise
-        message = problem.format_message()
-        unknown = re.fullmatch(r"No such command '(.*)'\.?", message)
-        sys.exit(_complain(f"no such command {unknown[1]!r}{nearest(unknown[1], command.commands)}" if unknown else message))
+        sys.exit(_complain(problem.format_message()))
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

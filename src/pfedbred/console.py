@@ -49,7 +49,11 @@ def _bar(progress: Progress, experiment: Experiment, width: int) -> Watcher:
 
     def watch(point: Point) -> None:
         progress.start_task(task)
-        progress.update(task, completed=point.round, status=_accuracies(point, "[cyan]G[/] {:5.2f} %  [magenta]P[/] {:5.2f} %"))
+        progress.update(
+            task,
+            completed=point.round,
+            status=_accuracies(point, "[cyan]G[/] {:5.2f} %  [magenta]P[/] {:5.2f} %"),
+        )
 
     return watch
 
@@ -80,7 +84,7 @@ def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
     first = summaries[0]
     seeds = "mean ± standard deviation over seeds; " if first["seeds"] > 1 else ""
     table = Table(
-        title=f"{first['dataset']}, {first['model']}, {first['rounds']} rounds: test accuracy in %, best over the rounds",
+        title=f"{first['dataset']}, {first['model']}, {first['rounds']} rounds: best test accuracy in %",
         caption=f"{seeds}worst tenth: mean P of the worst-off tenth of the clients, at the end",
         title_justify="left",
         caption_justify="left",
@@ -94,7 +98,10 @@ def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
         leads = len(summaries) > 1 and p["best_accuracy"]["mean"] == best
         table.add_row(
             summary["algorithm"],
-            *(_percent(cell, summary["seeds"]) for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"])),
+            *(
+                _percent(cell, summary["seeds"])
+                for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"])
+            ),
             f"{1000 * summary['seconds']['round']:.1f}",
             style="bold" if leads else None,
         )

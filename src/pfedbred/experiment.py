@@ -29,7 +29,7 @@ class Experiment:
     """What to run. Every field is a key of an experiment file and an option of the command line."""
 
     dataset: str = _option("digits", "data by name: see 'pfedbred list datasets'")
-    model: str = _option("mclr", "model by name: see 'pfedbred list models'")
+    model: str | models.Model = _option("mclr", "model by name: see 'pfedbred list models'")
     algorithm: str = _option("mg-meta", "algorithm by name: see 'pfedbred list algorithms'")
     settings: Mapping[str, Any] = field(default_factory=dict)
     rounds: Count = _option(100, "rounds of training")
@@ -65,9 +65,6 @@ class Experiment:
         build = algorithms.factory(self.algorithm)
         if not isinstance(self.settings, Mapping):
             raise SettingError(f"settings must be names with values, not {self.settings!r}")
-        for name, table in (("dataset", data.DATASETS), ("model", models.MODELS)):
-            if getattr(self, name) not in table:
-                raise SettingError(f"unknown {name} {getattr(self, name)!r}{nearest(getattr(self, name), table)}")
         settings = settings_.resolve(build, self.settings)
         cohort.choose(self.executor)
         chosen = self._fixed_clients()
@@ -94,7 +91,11 @@ class Experiment:
 
     def federation(self) -> Federation:
         """The data, split over the clients."""
-        options = {"clients": self.clients, "labels_per_client": self.labels_per_client, "seed": self.split_seed}
+        options = {
+            "clients": self.clients,
+            "labels_per_client": self.labels_per_client,
+            "seed": self.split_seed,
+        }
         return data.load(self.dataset, **options)
 
     def simulation(self, federation: Federation | None = None) -> Simulation:

@@ -106,9 +106,7 @@ def mg_meta_literal(eta_a: Any, eta: Any) -> Mean:
     return Mean(choose, batches=2, uses_memory=True)
 
 
-def from_phi(
-    phi: Callable[[Tree, Context], Array], eta: Any, *, batches: int = 1, uses_memory: bool = True
-) -> Mean:
+def from_phi(phi: Callable[[Tree, Context], Array], eta: Any, *, batches: int = 1, uses_memory: bool = True) -> Mean:
     """A strategy from one's own Phi: mu = w - eta grad Phi(w), by automatic differentiation.
 
     Example:

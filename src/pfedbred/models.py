@@ -71,7 +71,7 @@ def dnn(shape: tuple[int, ...], classes: int, hidden: int = 100, dtype: Any = jn
 
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], Model]] = {"mclr": mclr, "dnn": dnn}
-"""Every named model, from (shape of one sample, classes). A new one is a function that returns a Model, and a line here."""
+"""Every named model, from (shape of one sample, classes). A new one is a function and a line here."""
 
 
 def get(model: str | Model, shape: tuple[int, ...], classes: int) -> Model:

@@ -51,6 +51,9 @@ class Domain(NamedTuple):
     support: str
 
 
+_UNKNOWN = Domain(_REALS, _REALS, "unknown")
+
+
 def _identity(tree: Tree) -> Tree:
     return tree
 
@@ -336,7 +339,7 @@ def from_log_partition(
     *,
     name: str = "custom",
     start: Tree = None,
-    domain: Domain = Domain(_REALS, _REALS, "unknown"),
+    domain: Domain = _UNKNOWN,
     sample: Callable[[Key, Tree, float], Tree] | None = None,
     to_natural: Callable[[Tree], Tree] = _identity,
     from_natural: Callable[[Tree], Tree] = _identity,
@@ -377,7 +380,9 @@ def from_log_partition(
         return g(a) - g(b) - optax.tree.vdot(grad_g(b), optax.tree.sub(a, b))
 
     def no_sample(key: Key, s: Tree, lam: float = 1.0) -> Tree:
-        raise SettingError(f"the family {name!r} was built from g alone, which does not tell how to sample: pass sample=")
+        raise SettingError(
+            f"the family {name!r} was built from g alone, which does not tell how to sample: pass sample="
+        )
 
     return Family(
         name=name,

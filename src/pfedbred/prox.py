@@ -115,7 +115,19 @@ def solver(name: str | Solver | optax.GradientTransformation, alpha: Any, steps:
     return optimizer(getattr(optax, name)(alpha), steps, tol)
 
 
-_OPTAX = ("adabelief", "adagrad", "adam", "adamw", "lion", "nadam", "noisy_sgd", "radam", "rmsprop", "sgd", "yogi")
+_OPTAX = (
+    "adabelief",
+    "adagrad",
+    "adam",
+    "adamw",
+    "lion",
+    "nadam",
+    "noisy_sgd",
+    "radam",
+    "rmsprop",
+    "sgd",
+    "yogi",
+)
 """The optax optimizers that take a learning rate alone, offered by name; others are passed as objects."""
 
 

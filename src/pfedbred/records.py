@@ -1,9 +1,9 @@
 """Run folders: what was run, every evaluation, the outcome and its picture, as files anyone can read.
 
-    config.yaml     everything needed to run it again: ``pfedbred run FOLDER/config.yaml``
-    metrics.jsonl   a line for each evaluation
-    summary.json    the outcome
-    curves.png      accuracy by round, and client by client
+config.yaml     everything needed to run it again: ``pfedbred run FOLDER/config.yaml``
+metrics.jsonl   a line for each evaluation
+summary.json    the outcome
+curves.png      accuracy by round, and client by client
 """
 
 from __future__ import annotations

@@ -78,7 +78,9 @@ def check(name: str, value: Any, annotation: Any) -> Any:
     if origin is Literal:
         allowed = typing.get_args(annotation)
         if value not in allowed:
-            raise SettingError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}{_hint(value, allowed)}")
+            raise SettingError(
+                f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}{_hint(value, allowed)}"
+            )
         return value
     if origin in (typing.Union, types.UnionType):
         return _check_union(name, value, typing.get_args(annotation))

@@ -24,5 +24,14 @@ def fedavg(task: Task, *, alpha: Positive = 0.01, R: Count = 20, beta: Positive 
     AISTATS 2017.
     """
     return pfedbred(
-        task, mean="identity", K=1, lam=1.0, alpha_m=1.0, alpha=alpha, R=R, beta=beta, theta_init="global", personal="global"
+        task,
+        mean="identity",
+        K=1,
+        lam=1.0,
+        alpha_m=1.0,
+        alpha=alpha,
+        R=R,
+        beta=beta,
+        theta_init="global",
+        personal="global",
     )

@@ -20,12 +20,17 @@ def digits(*, clients: int = 20, labels_per_client: int = 3, seed: int = 0) -> F
     x, y = load_digits(return_X_y=True)
     scaled = (x / 16.0).astype(np.float32)
     return by_labels(
-        scaled, y.astype(np.int32), clients=clients, labels_per_client=labels_per_client, seed=seed, name="digits"
+        scaled,
+        y.astype(np.int32),
+        clients=clients,
+        labels_per_client=labels_per_client,
+        seed=seed,
+        name="digits",
     )
 
 
 DATASETS: dict[str, Callable[..., Federation]] = {"digits": digits}
-"""Every named dataset. A new one is a function ``(*, clients, labels_per_client, seed) -> Federation``, and a line here."""
+"""Every named dataset, from ``(*, clients, labels_per_client, seed)``. A new one is a function and a line here."""
 
 
 def load(name: str, **options: int) -> Federation:

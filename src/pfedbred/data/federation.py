@@ -65,7 +65,9 @@ def from_clients(train: Sequence[Samples], test: Sequence[Samples], *, name: str
         raise SettingError(f"need training and test samples of the same clients, got {len(train)} and {len(test)}")
     for i, (x, y) in enumerate(train):
         if len(x) == 0 or len(x) != len(y):
-            raise SettingError(f"client {i} has {len(x)} training inputs and {len(y)} labels; it needs at least one of each")
+            raise SettingError(
+                f"client {i} has {len(x)} training inputs and {len(y)} labels; it needs at least one of each"
+            )
     for i, (x, y) in enumerate(test):
         if len(x) != len(y):
             raise SettingError(f"client {i} has {len(x)} test inputs and {len(y)} labels")

@@ -37,7 +37,7 @@ def by_labels(
         rows = rng.permutation(np.flatnonzero(y == label))
         if holders and len(rows) < 2 * len(holders):
             raise SettingError(
-                f"label {label} has {len(rows)} samples, too few for its {len(holders)} of {clients} clients: use fewer clients"
+                f"label {label} has {len(rows)} samples, too few for its {len(holders)} clients: use fewer clients"
             )
         for u, mine in zip(holders, _deal(rows, len(holders), rng), strict=True):
             held_out = min(len(mine) - 1, max(1, round(test_fraction * len(mine))))

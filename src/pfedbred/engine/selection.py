@@ -51,5 +51,7 @@ def get(select: str | Sequence[int], count: int, clients: int) -> Select:
             raise SettingError(f"unknown selection {select!r}{nearest(select, SELECTIONS)}")
         return SELECTIONS[select](count)
     if len(set(select)) != len(select) or not all(isinstance(i, int) and 0 <= i < clients for i in select):
-        raise SettingError(f"a fixed selection must be different client numbers from 0 to {clients - 1}, not {list(select)}")
+        raise SettingError(
+            f"a fixed selection must be different client numbers from 0 to {clients - 1}, not {list(select)}"
+        )
     return fixed(select)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -99,7 +101,9 @@ class Simulation:
         rows = draw_rows(data_key(key, i), offset, size, drawn, draws, self.plan.batch_size)
         return ClientData(shards.x, shards.y, rows, size)
 
-    def _train_client(self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]) -> tuple[Tree, ClientRecord]:
+    def _train_client(
+        self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]
+    ) -> tuple[Tree, ClientRecord]:
         (shards, key, server), (i, record) = shared, item
         client = self.algorithm.client
         data = self._client_data(shards, key, i, record.drawn, client.draws)
@@ -148,11 +152,8 @@ class Simulation:
     def _compiled(self, function: Callable[[Shards, Any, State], Any], donate: bool = False) -> Callable[..., Any]:
         """``function`` for all seeds as one program, compiled at its first call and never again."""
         if self.executor == "loop":
-            return lambda shards, extra, states: jax.tree.map(
-                lambda *leaves: jnp.stack(leaves),
-                *[function(shards, extra, jax.tree.map(lambda leaf: leaf[s], states)) for s in range(len(states.round))],  # noqa: B023
-            )
-        seeds = cohort.every(lambda shared, state: function(*shared, state), self.executor)
+            return partial(_one_seed_after_another, function)
+        seeds = cohort.every(lambda shared, state: function(shared[0], shared[1], state), self.executor)
         program: list[Any] = []
 
         def run(shards: Shards, extra: Any, states: State) -> Any:
@@ -192,7 +193,7 @@ class Simulation:
 
     def advance(self, states: State, rounds: int) -> State:
         """The states ``rounds`` rounds later. ``states`` itself is used up: its memory is given to the result."""
-        return self._advance(self.shards, jnp.int32(rounds), states)  # type: ignore[no-any-return]
+        return self._advance(self.shards, jnp.int32(rounds), states)
 
     def evaluate(self, states: State) -> evaluation.Evaluation:
         """G and P on the training and test samples, for every seed."""
@@ -208,3 +209,14 @@ class Simulation:
         state = jax.tree.map(lambda leaf: leaf[seed], states)
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
         return self._model_one((self.shards, state.key, state.server), (jnp.int32(client), record))
+
+
+def _one_seed_after_another(
+    function: Callable[[Shards, Any, State], Any], shards: Shards, extra: Any, states: State
+) -> Any:
+    """The reference for several seeds: a loop in Python."""
+    results = []
+    for place in range(len(states.round)):
+        state = jax.tree.map(itemgetter(place), states)
+        results.append(function(shards, extra, state))
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)

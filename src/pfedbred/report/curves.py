@@ -12,7 +12,10 @@ from pfedbred.experiment import Run
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
 _LINES = ("-", "--", "-.", ":")
-_NAMES: dict[Literal["global", "personal"], str] = {"global": "Global model (G)", "personal": "Personal models (P)"}
+_NAMES: dict[Literal["global", "personal"], str] = {
+    "global": "Global model (G)",
+    "personal": "Personal models (P)",
+}
 
 
 def _figure(columns: int, height: float = 4.2) -> tuple[Any, Any]:
@@ -59,10 +62,8 @@ def _title(figure: Any, run: Run) -> None:
     experiment = run.experiment
     seeds = f"{experiment.seeds} seeds" if experiment.seeds > 1 else f"seed {experiment.seed}"
     clients = run.simulation.federation.clients
-    figure.suptitle(
-        f"{experiment.dataset}, {experiment.model}, {clients} clients, {experiment.aggregated} averaged a round, {seeds}",
-        fontsize=11,
-    )
+    averaged = f"{experiment.aggregated} of {clients} clients averaged a round"
+    figure.suptitle(f"{experiment.dataset}, {experiment.model}: {averaged}, {seeds}", fontsize=11)
 
 
 def draw_run(run: Run, path: Path) -> None:
@@ -72,7 +73,7 @@ def draw_run(run: Run, path: Path) -> None:
         _draw(left, run, model, _NAMES[model], index)
     _finish(left, [run])
     left.set_title(run.experiment.algorithm, fontsize=11)
-    left.legend(frameon=False, loc="lower right")
+    left.legend(framealpha=0.9, edgecolor="none", loc="lower right")
     _draw_clients(right, run)
     _title(figure, run)
     figure.savefig(path)
@@ -92,10 +93,13 @@ def _draw_clients(axes: Any, run: Run) -> None:
     axes.scatter(place, p, s=size, color=_COLOURS[1], label="the client's own P", zorder=3)
     axes.set_xlabel("client, in order of G")
     axes.set_ylabel("test accuracy (%)")
-    axes.set_title(f"after round {run.points[-1].round}: {int(np.sum(p > g))} gain, {int(np.sum(p < g))} lose", fontsize=11)
+    axes.set_title(
+        f"after round {run.points[-1].round}: {int(np.sum(p > g))} gain, {int(np.sum(p < g))} lose",
+        fontsize=11,
+    )
     axes.set_ylim(max(0.0, float(min(g.min(), p.min())) - 4), 102)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(framealpha=0.9, edgecolor="none", loc="lower right")
 
 
 def draw_comparison(runs: Sequence[Run], path: Path) -> None:
@@ -107,6 +111,13 @@ def draw_comparison(runs: Sequence[Run], path: Path) -> None:
             _draw(panel, run, model, f"{run.experiment.algorithm}  {best:.1f}", index)
         _finish(panel, runs)
         panel.set_title(_NAMES[model], fontsize=11)
-        panel.legend(frameon=False, loc="lower right", title="best (%)", alignment="left", fontsize=9)
+        panel.legend(
+            framealpha=0.9,
+            edgecolor="none",
+            loc="lower right",
+            title="best (%)",
+            alignment="left",
+            fontsize=9,
+        )
     _title(figure, runs[0])
     figure.savefig(path)

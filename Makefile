@@ -1,0 +1,34 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test slow lint types check clean
+
+run: $(READY)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
+	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
+
+test: $(READY)  ## all tests but the slow ones
+	$(BIN)/pytest -m "not slow"
+
+slow: $(READY)  ## the tests that take minutes
+	$(BIN)/pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+check: lint types test
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "pfedbred needs Python 3.11 or newer; name one with: make PYTHON=python3.12 run"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,239 @@
+"""The command line: what it writes, what it prints, and what it says to mistakes."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from pfedbred import cli
+
+QUICK = ["--rounds", "3", "--clients", "10", "--set", "R=2"]
+
+
+def pfedbred(*arguments, capsys, monkeypatch):
+    """Runs the command line in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["pfedbred", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    printed = capsys.readouterr()
+    return stopped.value.code or 0, printed.out, printed.err
+
+
+@pytest.fixture
+def call(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: pfedbred(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+
+
+def metrics(folder):
+    """The lines of metrics.jsonl without the time they took. Strict: JSON has no NaN."""
+    refuse = lambda constant: pytest.fail(f"{constant} is not JSON")  # noqa: E731
+    lines = [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def test_a_run_folder_holds_what_is_promised(call, tmp_path):
+    code, out, _ = call("run", "--algorithm", "pfedme", "--seeds", 2, "--eval-every", 2, "--out", "here", *QUICK)
+    folder = tmp_path / "here"
+    assert code == 0
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.yaml",
+        "curves.png",
+        "metrics.jsonl",
+        "summary.json",
+    ]
+    assert "here/curves.png" in out
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    summary = json.loads((folder / "summary.json").read_text())
+    promised = "algorithm dataset model rounds seeds global personal seconds version revision platform"
+    assert set(promised.split()) <= set(summary)
+    assert (summary["algorithm"], summary["rounds"], summary["seeds"]) == ("pfedme", 3, 2)
+    assert {"compile", "round", "total"} == set(summary["seconds"])
+    assert 0 < summary["seconds"]["round"] < summary["seconds"]["total"]
+
+    lines = metrics(folder)
+    assert [line["round"] for line in lines] == [2, 3]
+    for model in ("global", "personal"):
+        by_seed = [line[model]["test"]["accuracy"] for line in lines]
+        assert all(len(each) == 2 for each in by_seed)
+        best = [max(seed) for seed in zip(*by_seed, strict=True)]
+        for name, values in (("best_accuracy", best), ("final_accuracy", by_seed[-1])):
+            assert summary[model][name]["mean"] == pytest.approx(sum(values) / 2, abs=1e-6)
+            assert summary[model][name]["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5, abs=1e-6)
+        for split in ("train", "test"):
+            scores = lines[0][model][split]
+            assert {"accuracy", "loss", "worst_decile", "client_std"} <= set(scores)
+            assert len(scores["client_accuracy"][0]) == 10
+
+
+def test_a_run_can_be_run_again_from_its_config(call, tmp_path):
+    call("run", "--algorithm", "mg", "--set", "eta=1e-2", "--set", "prior=poisson", "--out", "first", *QUICK)
+    code, _, _ = call("run", "first/config.yaml", "--out", "second")
+    assert code == 0
+    assert metrics(tmp_path / "first") == metrics(tmp_path / "second")
+    first, second = (yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in ("first", "second"))
+    assert first == second
+    assert first["settings"]["eta"] == 0.01
+
+
+def test_options_override_the_file(call, tmp_path):
+    (tmp_path / "exp.yaml").write_text("algorithm: pfedme\nrounds: 7\nsettings: {lam: 30, K: 3}\n")
+    _, out, _ = call("run", "exp.yaml", "--rounds", 9, "--set", "lam=2e1", "--dry-run")
+    resolved = yaml.safe_load(out)
+    assert resolved["rounds"] == 9
+    assert (resolved["settings"]["lam"], resolved["settings"]["K"], resolved["settings"]["R"]) == (20.0, 3, 20)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_compare_writes_one_table(call, tmp_path):
+    code, out, _ = call("compare", "--algorithms", "fedavg,mg-meta", "--out", "both", "--set", "lam=20", *QUICK)
+    assert code == 0
+    table = json.loads((tmp_path / "both" / "table.json").read_text())
+    assert [row["algorithm"] for row in table] == ["fedavg", "mg-meta"]
+    assert table[1]["experiment"]["settings"]["lam"] == 20.0  # fedavg has no lam and is not troubled
+    assert table[0] == json.loads((tmp_path / "both" / "fedavg" / "summary.json").read_text())
+    assert "fedavg" in out
+    assert (tmp_path / "both" / "curves.png").exists()
+    code, _, _ = call("compare", "both/config.yaml", "--out", "again")
+    assert code == 0
+    assert metrics(tmp_path / "both" / "mg-meta") == metrics(tmp_path / "again" / "mg-meta")
+
+
+def test_without_out_a_free_name_is_taken(call, tmp_path):
+    for _ in range(2):
+        assert call("run", "--algorithm", "fedavg", *QUICK)[0] == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-mclr-fedavg", "digits-mclr-fedavg-2"]
+
+
+def test_an_existing_run_is_not_overwritten_unless_asked(call, tmp_path):
+    call("run", "--algorithm", "fedavg", "--out", "here", *QUICK)
+    before = (tmp_path / "here" / "summary.json").read_bytes()
+    code, _, err = call("run", "--algorithm", "pfedme", "--out", "here", *QUICK)
+    assert code == 2
+    assert "--overwrite" in err
+    assert (tmp_path / "here" / "summary.json").read_bytes() == before
+    assert call("run", "--algorithm", "pfedme", "--out", "here", "--overwrite", *QUICK)[0] == 0
+    assert json.loads((tmp_path / "here" / "summary.json").read_text())["algorithm"] == "pfedme"
+
+
+MISTAKES = {
+    ("run", "--algorithm", "mg-mata"): "did you mean 'mg-meta'?",
+    ("run", "--dataset", "digit"): "did you mean 'digits'?",
+    ("run", "--model", "dnnn"): "did you mean 'dnn'?",
+    ("run", "--set", "lambda=3"): "did you mean 'lam'?",
+    ("run", "--set", "prior=poison"): "did you mean 'poisson'?",
+    ("run", "--set", "prox_solver=adan"): "did you mean 'adam'?",
+    ("run", "--executor", "vmpa"): "did you mean 'vmap'?",
+    ("run", "--participation", "some"): "all, sample",
+    ("run", "--set", "w_init=globl"): "did you mean 'global'?",
+    ("run", "--set", "lam=0"): "lam must be a number > 0, not 0",
+    ("run", "--set", "lam=-1"): "lam must be a number > 0",
+    ("run", "--set", "lam=nan"): "lam must be a number > 0",
+    ("run", "--set", "lam=inf"): "lam must be a number > 0",
+    ("run", "--set", "lam=big"): "lam must be a number > 0",
+    ("run", "--set", "lam=[1"): "cannot read the value",
+    ("run", "--set", "K=0"): "K must be a whole number >= 1, not 0",
+    ("run", "--set", "R=2.5"): "R must be a whole number",
+    ("run", "--set", "eta=-0.1"): "eta must be a number >= 0",
+    ("run", "--set", "K"): "NAME=VALUE",
+    ("run", "--set", "sigma=[1,2]"): "sigma is for 2 weights, but the model has 650",
+    ("run", "--set", "sigma=-1"): "sigma must be > 0",
+    ("run", "--aggregated", "21"): "at most the number of clients, 20, not 21",
+    ("run", "--aggregated", "0"): "aggregated must be a whole number >= 1",
+    ("run", "--select", "0,3,99"): "client numbers from 0 to 19",
+    ("run", "--select", "0,1", "--aggregated", "3"): "select names 2 clients",
+    ("run", "--select", "randomly"): "unknown selection",
+    ("run", "--rounds", "0"): "rounds must be a whole number >= 1",
+    ("run", "--rounds", "many"): "rounds",
+    ("run", "--clients", "1000"): "use fewer clients",
+    ("run", "--labels-per-client", "11"): "labels_per_client must be 1 to 10",
+    ("run", "--frobnicate"): "No such option",
+    ("rnu",): "run",
+    ("list", "algorithm"): "did you mean 'algorithms'?",
+    ("run", "missing.yaml"): "cannot read missing.yaml",
+    ("run", "broken.yaml"): "not valid YAML at line 2",
+    ("run", "binary.yaml"): "not a text file",
+    ("run", "list.yaml"): "expected names with values",
+    ("run", "tag.yaml"): "not valid YAML",
+    ("run", "unknown.yaml"): "unknown option 'roundz'; did you mean 'rounds'?",
+    ("run", "settings.yaml"): "settings must be names with values",
+    ("run", "--out", "file/below"): "cannot make the folder",
+    ("run", "--out", "file"): "not a folder",
+    ("compare", "--algorithms", "fedavg,fedavg"): "named twice",
+    ("compare", "--algorithms", "fedavg,nope"): "unknown algorithm 'nope'",
+    ("compare", "--algorithms", ","): "algorithms must be names",
+    ("compare", "--algorithms", "fedavg", "--set", "lam=3"): "none of these algorithms has a setting 'lam'",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def test_a_mistake_gets_one_line_and_exit_code_2(arguments, call, tmp_path):
+    (tmp_path / "broken.yaml").write_text("algorithm: mg\n  rounds: [3\n")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x81")
+    (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
+    (tmp_path / "tag.yaml").write_text("algorithm: !!python/object/apply:os.system [echo]\n")
+    (tmp_path / "unknown.yaml").write_text("roundz: 3\n")
+    (tmp_path / "settings.yaml").write_text("settings: 3\n")
+    (tmp_path / "file").write_text("")
+    code, out, err = call(*arguments)
+    assert code == 2
+    assert MISTAKES[arguments] in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err + out
+    assert not (tmp_path / "runs").exists()  # refused before anything was written
+
+
+def test_list_names_everything(call):
+    code, out, _ = call("list")
+    assert code == 0
+    for name in ("mg-meta", "pfedme", "lam=15.0", "bernoulli", "identity", "dnn", "digits"):
+        assert name in out
+    assert "mclr" not in call("list", "priors")[1]
+
+
+def command_line(*arguments, **options):
+    return [sys.executable, "-m", "pfedbred", *arguments], {"env": {**os.environ, "COLUMNS": "120"}, **options}
+
+
+def test_a_pipe_gets_plain_lines(tmp_path):
+    command, options = command_line(
+        "run", "--algorithm", "fedavg", *QUICK, cwd=tmp_path, capture_output=True, text=True
+    )
+    finished = subprocess.run(command, check=True, **options)
+    assert "\x1b" not in finished.stdout
+    assert "fedavg: round 3/3" in finished.stdout
+    assert finished.stderr == ""
+
+
+def test_a_terminal_gets_a_bar_with_accuracies(tmp_path):
+    ours, theirs = pty.openpty()
+    command, options = command_line("run", "--algorithm", "fedavg", *QUICK, cwd=tmp_path, stdout=theirs, stderr=theirs)
+    options["env"]["TERM"] = "xterm-256color"
+    process = subprocess.Popen(command, **options)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # Linux says so when the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "\x1b[" in text
+    assert "━" in text
+    assert "3/3" in text
+
+
+def test_core_imports_stay_light():
+    heavy = ("sklearn", "matplotlib", "typer", "torch", "datasets", "flwr", "plotly", "pandas")
+    program = f"import sys, pfedbred; print([name for name in {heavy} if name in sys.modules])"
+    finished = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert finished.stdout.strip() == "[]"

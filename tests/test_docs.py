@@ -1,0 +1,56 @@
+"""Every example in the documentation runs."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import pfedbred
+from pfedbred import cli, means, models, priors
+
+ROOT = Path(__file__).parent.parent
+MODULES = [
+    name for _, name, _ in pkgutil.walk_packages(pfedbred.__path__, "pfedbred.") if not name.endswith("__main__")
+]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+@pytest.fixture
+def registries():
+    """Pages add entries of their own to these tables; take them out again."""
+    tables = (pfedbred.ALGORITHMS, pfedbred.DATASETS, priors.PRIORS, means.MEANS, models.MODELS)
+    kept = [dict(table) for table in tables]
+    yield
+    for table, entries in zip(tables, kept, strict=True):
+        table.clear()
+        table.update(entries)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks(page, tmp_path, monkeypatch, registries):
+    """The blocks of a page run one after another, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    space: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(block, page.name, "exec"), space)
+
+
+def test_pages_name_only_options_that_exist():
+    """Every --option in the README's commands is one of the command line's."""
+    known = set()
+    for command in cli.typer.main.get_command(cli.app).commands.values():
+        for parameter in command.params:
+            known.update(parameter.opts)
+    for page in PAGES:
+        commands = [line for line in page.read_text().splitlines() if line.strip().startswith("pfedbred ")]
+        used = {option for line in commands for option in re.findall(r"(?<!\S)(--[a-z-]+)", line)}
+        assert used <= known | {"--version", "--help"}
