@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from pfedbred.data.batches import draw_rows, permute, shuffled
 
-
 # Compiled once for all sizes, as in the engine: n is a number in the program, not a shape.
 LONGEST = 1200
 many = jax.jit(lambda seed, n: shuffled(jax.random.key(seed), jnp.arange(LONGEST, dtype=jnp.uint32), n))
