@@ -111,8 +111,8 @@ def test_nothing_compiles_after_the_first_round_and_evaluation(participation):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_models_keep_their_precision(name, dtype):
-    simulation, states = simulate(name, small_federation(), dtype=dtype, rounds=0)
-    after = jax.eval_shape(lambda: simulation.advance(states, 1))
+    simulation, _ = simulate(name, dtype=dtype, rounds=0)
+    after, _ = simulation.trace()
     kinds = {leaf.dtype for leaf in jax.tree.leaves((after.server, after.clients.state))}
     assert kinds <= {jnp.dtype(dtype)}
 

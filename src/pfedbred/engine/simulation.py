@@ -182,14 +182,14 @@ class Simulation:
 
         return jax.vmap(start)(seeds)
 
-    def trace(self) -> None:
-        """Goes through a round and an evaluation without computing them, so that what cannot work fails now."""
+    def trace(self) -> tuple[State, evaluation.Counts]:
+        """Shapes and types after a round and its evaluation, without computing them: what cannot work fails here."""
 
-        def both(seeds: Array) -> Any:
-            state = jax.tree.map(lambda leaf: leaf[0], self._start(seeds))
-            return self._round(self.shards, state), self._measure_one(self.shards, self._evaluator.samples, state)
+        def both(seeds: Array) -> tuple[State, evaluation.Counts]:
+            state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds)))
+            return state, self._measure_one(self.shards, self._evaluator.samples, state)
 
-        jax.eval_shape(both, jnp.zeros(1, jnp.uint32))
+        return jax.eval_shape(both, jnp.zeros(1, jnp.uint32))
 
     def advance(self, states: State, rounds: int) -> State:
         """The states ``rounds`` rounds later. ``states`` itself is used up: its memory is given to the result."""
