@@ -3,7 +3,7 @@ r"""What an algorithm is: two halves of pure functions that meet in messages.
 The client half runs where the data is, the server half where the averages are made; a simulation runs both, a real
 federation runs each in its own process. Messages, uploads, states and models are any pytrees.
 
-    server.init(weights, clients)      -> server state
+    server.init(key, clients)          -> server state
     server.send(server state, i)       -> message to client i          (may differ from client to client)
     client.init(message)               -> client state                 (at the client's first message)
     client.train(message, state, data) -> upload, client state         (one round of local work)
@@ -12,13 +12,14 @@ federation runs each in its own process. Messages, uploads, states and models ar
     client.model(message, state, data) -> the client's personal model, P
 
 ``predict(model, x)`` gives logits for G and P alike. What a client keeps is in its own state and never in the
-server's.
+server's. An algorithm that needs to ask the selected clients something before they train (Mime) has a ``prepare`` in
+both halves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ import optax
 
 from pfedbred.data.batches import Batch, ClientData
 from pfedbred.models import Model
-from pfedbred.types import Array, Tree
+from pfedbred.types import Array, Key, Tree
 
 
 class Task(NamedTuple):
@@ -39,24 +40,47 @@ class Task(NamedTuple):
         """f_i on one minibatch: the mean loss."""
         return jnp.mean(self.losses(self.model.apply(weights, batch.x), batch.y))
 
+    def full_gradient(self, weights: Tree, data: ClientData) -> Tree:
+        """Gradient of f_i on all of the client's training samples."""
+
+        def total(weights: Tree, batch: Batch, real: Array) -> Array:
+            return jnp.sum(jnp.where(real, self.losses(self.model.apply(weights, batch.x), batch.y), 0))
+
+        def add(sum_: Tree, batch: Batch, real: Array) -> Tree:
+            return optax.tree.add(sum_, jax.grad(total)(weights, batch, real))
+
+        summed = data.fold(add, optax.tree.zeros_like(weights))
+        return jax.tree.map(lambda leaf: leaf / data.size.astype(leaf.dtype), summed)
+
 
 class Uploads(NamedTuple):
-    """What the server receives in a round: one entry for each aggregated client, along the first axis."""
+    """What the server receives in a round: one entry for each selected client, along the first axis."""
 
     upload: Tree
     client: Array
     weight: Array  # sums to one
 
-    def average(self) -> Tree:
-        """The weighted mean of the uploads, E_I in Algorithm 1."""
-        return jax.tree.map(lambda leaf: jnp.tensordot(self.weight.astype(leaf.dtype), leaf, 1), self.upload)
+    def average(self, select: Callable[[Tree], Tree] = lambda upload: upload) -> Tree:
+        """The weighted mean of the uploads, E_I in Algorithm 1; of a part of them if ``select`` says which."""
+        return jax.tree.map(lambda leaf: jnp.tensordot(self.weight.astype(leaf.dtype), leaf, 1), select(self.upload))
+
+
+class ServerState(NamedTuple):
+    """What the server knows: ``model`` is what it learns, ``extra`` what else it keeps.
+
+    Aggregation momentum acts on ``model`` alone.
+    """
+
+    model: Tree
+    extra: Tree = ()
 
 
 class Client(NamedTuple):
     """The client half.
 
     ``draws`` is the number of minibatches ``train`` uses in a round, and ``model_draws`` the number that ``model``
-    uses; both see them as ``data.batch(0)``, ``data.batch(1)`` and so on.
+    uses; both see them as ``data.batch(0)``, ``data.batch(1)`` and so on. ``prepare(message, state, data)`` gives the
+    upload of the exchange before training, if there is one.
     """
 
     init: Callable[[Tree], Tree]
@@ -64,15 +88,17 @@ class Client(NamedTuple):
     model: Callable[[Tree, Tree, ClientData], Tree]
     draws: int
     model_draws: int = 0
+    prepare: Callable[[Tree, Tree, ClientData], Tree] | None = None
 
 
 class Server(NamedTuple):
-    """The server half."""
+    """The server half. ``prepare(state, uploads)`` takes in the exchange before training, if there is one."""
 
-    init: Callable[[Tree, int], Tree]
-    send: Callable[[Tree, Array], Tree]
-    aggregate: Callable[[Tree, Uploads], Tree]
-    model: Callable[[Tree], Tree]
+    init: Callable[[Key, int], ServerState]
+    send: Callable[[ServerState, Array], Tree]
+    aggregate: Callable[[ServerState, Uploads], ServerState]
+    model: Callable[[ServerState], Tree]
+    prepare: Callable[[ServerState, Uploads], ServerState] | None = None
 
 
 class Algorithm(NamedTuple):
@@ -83,15 +109,53 @@ class Algorithm(NamedTuple):
     predict: Callable[[Tree, Array], Array]
 
 
-def averaging_server(beta: float | Array = 1.0) -> Server:
+def averaging_server(task: Task, beta: Any = 1.0) -> Server:
     r"""The server of Algorithm 1: w <- (1 - beta) w + beta E_I w_i, sent alike to everyone."""
 
-    def aggregate(w: Tree, uploads: Uploads) -> Tree:
-        return optax.tree.add_scale(w, beta, optax.tree.sub(uploads.average(), w))
+    def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
+        return ServerState(towards(state.model, uploads.average(), beta))
 
     return Server(
-        init=lambda weights, clients: weights,
-        send=lambda w, client: w,
+        init=lambda key, clients: ServerState(task.model.init(key)),
+        send=lambda state, client: state.model,
         aggregate=aggregate,
-        model=lambda w: w,
+        model=lambda state: state.model,
     )
+
+
+def towards(old: Tree, new: Tree, beta: Any) -> Tree:
+    """(1 - beta) old + beta new."""
+    return optax.tree.add_scale(old, beta, optax.tree.sub(new, old))
+
+
+def descend(
+    gradient: Callable[[Tree, Batch], Tree], weights: Tree, data: ClientData, *, alpha: Any, steps: int, first: int = 0
+) -> Tree:
+    """``steps`` steps of w <- w - alpha gradient(w, batch), on the minibatches from number ``first`` on."""
+
+    def step(weights: Tree, number: Array) -> tuple[Tree, None]:
+        return optax.tree.add_scale(weights, -alpha, gradient(weights, data.batch(number))), None
+
+    return jax.lax.scan(step, weights, jnp.arange(first, first + steps))[0]
+
+
+class About(NamedTuple):
+    """Where a method comes from, and what its models are."""
+
+    paper: str
+    year: int
+    global_: str
+    personal: str
+
+
+Build = TypeVar("Build", bound=Callable[..., Algorithm])
+
+
+def method(*, paper: str, year: int, G: str, P: str) -> Callable[[Build], Build]:
+    """Says of a function that builds an algorithm what ``pfedbred list algorithms`` shows of it."""
+
+    def note(build: Build) -> Build:
+        build.about = About(paper, year, G, P)  # type: ignore[attr-defined]
+        return build
+
+    return note

@@ -14,10 +14,15 @@ from pfedbred.types import Array, Key, Tree
 
 
 class Model(NamedTuple):
-    """``init(key)`` makes weights; ``apply(weights, x)`` gives one row of logits for each sample in x."""
+    """``init(key)`` makes weights; ``apply(weights, x)`` gives one row of logits for each sample in x.
+
+    ``head`` names the parts of the weights, by their first key, that turn features into logits; methods that share a
+    body and keep a head (FedPer, FedRep, FedBABU) need it.
+    """
 
     init: Callable[[Key], Tree]
     apply: Callable[[Tree, Array], Array]
+    head: tuple[str, ...] = ()
 
 
 def _dense_init(key: Key, inputs: int, outputs: int, dtype: Any) -> Tree:
@@ -50,7 +55,7 @@ def mclr(shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> Mode
     def apply(weights: Tree, x: Array) -> Array:
         return _dense(weights["output"], _flat(x, weights["output"]["weight"]))
 
-    return Model(init, apply)
+    return Model(init, apply, head=("output",))
 
 
 def dnn(shape: tuple[int, ...], classes: int, hidden: int = 100, dtype: Any = jnp.float32) -> Model:
@@ -67,7 +72,7 @@ def dnn(shape: tuple[int, ...], classes: int, hidden: int = 100, dtype: Any = jn
         activity = _dense(weights["hidden"], _flat(x, weights["hidden"]["weight"]))
         return _dense(weights["output"], jax.nn.leaky_relu(activity, 0.1))
 
-    return Model(init, apply)
+    return Model(init, apply, head=("output",))
 
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], Model]] = {"mclr": mclr, "dnn": dnn}

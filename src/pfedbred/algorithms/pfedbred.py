@@ -146,4 +146,4 @@ def pfedbred(
         return state.theta if personal == "theta" else w_global
 
     client = Client(lambda w: kept(w, w), train, model, draws=R * strategy.batches)
-    return Algorithm(client, averaging_server(beta), task.model.apply)
+    return Algorithm(client, averaging_server(task, beta), task.model.apply)

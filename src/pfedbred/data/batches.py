@@ -12,14 +12,16 @@ needs n at compile time and memory for all of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfedbred.types import Array, Key
+from pfedbred.types import Array, Key, Tree
 
 _SHUFFLE_ROUNDS = 24
+_PIECE = 64
 
 
 class Batch(NamedTuple):
@@ -36,18 +38,34 @@ class ClientData(NamedTuple):
       x: the training inputs of every client in this program, one after another.
       y: their labels.
       rows: rows[b] are the samples of the round's minibatch b, all of them this client's own.
+      offset: the client's first training sample.
       size: how many training samples the client has.
     """
 
     x: Array
     y: Array
     rows: Array
+    offset: Array
     size: Array
 
     def batch(self, number: int | Array) -> Batch:
         """Minibatch ``number`` of this round, counted from 0."""
         rows = self.rows[number]
         return Batch(self.x[rows], self.y[rows])
+
+    def fold(self, step: Callable[[Tree, Batch, Array], Tree], start: Tree) -> Tree:
+        """Goes once through all of the client's training samples, a piece at a time.
+
+        ``step(carry, batch, real)`` returns the next carry; ``real`` marks the samples of the piece that are the
+        client's own and not there to fill it up.
+        """
+
+        def advance(piece: Array, carry: Tree) -> Tree:
+            place = piece * _PIECE + jnp.arange(_PIECE)
+            rows = self.offset + jnp.minimum(place, self.size - 1)
+            return step(carry, Batch(self.x[rows], self.y[rows]), place < self.size)
+
+        return jax.lax.fori_loop(0, (self.size + _PIECE - 1) // _PIECE, advance, start)
 
 
 def draw_rows(key: Key, offset: Array, size: Array, drawn: Array, draws: int, batch_size: int) -> Array:

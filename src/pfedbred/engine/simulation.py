@@ -87,6 +87,7 @@ class Simulation:
         self.executor = cohort.choose(plan.executor)
         self.shards = Shards(*map(jnp.asarray, (*federation.train, federation.train.sizes)))
         self._evaluator = evaluation.Evaluator(algorithm, task, federation, self.executor)
+        self._prepare_clients = cohort.every(self._prepare_client, self.executor, plan.chunk)
         self._train_clients = cohort.every(self._train_client, self.executor, plan.chunk)
         self._model_clients = cohort.every(self._model_client, self.executor, plan.chunk)
         self._model_one = jax.jit(self._model_client)
@@ -99,7 +100,7 @@ class Simulation:
     def _client_data(self, shards: Shards, key: Key, i: Array, drawn: Array, draws: int) -> ClientData:
         offset, size = shards.offsets[i], shards.sizes[i]
         rows = draw_rows(data_key(key, i), offset, size, drawn, draws, self.plan.batch_size)
-        return ClientData(shards.x, shards.y, rows, size)
+        return ClientData(shards.x, shards.y, rows, offset, size)
 
     def _train_client(
         self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]
@@ -111,6 +112,13 @@ class Simulation:
         drawn = record.drawn + jnp.uint32(client.draws * self.plan.batch_size)
         return upload, ClientRecord(state, drawn)
 
+    def _prepare_client(self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]) -> Tree:
+        (shards, key, server), (i, record) = shared, item
+        client = self.algorithm.client
+        assert client.prepare is not None
+        data = self._client_data(shards, key, i, record.drawn, 0)
+        return client.prepare(self.algorithm.server.send(server, i), record.state, data)
+
     def _model_client(self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]) -> Tree:
         (shards, key, server), (i, record) = shared, item
         client = self.algorithm.client
@@ -120,19 +128,24 @@ class Simulation:
     # One round --------------------------------------------------------------------------------------------------
 
     def _round(self, shards: Shards, state: State) -> State:
+        algorithm = self.algorithm
         chosen = self.plan.select(select_key(state.key, state.round), shards.sizes)
-        shared = (shards, state.key, state.server)
+        amount = shards.sizes[chosen] if self.plan.weights == "data" else jnp.ones(chosen.shape)
+        weight = amount / jnp.sum(amount)
+        records = jax.tree.map(lambda leaf: leaf[chosen], state.clients)
+        server = state.server
+        if algorithm.client.prepare and algorithm.server.prepare:
+            answers = self._prepare_clients((shards, state.key, server), (chosen, records))
+            server = algorithm.server.prepare(server, Uploads(answers, chosen, weight))
+        shared = (shards, state.key, server)
         if self.plan.participation == "all":
             everyone = jnp.arange(self.federation.clients)
             uploads, clients = self._train_clients(shared, (everyone, state.clients))
             uploads = jax.tree.map(lambda leaf: leaf[chosen], uploads)
         else:
-            records = jax.tree.map(lambda leaf: leaf[chosen], state.clients)
             uploads, records = self._train_clients(shared, (chosen, records))
             clients = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients, records)
-        amount = shards.sizes[chosen] if self.plan.weights == "data" else jnp.ones(chosen.shape)
-        received = Uploads(uploads, chosen, amount / jnp.sum(amount))
-        server = self.algorithm.server.aggregate(state.server, received)
+        server = algorithm.server.aggregate(server, Uploads(uploads, chosen, weight))
         return State(state.key, state.round + 1, server, clients)
 
     def _rounds(self, shards: Shards, rounds: Array, state: State) -> State:
@@ -173,7 +186,7 @@ class Simulation:
     def _start(self, seeds: Array) -> State:
         def start(seed: Array) -> State:
             key = jax.random.key(seed)
-            server = self.algorithm.server.init(self.task.model.init(init_key(key)), self.federation.clients)
+            server = self.algorithm.server.init(init_key(key), self.federation.clients)
 
             def record(i: Array) -> ClientRecord:
                 return ClientRecord(self.algorithm.client.init(self.algorithm.server.send(server, i)), jnp.uint32(0))
