@@ -80,7 +80,8 @@ class Client(NamedTuple):
 
     ``draws`` is the number of minibatches ``train`` uses in a round, and ``model_draws`` the number that ``model``
     uses; both see them as ``data.batch(0)``, ``data.batch(1)`` and so on. ``prepare(message, state, data)`` gives the
-    upload of the exchange before training, if there is one.
+    upload of the exchange before training, if there is one. With ``synced`` the client's state mirrors what the
+    server knows, so that it changes only in rounds whose upload the server takes in.
     """
 
     init: Callable[[Tree], Tree]
@@ -89,6 +90,7 @@ class Client(NamedTuple):
     draws: int
     model_draws: int = 0
     prepare: Callable[[Tree, Tree, ClientData], Tree] | None = None
+    synced: bool = False
 
 
 class Server(NamedTuple):

@@ -25,6 +25,7 @@ class Rule(NamedTuple):
 
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
+Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 Count = Annotated[int, Rule("a whole number >= 1", lambda value: value >= 1)]
 NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]
 

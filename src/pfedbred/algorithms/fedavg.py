@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from pfedbred.algorithm import Algorithm, Task
+from pfedbred.algorithm import Algorithm, Task, method
 from pfedbred.algorithms.pfedbred import pfedbred
 from pfedbred.settings import Count, Positive
 
 
+@method(
+    paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data",
+    year=2017,
+    G="w",
+    P="w",
+)
 def fedavg(task: Task, *, alpha: Positive = 0.01, R: Count = 20, beta: Positive = 1.0) -> Algorithm:
     r"""FedAvg: min_w E_i f_i(w), by R local steps w <- w - alpha grad f_i(w) and averaging.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pfedbred.algorithm import Algorithm, Task
-from pfedbred.algorithms.pfedbred import pfedbred
+from pfedbred.algorithm import Algorithm, Task, method
+from pfedbred.algorithms.pfedbred import PAPER, pfedbred
 from pfedbred.settings import same_settings
 
 
+@method(paper=PAPER, year=2022, G="w", P="theta_i")
 @same_settings(pfedbred, without=("mean", "eta_a", "personal"))
 def mfo(task: Task, **settings: Any) -> Algorithm:
     r"""Algorithm 1 with mu = w - eta (memory - theta), memorised first order.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pfedbred.algorithm import Algorithm, Task
-from pfedbred.algorithms.pfedbred import pfedbred
+from pfedbred.algorithm import Algorithm, Task, method
+from pfedbred.algorithms.pfedbred import PAPER, pfedbred
 from pfedbred.settings import same_settings
 
 
+@method(paper=PAPER, year=2022, G="w", P="theta_i")
 @same_settings(pfedbred, without=("mean", "personal"))
 def mg_meta(task: Task, **settings: Any) -> Algorithm:
     r"""Algorithm 1 with a meta-gradient step, as behind the "mg" rows of the paper's table.
@@ -22,6 +23,7 @@ def mg_meta(task: Task, **settings: Any) -> Algorithm:
     return pfedbred(task, mean="mg-meta", **settings)
 
 
+@method(paper=PAPER, year=2022, G="w", P="theta_i")
 @same_settings(pfedbred, without=("mean", "personal"))
 def mg_meta_literal(task: Task, **settings: Any) -> Algorithm:
     r"""mg-meta to the letter of Eq. (appdx_equ_v_mg): the meta step moves the mean, and the local model stays.

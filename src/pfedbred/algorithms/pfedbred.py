@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from pfedbred import means, priors
-from pfedbred.algorithm import Algorithm, Client, Task, averaging_server
+from pfedbred.algorithm import Algorithm, Client, Task, averaging_server, method
 from pfedbred.data.batches import ClientData
 from pfedbred.prox import Problem, Solver, envelope_gradient, prox, solver
 from pfedbred.settings import Count, NonNegative, Positive
@@ -34,6 +34,8 @@ class PersonalState(NamedTuple):
     memory: Tree
 
 
+PAPER = "Shi et al., Personalized Federated Learning with Hidden Information on Personalized Prior"
+
 Start = Callable[[Tree, PersonalState], Tree]
 """``start(w, state)``: where w_i or theta_i begins a round, from the global model and what the client kept."""
 
@@ -44,6 +46,7 @@ STARTS: dict[str, Start] = {
 }
 
 
+@method(paper=PAPER, year=2022, G="w", P="theta_i")
 def pfedbred(
     task: Task,
     *,

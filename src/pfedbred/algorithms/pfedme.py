@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pfedbred.algorithm import Algorithm, Task
+from pfedbred.algorithm import Algorithm, Task, method
 from pfedbred.algorithms.pfedbred import pfedbred
 from pfedbred.settings import same_settings
 
 
+@method(paper="T. Dinh et al., Personalized Federated Learning with Moreau Envelopes", year=2020, G="w", P="theta_i")
 @same_settings(pfedbred, without=("mean", "eta", "eta_a", "prior", "sigma", "jacobian", "envelope", "personal"))
 def pfedme(task: Task, **settings: Any) -> Algorithm:
     r"""pFedMe: min_w E_i min_theta f_i(theta) + lam/2 ||theta - w||^2.

@@ -142,6 +142,10 @@ class Simulation:
             everyone = jnp.arange(self.federation.clients)
             uploads, clients = self._train_clients(shared, (everyone, state.clients))
             uploads = jax.tree.map(lambda leaf: leaf[chosen], uploads)
+            if algorithm.client.synced:
+                trained = jax.tree.map(lambda leaf: leaf[chosen], clients.state)
+                states = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients.state, trained)
+                clients = ClientRecord(states, clients.drawn)
         else:
             uploads, records = self._train_clients(shared, (chosen, records))
             clients = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients, records)

@@ -1,0 +1,74 @@
+"""APFL: a personal model mixed with the global one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfedbred.algorithm import Algorithm, Client, Task, averaging_server, method, towards
+from pfedbred.data.batches import ClientData
+from pfedbred.settings import Count, Fraction, NonNegative
+from pfedbred.types import Array, Tree
+
+
+class Mixed(NamedTuple):
+    """A client's own model v_i and its share in the mixture."""
+
+    v: Tree
+    mixing: Array
+
+
+@method(paper="Deng et al., Adaptive Personalized Federated Learning", year=2020, G="w", P="a_i v_i + (1 - a_i) w")
+def apfl(
+    task: Task, *, mixing: Fraction = 0.5, alpha: NonNegative = 0.01, eta_mixing: NonNegative = 0.01, R: Count = 20
+) -> Algorithm:
+    r"""APFL: min_{v_i} f_i(a_i v_i + (1 - a_i) w), with w learnt as in FedAvg.
+
+    Once a round a_i takes a gradient step, and then in each local step, all on the step's minibatch:
+
+        a_i <- clip(a_i - eta_mixing <v_i - w_i, grad f_i(vbar_i)>, 0, 1)     once, on the round's first minibatch
+        w_i <- w_i - alpha grad f_i(w_i)
+        v_i <- v_i - alpha a_i grad f_i(vbar_i),   vbar_i = a_i v_i + (1 - a_i) w_i (before this step)
+
+    w_i is averaged. G is w, P is a_i v_i + (1 - a_i) w with the global w. With eta_mixing = 0, a_i = 1 is local
+    training and a_i = 0 is FedAvg.
+
+    Args:
+      task: model and loss f.
+      mixing: a_i at the start.
+      alpha: step size of both models.
+      eta_mixing: step size of a_i; 0 keeps it.
+      R: local steps, each on one minibatch.
+
+    References: Deng, Kamani and Mahdavi, arXiv 2003.13461, Algorithm 1 and Eq. (10).
+    """
+
+    def train(w_global: Tree, state: Mixed, data: ClientData) -> tuple[Tree, Mixed]:
+        grad = jax.grad(task.loss)
+
+        def mixed(v: Tree, w: Tree, share: Array) -> Tree:
+            return towards(w, v, share)
+
+        pull = grad(mixed(state.v, w_global, state.mixing), data.batch(0))
+        slope = optax.tree.vdot(optax.tree.sub(state.v, w_global), pull)
+        share = jnp.clip(state.mixing - eta_mixing * slope, 0, 1).astype(state.mixing.dtype)
+
+        def step(carry: tuple[Tree, Tree], r: Array) -> tuple[tuple[Tree, Tree], None]:
+            w, v = carry
+            batch = data.batch(r)
+            grad_w, grad_v = grad(w, batch), grad(mixed(v, w, share), batch)
+            return (optax.tree.add_scale(w, -alpha, grad_w), optax.tree.add_scale(v, -alpha * share, grad_v)), None
+
+        (w, v), _ = jax.lax.scan(step, (w_global, state.v), jnp.arange(R))
+        return w, Mixed(v, share)
+
+    def init(w: Tree) -> Mixed:
+        return Mixed(w, jnp.asarray(mixing, optax.tree.dtype(w, "highest")))
+
+    def model(w: Tree, state: Mixed, data: ClientData) -> Tree:
+        return towards(w, state.v, state.mixing)
+
+    return Algorithm(Client(init, train, model, draws=R), averaging_server(task), task.model.apply)

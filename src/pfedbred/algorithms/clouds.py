@@ -1,0 +1,73 @@
+"""Servers that keep one model for each client and mix them pairwise (FedAMP, HeurFedAMP, FedU)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.algorithm import Server, ServerState, Task, Uploads
+from pfedbred.types import Array, Key, Tree
+
+Mix = Callable[[Tree, Array], Array]
+"""``mix(models, present)``: the N x N weights by which each client's model is made from all. Rows sum to one.
+
+``present`` marks the clients who have uploaded in this round.
+"""
+
+
+def cloud_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
+    """Sends each client its own mixture u_i = sum_j xi_ij w_j of the models uploaded last. G is the mean of the u_i.
+
+    The mixing is a matrix product for each array of the weights, so memory is N x N and N x d, never N x N x d.
+
+    Args:
+      task: what is learnt.
+      mix: gives xi.
+      replaces: whether a client's mixture takes the place of its model (FedU), or is made anew from the uploads of
+        all clients in every round (FedAMP).
+    """
+
+    def init(key: Key, clients: int) -> ServerState:
+        start = task.model.init(key)
+        everyone = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)), start)
+        return ServerState(model=everyone, extra=() if replaces else everyone)
+
+    def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
+        kept = state.model if replaces else state.extra
+        models = jax.tree.map(lambda old, new: old.at[uploads.client].set(new), kept, uploads.upload)
+        count = jax.tree.leaves(models)[0].shape[0]
+        present = jnp.zeros(count, bool).at[uploads.client].set(True)
+        xi = mix(models, present)
+        mixed = jax.tree.map(lambda leaf: jnp.tensordot(xi.astype(leaf.dtype), leaf, 1), models)
+        return ServerState(mixed, () if replaces else models)
+
+    return Server(
+        init=init,
+        send=lambda state, client: jax.tree.map(lambda leaf: leaf[client], state.model),
+        aggregate=aggregate,
+        model=lambda state: jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), state.model),
+    )
+
+
+def inner_products(models: Tree) -> Array:
+    """<w_i, w_j> for all pairs."""
+    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(models)]
+    return sum((leaf @ leaf.T for leaf in flat[1:]), flat[0] @ flat[0].T)
+
+
+def squared_distances(models: Tree) -> Array:
+    """||w_i - w_j||^2 for all pairs.
+
+    From inner products, of models moved to have mean zero: near each other and far from the origin, their inner
+    products would cancel to noise.
+    """
+    products = inner_products(jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0), models))
+    squares = jnp.diagonal(products)
+    return jnp.maximum(squares[:, None] + squares[None, :] - 2 * products, 0)
+
+
+def off_diagonal(matrix: Array) -> Array:
+    """The matrix with zeros on its diagonal."""
+    return jnp.where(jnp.eye(len(matrix), dtype=bool), 0, matrix)

@@ -1,0 +1,45 @@
+"""Ditto: a personal model beside FedAvg, held near the global one."""
+
+from __future__ import annotations
+
+import jax
+import optax
+
+from pfedbred.algorithm import Algorithm, Client, Task, averaging_server, descend, method
+from pfedbred.data.batches import Batch, ClientData
+from pfedbred.settings import Count, NonNegative
+from pfedbred.types import Tree
+
+
+@method(paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization", year=2021, G="w", P="v_i")
+def ditto(
+    task: Task, *, lam: NonNegative = 1.0, alpha: NonNegative = 0.01, R: Count = 20, R_personal: Count = 20
+) -> Algorithm:
+    r"""Ditto: min_{v_i} f_i(v_i) + lam/2 ||v_i - w*||^2, with w* the solution of FedAvg.
+
+    In a round, from the same message w, on the round's first R and next R_personal minibatches:
+
+        u   <- u - alpha grad f_i(u),                       R steps from w: uploaded, averaged as in FedAvg
+        v_i <- v_i - alpha (grad f_i(v_i) + lam (v_i - w)), R_personal steps: kept
+
+    G is w, P is v_i. With lam = 0, v_i is trained locally.
+
+    Args:
+      task: model and loss f.
+      lam: lambda, how strongly v_i is held; the paper takes 0.1, 1 or 2 by data.
+      alpha: step size of both.
+      R: steps for the global model.
+      R_personal: steps for the personal model, the paper's s.
+
+    References: Li, Hu, Beirami and Smith, ICML 2021, Algorithm 1.
+    """
+
+    def train(w: Tree, v: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        def personal_gradient(v: Tree, batch: Batch) -> Tree:
+            return optax.tree.add_scale(jax.grad(task.loss)(v, batch), lam, optax.tree.sub(v, w))
+
+        upload = descend(jax.grad(task.loss), w, data, alpha=alpha, steps=R)
+        return upload, descend(personal_gradient, v, data, alpha=alpha, steps=R_personal, first=R)
+
+    client = Client(init=lambda w: w, train=train, model=lambda w, v, data: v, draws=R + R_personal)
+    return Algorithm(client, averaging_server(task), task.model.apply)

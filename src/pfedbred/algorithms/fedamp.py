@@ -1,0 +1,112 @@
+"""FedAMP and HeurFedAMP: clients with similar models help each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfedbred.algorithm import Algorithm, Client, Task, descend, method
+from pfedbred.algorithms.clouds import Mix, cloud_server, inner_products, off_diagonal, squared_distances
+from pfedbred.data.batches import Batch, ClientData
+from pfedbred.errors import SettingError
+from pfedbred.settings import Count, Fraction, NonNegative, Positive
+from pfedbred.types import Array, Tree
+
+_PAPER = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data"
+
+
+@method(paper=_PAPER, year=2021, G="mean of the u_i", P="w_i")
+def fedamp(
+    task: Task,
+    *,
+    lam: NonNegative = 1.0,
+    sigma: Positive = 10.0,
+    alpha_k: Positive = 0.1,
+    alpha: NonNegative = 0.01,
+    R: Count = 20,
+) -> Algorithm:
+    r"""FedAMP: min over all w_i of sum_i f_i(w_i) + lam sum_{i<j} A(||w_i - w_j||^2), A(x) = 1 - e^{-x/sigma}.
+
+        server:  u_i = (1 - sum_{j != i} xi_ij) w_i + sum_{j != i} xi_ij w_j,   xi_ij = alpha_k A'(||w_i - w_j||^2)
+        client:  w_i <- w_i - alpha (grad f_i(w_i) + lam/alpha_k (w_i - u_i)),  R steps from its own w_i
+
+    The distance is squared, and A'(x) = e^{-x/sigma} / sigma. There is no single global model: P is w_i, and G is the
+    mean of the u_i. With lam = 0 every client is alone.
+
+    Args:
+      task: model and loss f.
+      lam: lambda, the weight of A.
+      sigma: how near two models must be to help each other.
+      alpha_k: the server's step; at most sigma / N, so that u_i is a convex combination whatever the distances. The
+        paper lowers it along the run and ties it to its data; these defaults suit up to 100 clients.
+      alpha: the clients' step size.
+      R: local steps, each on one minibatch.
+
+    References: Huang et al., AAAI 2021, Algorithm 1, Eqs. (2) to (5).
+    """
+
+    def mix(models: Tree, present: Array) -> Array:
+        if alpha_k * len(present) > sigma:
+            limit = sigma / len(present)
+            raise SettingError(f"fedamp's alpha_k must be at most sigma / clients = {limit:g}, not {alpha_k:g}")
+        slope = jnp.exp(-squared_distances(models) / sigma) / sigma
+        return _rows_to_one(off_diagonal(alpha_k * slope))
+
+    return _attentive(task, mix, lam / alpha_k, alpha, R)
+
+
+@method(paper=_PAPER, year=2021, G="mean of the u_i", P="w_i")
+def heurfedamp(
+    task: Task, *, lam: NonNegative = 1.0, sigma: NonNegative = 10.0, self_weight: Fraction = 0.5, alpha: NonNegative = 0.01,
+    R: Count = 20,
+) -> Algorithm:  # fmt: skip
+    r"""HeurFedAMP: FedAMP with cosines in place of distances, for deep networks.
+
+        xi_ii = self_weight;   xi_ij = (1 - self_weight) e^{sigma cos(w_i, w_j)} / sum_{h != i} e^{sigma cos(w_i, w_h)}
+        client:  w_i <- w_i - alpha (grad f_i(w_i) + lam (w_i - u_i)),  R steps from its own w_i
+
+    P is w_i, G is the mean of the u_i. With lam = 0 every client is alone.
+
+    Args:
+      task: model and loss f.
+      lam: how strongly w_i is held at u_i, the paper's lambda / alpha_k.
+      sigma: sharpness of the attention.
+      self_weight: xi_ii.
+      alpha: the clients' step size.
+      R: local steps, each on one minibatch.
+
+    References: Huang et al., AAAI 2021, Section "HeurFedAMP", Eqs. (7) and (8).
+    """
+
+    def mix(models: Tree, present: Array) -> Array:
+        products = inner_products(models)
+        norms = jnp.sqrt(jnp.diagonal(products))
+        cosines = products / jnp.maximum(norms[:, None] * norms[None, :], jnp.finfo(products.dtype).tiny)
+        alone = jnp.eye(len(present), dtype=bool)
+        attention = jax.nn.softmax(jnp.where(alone, -jnp.inf, sigma * cosines), axis=1)
+        attention = jnp.where(alone, 0, attention)  # with one client there is nobody else: NaN on the diagonal
+        return _rows_to_one((1 - self_weight) * attention)
+
+    return _attentive(task, mix, lam, alpha, R)
+
+
+def _rows_to_one(others: Array) -> Array:
+    """Each row's remainder is the client's own weight."""
+    return others + jnp.diag(1 - jnp.sum(others, axis=1))
+
+
+def _attentive(task: Task, mix: Mix, pull: Any, alpha: Any, steps: int) -> Algorithm:
+    """Clients that train their own model, held with strength ``pull`` at the mixture that the server made for them."""
+
+    def train(u: Tree, w: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        def gradient(v: Tree, batch: Batch) -> Tree:
+            return optax.tree.add_scale(jax.grad(task.loss)(v, batch), pull, optax.tree.sub(v, u))
+
+        w = descend(gradient, w, data, alpha=alpha, steps=steps)
+        return w, w
+
+    client = Client(init=lambda u: u, train=train, model=lambda u, w, data: w, draws=steps)
+    return Algorithm(client, cloud_server(task, mix, replaces=False), task.model.apply)

@@ -1,0 +1,42 @@
+"""FedPer: a shared body under personal heads, trained together."""
+
+from __future__ import annotations
+
+from pfedbred.algorithm import Algorithm, Client, Task, descend, method
+from pfedbred.algorithms.heads import Parts, body_server, join, only
+from pfedbred.data.batches import ClientData
+from pfedbred.settings import Count, NonNegative
+from pfedbred.types import Tree
+
+
+@method(
+    paper="Arivazhagan et al., Federated Learning with Personalization Layers",
+    year=2019,
+    G="shared body, first head",
+    P="shared body, own head",
+)
+def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
+    r"""FedPer: min over one body b and heads h_i of E_i f_i(b, h_i).
+
+        (b_i, h_i) <- (b_i, h_i) - alpha grad f_i(b_i, h_i),  R steps from (b, h_i);     b <- E_I b_i
+
+    Heads stay on their clients. P is (b, h_i), G is b under the head that everyone started from. The head is the
+    model's own (``Model.head``); a model that is all head is trained locally.
+
+    Args:
+      task: model and loss f.
+      alpha: step size of both parts.
+      R: local steps, each on one minibatch.
+
+    References: Arivazhagan, Aggarwal, Singh and Choudhary, arXiv 1912.00818, Algorithms 1 and 2.
+    """
+
+    def train(message: Parts, head: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        parts = descend(only(task, ("body", "head")), Parts(message.body, head), data, alpha=alpha, steps=R)
+        return parts.body, parts.head
+
+    def model(message: Parts, head: Tree, data: ClientData) -> Tree:
+        return join(message.body, head)
+
+    client = Client(init=lambda message: message.head, train=train, model=model, draws=R)
+    return Algorithm(client, body_server(task), task.model.apply)

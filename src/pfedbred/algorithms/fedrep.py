@@ -1,0 +1,45 @@
+"""FedRep: a shared body under personal heads, one after the other."""
+
+from __future__ import annotations
+
+from pfedbred.algorithm import Algorithm, Client, Task, descend, method
+from pfedbred.algorithms.heads import Parts, body_server, join, only
+from pfedbred.data.batches import ClientData
+from pfedbred.settings import Count, NonNegative
+from pfedbred.types import Tree
+
+
+@method(
+    paper="Collins et al., Exploiting Shared Representations for Personalized Federated Learning",
+    year=2021,
+    G="shared body, first head",
+    P="shared body, own head",
+)
+def fedrep(task: Task, *, alpha: NonNegative = 0.01, R_head: Count = 15, R: Count = 5) -> Algorithm:
+    r"""FedRep: min over one body b and heads h_i of E_i f_i(b, h_i), heads first.
+
+        h_i <- h_i - alpha grad_h f_i(b, h_i),    R_head steps under the body received
+        b_i <- b_i - alpha grad_b f_i(b_i, h_i),  R steps with that head, on the minibatches that follow
+        b   <- E_I b_i
+
+    Heads stay on their clients. P is (b, h_i), G is b under the head that everyone started from.
+
+    Args:
+      task: model and loss f.
+      alpha: step size of both parts.
+      R_head: steps of the head; the paper takes many (10 passes) against few for the body.
+      R: steps of the body.
+
+    References: Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, Algorithm 1.
+    """
+
+    def train(message: Parts, head: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        parts = descend(only(task, ("head",)), Parts(message.body, head), data, alpha=alpha, steps=R_head)
+        parts = descend(only(task, ("body",)), parts, data, alpha=alpha, steps=R, first=R_head)
+        return parts.body, parts.head
+
+    def model(message: Parts, head: Tree, data: ClientData) -> Tree:
+        return join(message.body, head)
+
+    client = Client(init=lambda message: message.head, train=train, model=model, draws=R_head + R)
+    return Algorithm(client, body_server(task), task.model.apply)

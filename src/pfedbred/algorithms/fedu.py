@@ -1,0 +1,48 @@
+"""FedU: every client its own model, neighbours drawn together by the graph's Laplacian."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.algorithm import Algorithm, Client, Task, descend, method
+from pfedbred.algorithms.clouds import cloud_server, off_diagonal
+from pfedbred.data.batches import ClientData
+from pfedbred.settings import Count, NonNegative
+from pfedbred.types import Array, Tree
+
+
+@method(
+    paper="Dinh et al., A New Look and Convergence Rate of Federated Multitask Learning With Laplacian Regularization",
+    year=2022,
+    G="mean of the w_i",
+    P="w_i",
+)
+def fedu(task: Task, *, lam: NonNegative = 1.0, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
+    r"""FedU: min over all w_i of sum_i f_i(w_i) + lam/4 sum_{i,j} a_ij ||w_i - w_j||^2, here with a_ij = 1/N.
+
+        client:  w_i <- w_i - alpha grad f_i(w_i),  R steps from the w_i received
+        server:  w_i <- w_i - lam alpha R sum_{j in I} a_ij (w_i - w_j)      for i in I
+
+    P is the w_i that the server sends back, G is their mean. With lam = 0 every client is alone.
+
+    Args:
+      task: model and loss f.
+      lam: weight of the Laplacian, the paper's eta.
+      alpha: the clients' step size, the paper's mu.
+      R: local steps, each on one minibatch.
+
+    References: Dinh, Vu, Tran, Dao and Zhang, IEEE TNNLS 2022, Algorithm 1.
+    """
+
+    def mix(models: Tree, present: Array) -> Array:
+        neighbours = present[:, None] & present[None, :]
+        step = lam * alpha * R / len(present)
+        others = off_diagonal(jnp.where(neighbours, step, 0.0))
+        return others + jnp.diag(1 - jnp.sum(others, axis=1))
+
+    def train(w: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        return descend(jax.grad(task.loss), w, data, alpha=alpha, steps=R), state
+
+    client = Client(init=lambda w: (), train=train, model=lambda w, state, data: w, draws=R)
+    return Algorithm(client, cloud_server(task, mix, replaces=True), task.model.apply)

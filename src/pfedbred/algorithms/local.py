@@ -1,0 +1,38 @@
+"""Local: no federation."""
+
+from __future__ import annotations
+
+import jax
+
+from pfedbred.algorithm import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method
+from pfedbred.data.batches import ClientData
+from pfedbred.settings import Count, NonNegative
+from pfedbred.types import Tree
+
+
+@method(paper="-", year=2016, G="the start model, untrained", P="w_i")
+def local(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
+    r"""Every client alone: min_{w_i} f_i(w_i), by w_i <- w_i - alpha grad f_i(w_i), R steps a round.
+
+    Nothing is uploaded. P is w_i; G is the model everyone started from, which nothing trains.
+
+    Args:
+      task: model and loss f.
+      alpha: step size.
+      R: steps in a round, each on one minibatch.
+    """
+
+    def train(start: Tree, w: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        return (), descend(jax.grad(task.loss), w, data, alpha=alpha, steps=R)
+
+    def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
+        return state
+
+    client = Client(init=lambda start: start, train=train, model=lambda start, w, data: w, draws=R)
+    server = Server(
+        init=lambda key, clients: ServerState(task.model.init(key)),
+        send=lambda state, client: state.model,
+        aggregate=aggregate,
+        model=lambda state: state.model,
+    )
+    return Algorithm(client, server, task.model.apply)

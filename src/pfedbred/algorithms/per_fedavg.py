@@ -1,0 +1,81 @@
+"""Per-FedAvg: a global model that is a good start for one local step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfedbred.algorithm import Algorithm, Client, Task, averaging_server, method
+from pfedbred.data.batches import ClientData
+from pfedbred.settings import Count, NonNegative, Positive
+from pfedbred.types import Array, Tree
+
+
+@method(
+    paper="Fallah et al., Personalized Federated Learning: A Meta-Learning Approach",
+    year=2020,
+    G="w",
+    P="w after two local steps",
+)
+def per_fedavg(
+    task: Task,
+    *,
+    alpha: NonNegative = 0.01,
+    alpha_m: NonNegative = 0.01,
+    R: Count = 20,
+    order: Literal["first", "hessian-free", "exact"] = "first",
+    delta: Positive = 0.001,
+) -> Algorithm:
+    r"""Per-FedAvg: min_w E_i F_i(w), F_i(w) = f_i(w - alpha grad f_i(w)).
+
+    A local step takes fresh minibatches D, D' and (unless first-order) D'':
+
+        v <- grad f(w - alpha grad f(w; D); D')
+        w <- w - alpha_m (v - alpha Hess f(w; D'') v)
+
+    ``first`` drops the Hessian, as the pFedBreD paper does; ``hessian-free`` takes
+    Hess f v = (grad f(w + delta v) - grad f(w - delta v)) / (2 delta); ``exact`` one Hessian-vector product.
+
+    G is w. P is w after two steps on two local training minibatches, of sizes alpha and alpha_m, as in the pFedBreD
+    paper's appendix. With alpha = 0 training is FedAvg's.
+
+    Args:
+      task: model and loss f.
+      alpha: the inner step size.
+      alpha_m: the outer step size, the paper's beta.
+      R: local steps, the paper's tau.
+      order: how the Hessian is treated.
+      delta: step of the finite difference.
+
+    References: Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, Algorithm 1 and Section 5.
+    """
+    grad = jax.grad(task.loss)
+    batches = 2 if order == "first" else 3
+
+    def train(w: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        def step(w: Tree, r: Array) -> tuple[Tree, None]:
+            first = r * batches
+            adapted = optax.tree.add_scale(w, -alpha, grad(w, data.batch(first)))
+            v = grad(adapted, data.batch(first + 1))
+            if order == "hessian-free":
+                third = data.batch(first + 2)
+                above = grad(optax.tree.add_scale(w, delta, v), third)
+                below = grad(optax.tree.add_scale(w, -delta, v), third)
+                v = optax.tree.add_scale(v, -alpha / (2 * delta), optax.tree.sub(above, below))
+            elif order == "exact":
+                third = data.batch(first + 2)
+                curvature = jax.jvp(lambda u: grad(u, third), (w,), (v,))[1]
+                v = optax.tree.add_scale(v, -alpha, curvature)
+            return optax.tree.add_scale(w, -alpha_m, v), None
+
+        return jax.lax.scan(step, w, jnp.arange(R))[0], state
+
+    def model(w: Tree, state: Tree, data: ClientData) -> Tree:
+        w = optax.tree.add_scale(w, -alpha, grad(w, data.batch(0)))
+        return optax.tree.add_scale(w, -alpha_m, grad(w, data.batch(1)))
+
+    client = Client(init=lambda w: (), train=train, model=model, draws=R * batches, model_draws=2)
+    return Algorithm(client, averaging_server(task), task.model.apply)

@@ -1,0 +1,90 @@
+"""SCAFFOLD: control variates against client drift."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfedbred.algorithm import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method, towards
+from pfedbred.data.batches import Batch, ClientData
+from pfedbred.settings import Count, NonNegative, Positive
+from pfedbred.types import Array, Key, Tree
+
+
+class Message(NamedTuple):
+    """The global model and the server's control variate."""
+
+    w: Tree
+    control: Tree
+
+
+class Update(NamedTuple):
+    """The local model, and how far the client's control variate has moved."""
+
+    w: Tree
+    control_change: Tree
+
+
+@method(paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging", year=2020, G="w", P="w")
+def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 1.0, R: Count = 20) -> Algorithm:
+    r"""SCAFFOLD: min_w E_i f_i(w), with local steps corrected by control variates c_i and c.
+
+        v   <- v - alpha (grad f_i(v) - c_i + c),  R steps from w
+        c_i' = c_i - c + (w - v) / (R alpha)                                       option II
+        w   <- w + alpha_server E_I (v_i - w);   c <- c + |I|/N mean_I (c_i' - c_i)
+
+    No personal model: G and P are w. c_i stays on the client; only its change is uploaded. With one client it is SGD.
+
+    Args:
+      task: model and loss f.
+      alpha: local step size, the paper's eta_l.
+      alpha_server: global step size, the paper's eta_g.
+      R: local steps, the paper's K.
+
+    References: Karimireddy et al., ICML 2020, Algorithm 1.
+    """
+
+    def train(message: Message, control: Tree, data: ClientData) -> tuple[Update, Tree]:
+        correction = optax.tree.sub(message.control, control)
+
+        def gradient(v: Tree, batch: Batch) -> Tree:
+            return optax.tree.add(jax.grad(task.loss)(v, batch), correction)
+
+        v = descend(gradient, message.w, data, alpha=alpha, steps=R)
+        travelled = optax.tree.scale(1 / (R * alpha), optax.tree.sub(message.w, v))
+        change = optax.tree.sub(travelled, message.control)
+        return Update(v, change), optax.tree.add(control, change)
+
+    def init(key: Key, clients: int) -> ServerState:
+        w = task.model.init(key)
+        return ServerState(w, {"control": optax.tree.zeros_like(w), "clients": jnp.int32(clients)})
+
+    def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
+        received: Any = uploads.upload
+        control = state.extra["control"]
+        share = uploads.client.size / state.extra["clients"]
+
+        def moved(leaf: Array, changes: Array) -> Array:
+            return leaf + (share * jnp.mean(changes, axis=0)).astype(leaf.dtype)
+
+        control = jax.tree.map(moved, control, received.control_change)
+        w = towards(state.model, uploads.average(lambda upload: upload.w), alpha_server)
+        return ServerState(w, {**state.extra, "control": control})
+
+    client = Client(
+        init=lambda message: optax.tree.zeros_like(message.w),
+        train=train,
+        model=lambda message, control, data: message.w,
+        draws=R,
+        synced=True,
+    )
+    server = Server(
+        init=init,
+        send=lambda state, client: Message(state.model, state.extra["control"]),
+        aggregate=aggregate,
+        model=lambda state: state.model,
+    )
+    return Algorithm(client, server, task.model.apply)

@@ -1,0 +1,56 @@
+"""Tricks over any algorithm, named by suffix as in the paper's table: ``mg-meta+am``, ``per-fedavg+ft``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfedbred.algorithm import Algorithm, ServerState, Task, Uploads, towards
+from pfedbred.data.batches import ClientData
+from pfedbred.settings import NonNegative
+from pfedbred.types import Tree
+
+
+def ft(algorithm: Algorithm, task: Task, *, ft_alpha: NonNegative = 0.01) -> Algorithm:
+    r"""Fine-tuning: P takes one more SGD step, of size ``ft_alpha``, on one minibatch of local training data.
+
+    Training is unchanged. The step is on all weights of P, by the loss of what P predicts.
+
+    References: Shi et al., Section "Tricks".
+    """
+    client = algorithm.client
+
+    def model(message: Tree, state: Tree, data: ClientData) -> Tree:
+        personal = client.model(message, state, data)
+        batch = data.batch(client.model_draws)
+
+        def loss(model: Tree) -> jax.Array:
+            return jnp.mean(task.losses(algorithm.predict(model, batch.x), batch.y))
+
+        return optax.tree.add_scale(personal, -ft_alpha, jax.grad(loss)(personal))
+
+    return algorithm._replace(client=client._replace(model=model, model_draws=client.model_draws + 1))
+
+
+def am(algorithm: Algorithm, task: Task, *, am_beta: NonNegative = 2.0) -> Algorithm:
+    r"""Aggregation momentum: the server's model goes ``am_beta`` times as far, w <- (1 - beta) w + beta w_new.
+
+    It acts on what the server learns (``ServerState.model``): the global model, FedEM's components, the body of FedPer,
+    FedAMP's and FedU's models of all clients. Control variates and momenta are left alone.
+
+    References: Shi et al., line 14 of Algorithm 1 and Section "Tricks".
+    """
+    server = algorithm.server
+
+    def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
+        new = server.aggregate(state, uploads)
+        return new._replace(model=towards(state.model, new.model, am_beta))
+
+    return algorithm._replace(server=server._replace(aggregate=aggregate))
+
+
+WRAPPERS: dict[str, Callable[..., Algorithm]] = {"am": am, "ft": ft}
+"""Every wrapper. A new one is a function ``(algorithm, task, *, settings...) -> Algorithm``, and a line here."""
