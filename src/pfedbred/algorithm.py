@@ -141,11 +141,44 @@ def descend(
     return jax.lax.scan(step, weights, jnp.arange(first, first + steps))[0]
 
 
+class Costs(NamedTuple):
+    """Of one client and one round, in multiples of the model's size: what it receives, sends, and keeps."""
+
+    download: float
+    upload: float
+    state: float
+
+
+def costs(algorithm: Algorithm, task: Task, sample: Batch) -> Costs:
+    """What the algorithm exchanges and keeps, from the shapes of its messages; ``sample`` is a batch of one sample."""
+
+    def exchange(key: Key) -> tuple[Tree, Tree, Tree, Tree]:
+        client, server = algorithm.client, algorithm.server
+        message = server.send(server.init(key, 2), jnp.int32(0))
+        rows = jnp.zeros((max(client.draws, client.model_draws), 1), int)
+        data = ClientData(sample.x, sample.y, rows, jnp.int32(0), jnp.int32(1))
+        kept = client.init(message)
+        upload, _ = client.train(message, kept, data)
+        return (
+            message,
+            (client.prepare(message, kept, data) if client.prepare else (), upload),
+            kept,
+            task.model.init(key),
+        )
+
+    message, upload, kept, model = jax.eval_shape(exchange, jax.random.key(0))
+    return Costs(*(_entries(tree) / _entries(model) for tree in (message, upload, kept)))
+
+
+def _entries(tree: Tree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
 class About(NamedTuple):
     """Where a method comes from, and what its models are."""
 
     paper: str
-    year: int
+    year: int | None
     global_: str
     personal: str
 
@@ -153,7 +186,7 @@ class About(NamedTuple):
 Build = TypeVar("Build", bound=Callable[..., Algorithm])
 
 
-def method(*, paper: str, year: int, G: str, P: str) -> Callable[[Build], Build]:
+def method(*, paper: str, year: int | None, G: str, P: str) -> Callable[[Build], Build]:
     """Says of a function that builds an algorithm what ``pfedbred list algorithms`` shows of it."""
 
     def note(build: Build) -> Build:

@@ -60,9 +60,14 @@ def fedamp(
 
 @method(paper=_PAPER, year=2021, G="mean of the u_i", P="w_i")
 def heurfedamp(
-    task: Task, *, lam: NonNegative = 1.0, sigma: NonNegative = 10.0, self_weight: Fraction = 0.5, alpha: NonNegative = 0.01,
+    task: Task,
+    *,
+    lam: NonNegative = 1.0,
+    sigma: NonNegative = 10.0,
+    self_weight: Fraction = 0.5,
+    alpha: NonNegative = 0.01,
     R: Count = 20,
-) -> Algorithm:  # fmt: skip
+) -> Algorithm:
     r"""HeurFedAMP: FedAMP with cosines in place of distances, for deep networks.
 
         xi_ii = self_weight;   xi_ij = (1 - self_weight) e^{sigma cos(w_i, w_j)} / sum_{h != i} e^{sigma cos(w_i, w_h)}

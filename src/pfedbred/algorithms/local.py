@@ -10,7 +10,7 @@ from pfedbred.settings import Count, NonNegative
 from pfedbred.types import Tree
 
 
-@method(paper="-", year=2016, G="the start model, untrained", P="w_i")
+@method(paper="no federation, the baseline of all", year=None, G="the start model, untrained", P="w_i")
 def local(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
     r"""Every client alone: min_{w_i} f_i(w_i), by w_i <- w_i - alpha grad f_i(w_i), R steps a round.
 

@@ -102,6 +102,8 @@ def pfedbred(
       envelope: gradient of the envelope in mu: exact, or with Hess g* replaced by I. The same for a spherical Gaussian.
       jacobian: Dmu as the identity (paper), or exact by one vector-Jacobian product.
       personal: what P is: theta_i, or the global model for methods without a personal one.
+
+    References: Shi et al., Algorithm 1 (alg_pFedBreD).
     """
     family = priors.get(prior, sigma)
     strategy = means.get(mean, eta_a, eta)
