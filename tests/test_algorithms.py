@@ -3,6 +3,7 @@
 import inspect
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from conftest import small_federation
 
 import pfedbred
 from pfedbred import algorithms
-from pfedbred.algorithm import Batch, costs
+from pfedbred.algorithm import Batch, Uploads, costs
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.engine import selection
 
@@ -155,3 +156,22 @@ def test_fedamp_refuses_a_step_that_is_no_average():
     task = pfedbred.Task(pfedbred.models.mclr((6,), 3))
     with pytest.raises(pfedbred.SettingError, match=r"at most sigma / clients = 2\.5"):
         traced(pfedbred.make("fedamp", task, {"alpha_k": 3.0}), task)
+
+
+@pytest.mark.parametrize("name", ["fedamp", "heurfedamp", "fedu"])
+def test_mixing_pairs_of_clients_needs_no_array_of_pairs_times_weights(name):
+    """At 60 clients: nothing in the server's step is larger than clients x clients or clients x weights."""
+    clients = 60
+    algorithm, _ = make(name)
+    state = jax.eval_shape(lambda: algorithm.server.init(jax.random.key(0), clients))
+    d = sum(leaf.size for leaf in jax.tree.leaves(state.model)) // clients
+    uploads = Uploads(state.model, jnp.arange(clients), jnp.full(clients, 1 / clients))
+    program = jax.make_jaxpr(algorithm.server.aggregate)(state, uploads)
+
+    def sizes(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (variable.aval.size for variable in equation.outvars)
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                yield from sizes(inner)
+
+    assert max(sizes(program.jaxpr)) <= max(clients * clients, clients * d) < clients * clients * d
