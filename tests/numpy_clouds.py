@@ -26,10 +26,7 @@ NAMES = ("fedamp", "heurfedamp", "fedu", "scaffold", "per-fedavg", "fedem")
 
 @dataclass(frozen=True)
 class Settings:
-    """The papers' hyper-parameters, each with the letter of its own paper in the comment.
-
-    ``pull`` is how strongly a client is held at the server's mixture: lambda / alpha_k in FedAMP.
-    """
+    """The papers' hyper-parameters under the library's names, and aggregation momentum's beta."""
 
     alpha: float
     R: int
@@ -154,24 +151,25 @@ def message_passing(
 ) -> tuple[Vector, list[Vector]]:
     """Algorithm 1 of the paper, with its proximal problem min f_i(w) + pull/2 ||w - u_i||^2 by R SGD steps.
 
-    A client's w_i is its own and moves whenever it trains; the server mixes the last w_i that it has been sent.
+    A client's w_i is its own and moves whenever it trains; the server mixes the last w_i that it has been sent. What
+    the server sends, and so what aggregation momentum acts on, are the u_i.
     """
     settings = run.settings
     own = [start for _ in run.clients]
     uploaded = [start for _ in run.clients]
+    sent = [start for _ in run.clients]
     for chosen in run.chosen_by_round:
-        clouds = cloud_models(uploaded, weights(uploaded, settings))
         for i in run.clients:
             if run.trains(i, chosen):
                 w = own[i]
                 for batch in run.next(i, settings.R):
-                    w = w - settings.alpha * (gradient(w, batch) + pull * (w - clouds[i]))
+                    w = w - settings.alpha * (gradient(w, batch) + pull * (w - sent[i]))
                 own[i] = w
         for i in chosen:
-            uploaded[i] = run.momentum(uploaded[i], own[i])
-    clouds = cloud_models(uploaded, weights(uploaded, settings))
-    mean = sum(clouds[1:], clouds[0]) / len(clouds)
-    return mean, own
+            uploaded[i] = own[i]
+        made = cloud_models(uploaded, weights(uploaded, settings))
+        sent = [run.momentum(sent[i], made[i]) for i in run.clients]
+    return sum(sent[1:], sent[0]) / len(sent), own
 
 
 def fedamp(run: Run, start: Vector) -> tuple[Vector, list[Vector]]:
@@ -346,7 +344,7 @@ def run_vectors(
 ) -> tuple[Vector, list[Vector]]:
     """Global and personal models of a method whose models are vectors; ``algorithm_1`` for those of that paper.
 
-    Aggregation momentum over Algorithm 1 is its own line 14, so there ``am_beta`` multiplies ``beta``.
+    Aggregation momentum over Algorithm 1 is its own line 14: there it is part of ``algorithm_1.beta``.
     """
     if algorithm_1 is None:
         global_, personal = METHODS[name](run, start)

@@ -61,7 +61,11 @@ class Uploads(NamedTuple):
     weight: Array  # sums to one
 
     def average(self, select: Callable[[Tree], Tree] = lambda upload: upload) -> Tree:
-        """The weighted mean of the uploads, E_I in Algorithm 1; of a part of them if ``select`` says which."""
+        """The weighted mean of the uploads, E_I in Algorithm 1; of a part of them if ``select`` says which.
+
+        The weights are the run's, by training samples unless it says otherwise. Some methods' papers print a plain
+        mean here: ``--weights uniform``.
+        """
         return jax.tree.map(lambda leaf: jnp.tensordot(self.weight.astype(leaf.dtype), leaf, 1), select(self.upload))
 
 

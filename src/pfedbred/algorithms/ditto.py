@@ -26,7 +26,7 @@ def ditto(
 
     Args:
       task: model and loss f.
-      lam: lambda, how strongly v_i is held; the paper takes 0.1, 1 or 2 by data.
+      lam: lambda, how strongly v_i is held; in the paper each client picks 0.1, 1 or 2 by validation, or 1.
       alpha: step size of both.
       R: steps for the global model.
       R_personal: steps for the personal model, the paper's s.

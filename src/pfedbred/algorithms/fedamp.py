@@ -22,7 +22,7 @@ _PAPER = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Da
 def fedamp(
     task: Task,
     *,
-    lam: NonNegative = 1.0,
+    lam: NonNegative = 0.1,
     sigma: Positive = 10.0,
     alpha_k: Positive = 0.1,
     alpha: NonNegative = 0.01,
@@ -41,7 +41,8 @@ def fedamp(
       lam: lambda, the weight of A.
       sigma: how near two models must be to help each other.
       alpha_k: the server's step; at most sigma / N, so that u_i is a convex combination whatever the distances. The
-        paper lowers it along the run and ties it to its data; these defaults suit up to 100 clients.
+        paper lowers it along the run and ties it to its data; these defaults suit up to 100 clients, and hold w_i with
+        a strength lam / alpha_k of 1.
       alpha: the clients' step size.
       R: local steps, each on one minibatch.
 

@@ -39,7 +39,7 @@ def mime(task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: 
       momentum: the paper's beta; it tries 0, 0.9 and 0.99.
       R: local steps, the paper's K.
 
-    References: Karimireddy et al., NeurIPS 2021, Algorithm 1 (Mime) with Table 1's SGDm.
+    References: Karimireddy et al., NeurIPS 2021 (arXiv 2008.03606), Algorithm 1 (Mime) with SGD and momentum.
     """
 
     def prepare_client(message: Message, state: Tree, data: ClientData) -> Tree:

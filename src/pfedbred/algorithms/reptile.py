@@ -20,10 +20,10 @@ def reptile(
 
     Args:
       task: model and loss f.
-      epsilon: the outer step size; the paper begins with 1 and lowers it.
+      epsilon: the outer step size; the paper begins near 1 and lowers it.
       alpha: local step size.
       R: local steps, the paper's k.
-      adapt_steps: steps from w to a personal model; the paper's experiments use 5 to 50.
+      adapt_steps: steps from w to a personal model; the paper's experiments use 5 to 100.
 
     References: Nichol, Achiam and Schulman, arXiv 1803.02999, Algorithm 2 (batched).
     """

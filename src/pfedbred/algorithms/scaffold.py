@@ -30,11 +30,13 @@ class Update(NamedTuple):
 
 @method(paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging", year=2020, G="w", P="w")
 def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 1.0, R: Count = 20) -> Algorithm:
-    r"""SCAFFOLD: min_w E_i f_i(w), with local steps corrected by control variates c_i and c.
+    r"""SCAFFOLD: min_w 1/N sum_i f_i(w), with local steps corrected by control variates c_i and c.
 
         v   <- v - alpha (grad f_i(v) - c_i + c),  R steps from w
         c_i' = c_i - c + (w - v) / (R alpha)                                       option II
-        w   <- w + alpha_server E_I (v_i - w);   c <- c + |I|/N mean_I (c_i' - c_i)
+        w   <- w + alpha_server E_I (v_i - w);   c <- c + 1/N sum_I (c_i' - c_i)
+
+    c is a plain sum, so every client counts alike in the objective, whatever the weights of the average E_I.
 
     No personal model: G and P are w. c_i stays on the client; only its change is uploaded. With one client it is SGD.
 
@@ -64,13 +66,12 @@ def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 
 
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
         received: Any = uploads.upload
-        control = state.extra["control"]
-        share = uploads.client.size / state.extra["clients"]
+        clients = state.extra["clients"]
 
         def moved(leaf: Array, changes: Array) -> Array:
-            return leaf + (share * jnp.mean(changes, axis=0)).astype(leaf.dtype)
+            return leaf + jnp.sum(changes, axis=0) / clients.astype(leaf.dtype)
 
-        control = jax.tree.map(moved, control, received.control_change)
+        control = jax.tree.map(moved, state.extra["control"], received.control_change)
         w = towards(state.model, uploads.average(lambda upload: upload.w), alpha_server)
         return ServerState(w, {**state.extra, "control": control})
 
