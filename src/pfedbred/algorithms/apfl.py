@@ -34,8 +34,7 @@ def apfl(
         v_i <- v_i - alpha a_i grad f_i(vbar_i),   vbar_i = a_i v_i + (1 - a_i) w_i (before this step)
 
     The clip is the authors' code's; the paper leaves a_i free. w_i is averaged. G is w, P is
-    a_i v_i + (1 - a_i) w with the global w. With eta_mixing = 0, a_i = 1 is local
-    training and a_i = 0 is FedAvg.
+    a_i v_i + (1 - a_i) w with the global w. With eta_mixing = 0, a_i = 1 is local training and a_i = 0 is FedAvg.
 
     Args:
       task: model and loss f.

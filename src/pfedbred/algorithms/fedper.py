@@ -21,7 +21,8 @@ def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm
         (b_i, h_i) <- (b_i, h_i) - alpha grad f_i(b_i, h_i),  R steps from (b, h_i);     b <- E_I b_i
 
     Heads stay on their clients; all start alike here, where the paper starts each at random. P is (b, h_i),
-    G is b under the head that everyone started from. The head is the model's own (``Model.head``); a model that is all head is trained locally.
+    G is b under the head that everyone started from. The head is the model's own (``Model.head``); a model that is
+    all head is trained locally.
 
     Args:
       task: model and loss f.
