@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import jax.extend
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -34,3 +35,11 @@ def small_federation(sizes=(7, 12, 5, 20), features=6, classes=3, seed=0) -> pfe
     train = [samples(i, size) for i, size in enumerate(sizes)]
     test = [samples(i, max(2, size // 3)) for i, size in enumerate(sizes)]
     return pfedbred.from_clients(train, test, name="small")
+
+
+def array_sizes(program):
+    """The sizes of all arrays that a jaxpr makes, inner programs included."""
+    for equation in program.eqns:
+        yield from (variable.aval.size for variable in equation.outvars)
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from array_sizes(inner)

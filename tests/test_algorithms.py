@@ -3,11 +3,10 @@
 import inspect
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small_federation
+from conftest import array_sizes, small_federation
 
 import pfedbred
 from pfedbred import algorithms
@@ -167,11 +166,4 @@ def test_mixing_pairs_of_clients_needs_no_array_of_pairs_times_weights(name):
     d = sum(leaf.size for leaf in jax.tree.leaves(state.model)) // clients
     uploads = Uploads(state.model, jnp.arange(clients), jnp.full(clients, 1 / clients))
     program = jax.make_jaxpr(algorithm.server.aggregate)(state, uploads)
-
-    def sizes(jaxpr):
-        for equation in jaxpr.eqns:
-            yield from (variable.aval.size for variable in equation.outvars)
-            for inner in jax.extend.core.jaxprs_in_params(equation.params):
-                yield from sizes(inner)
-
-    assert max(sizes(program.jaxpr)) <= max(clients * clients, clients * d) < clients * clients * d
+    assert max(array_sizes(program.jaxpr)) <= max(clients * clients, clients * d) < clients * clients * d

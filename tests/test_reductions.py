@@ -1,11 +1,10 @@
 """Methods that are special cases of each other, as equalities; and Algorithm 1 by hand where it is short."""
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small_federation
+from conftest import array_sizes, small_federation
 
 import pfedbred
 from pfedbred import means, priors
@@ -200,11 +199,4 @@ def test_the_exact_jacobian_is_never_a_matrix():
         jnp.zeros((30, 200)), jnp.zeros(30, int), jnp.zeros((4, 10), int), jnp.int32(0), jnp.int32(30)
     )
     program = jax.make_jaxpr(algorithm.client.train)(weights, algorithm.client.init(weights), data)
-
-    def sizes(jaxpr):
-        for equation in jaxpr.eqns:
-            yield from (variable.aval.size for variable in equation.outvars)
-            for inner in jax.extend.core.jaxprs_in_params(equation.params):
-                yield from sizes(inner)
-
-    assert max(sizes(program.jaxpr)) <= 30 * 200 < d * d
+    assert max(array_sizes(program.jaxpr)) <= 30 * 200 < d * d
