@@ -86,6 +86,8 @@ def test_options_override_the_file(call, tmp_path):
     _, out, _ = call("run", "exp.yaml", "--rounds", 9, "--set", "lam=2e1", "--dry-run")
     resolved = yaml.safe_load(out)
     assert resolved["rounds"] == 9
+    (tmp_path / "list.yaml").write_text("select: [0, 3]\nrounds: '4'\nseeds: 2.0\nsettings: null\naggregated: null\n")
+    assert yaml.safe_load(call("run", "list.yaml", "--dry-run")[1])["aggregated"] == 2
     assert (resolved["settings"]["lam"], resolved["settings"]["K"], resolved["settings"]["R"]) == (20.0, 3, 20)
     assert not (tmp_path / "runs").exists()
 
@@ -148,6 +150,8 @@ MISTAKES = {
     ("run", "--select", "0,3,99"): "client numbers from 0 to 19",
     ("run", "--select", "0,1", "--aggregated", "3"): "select names 2 clients",
     ("run", "--select", "randomly"): "unknown selection",
+    ("run", "select.yaml"): "client numbers from 0 to 19",
+    ("run", "--seed", "4294967296"): "seeds must be below 2**32",
     ("run", "--rounds", "0"): "rounds must be a whole number >= 1",
     ("run", "--rounds", "many"): "rounds",
     ("run", "--clients", "1000"): "use fewer clients",
@@ -179,6 +183,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(arguments, call, tmp_path):
     (tmp_path / "tag.yaml").write_text("algorithm: !!python/object/apply:os.system [echo]\n")
     (tmp_path / "unknown.yaml").write_text("roundz: 3\n")
     (tmp_path / "settings.yaml").write_text("settings: 3\n")
+    (tmp_path / "select.yaml").write_text("select: [0, one]\n")
     (tmp_path / "file").write_text("")
     code, out, err = call(*arguments)
     assert code == 2

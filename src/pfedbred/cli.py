@@ -285,6 +285,7 @@ def main() -> None:
             raise
         sys.exit(_complain(problem.format_message()))
     except KeyboardInterrupt:
+        print("pfedbred: stopped; what was evaluated so far is in metrics.jsonl", file=sys.stderr)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -42,7 +42,9 @@ class Experiment:
         "all", "who trains in a round: all clients (the paper), or only the sample that is averaged"
     )
     aggregated: Count | None = _option(None, "clients averaged in a round; a fifth of them if not given")
-    select: str = _option("uniform", "how they are chosen: uniform, by-data, or client numbers such as 0,3,5")
+    select: str | list[int] = _option(
+        "uniform", "how they are chosen: uniform, by-data, or client numbers such as 0,3,5"
+    )
     weights: Literal["data", "uniform"] = _option("data", "their weights: by training samples, or uniform")
     batch_size: Count = _option(20, "samples in a minibatch")
     eval_every: Count = _option(1, "rounds between evaluations")
@@ -74,6 +76,8 @@ class Experiment:
                 raise SettingError(f"aggregated is {self.aggregated}, but select names {count} clients")
         else:
             count = self.aggregated or max(1, round(self.clients / 5))
+        if self.seed + self.seeds > 2**32:
+            raise SettingError(f"seeds must be below 2**32, but the last one would be {self.seed + self.seeds - 1}")
         if count > self.clients:
             raise SettingError(f"aggregated must be at most the number of clients, {self.clients}, not {count}")
         selection.get(self.select if chosen is None else chosen, count, self.clients)
@@ -81,6 +85,8 @@ class Experiment:
 
     def _fixed_clients(self) -> list[int] | None:
         """The clients named by ``select``, if it names any."""
+        if not isinstance(self.select, str):
+            return list(self.select)
         parts = self.select.replace(",", " ").split()
         return [int(part) for part in parts] if parts and all(part.isdigit() for part in parts) else None
 

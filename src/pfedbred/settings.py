@@ -96,7 +96,8 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
     for option in options:
         if option is Any or (isinstance(option, type) and isinstance(value, option)):
             return value
-        if typing.get_origin(option) is Callable and callable(value):
+        origin = typing.get_origin(option)
+        if (origin is Callable and callable(value)) or (origin is list and isinstance(value, list)):
             return value
         if typing.get_origin(option) in (Annotated, Literal):
             try:
