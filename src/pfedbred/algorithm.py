@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.data.batches import Batch, ClientData
+from pfedbred.data.batches import Batch, ClientData, Inputs
 from pfedbred.models import Model
 from pfedbred.types import Array, Key, Tree
 
@@ -160,7 +160,7 @@ def costs(algorithm: Algorithm, task: Task, sample: Batch) -> Costs:
         client, server = algorithm.client, algorithm.server
         message = server.send(server.init(key, 2), jnp.int32(0))
         rows = jnp.zeros((max(client.draws, client.model_draws), 1), int)
-        data = ClientData(sample.x, sample.y, rows, jnp.int32(0), jnp.int32(1))
+        data = ClientData(Inputs(sample.x), sample.y, rows, jnp.int32(0), jnp.int32(1))
         kept = client.init(message)
         upload, _ = client.train(message, kept, data)
         return (

@@ -35,9 +35,10 @@ class Experiment:
     rounds: Count = _option(100, "rounds of training")
     seeds: Count = _option(1, "how many seeds to run side by side")
     seed: NonNegativeCount = _option(0, "the first seed; the others follow it")
-    clients: Count = _option(20, "clients to split the data over")
-    labels_per_client: Count = _option(3, "labels each client holds")
+    clients: Count | None = _option(None, "clients to split the data over; the dataset's own number if not given")
+    labels_per_client: Count | None = _option(None, "labels each client holds; the dataset's own number if not given")
     split_seed: NonNegativeCount = _option(0, "seed of the split, the same for all seeds of the run")
+    data_dir: str | None = _option(None, "folder with the data; else $PFEDBRED_DATA, the cache, or a download")
     participation: Literal["all", "sample"] = _option(
         "all", "who trains in a round: all clients (the paper), or only the sample that is averaged"
     )
@@ -62,6 +63,13 @@ class Experiment:
         checked = {name: settings_.check(name, value, hints[name]) for name, value in given.items()}
         return Experiment(**checked).resolved()
 
+    def _clients(self) -> tuple[int, int | None]:
+        """Clients and labels for each; a federation of one's own knows only the first."""
+        if self.clients is not None and self.dataset not in data.DATASETS:
+            return self.clients, None
+        own = data.defaults(self.dataset)
+        return self.clients or own["clients"], self.labels_per_client or own["labels_per_client"]
+
     def resolved(self) -> Experiment:
         """The same experiment with every default filled in. Raises SettingError if it cannot be run."""
         build = algorithms.factory(self.algorithm)
@@ -69,19 +77,20 @@ class Experiment:
             raise SettingError(f"settings must be names with values, not {self.settings!r}")
         settings = settings_.resolve(build, self.settings)
         cohort.choose(self.executor)
+        clients, labels = self._clients()
         chosen = self._fixed_clients()
         if chosen is not None:
             count = len(chosen)
             if self.aggregated not in (None, count):
                 raise SettingError(f"aggregated is {self.aggregated}, but select names {count} clients")
         else:
-            count = self.aggregated or max(1, round(self.clients / 5))
+            count = self.aggregated or max(1, round(clients / 5))
         if self.seed + self.seeds > 2**32:
             raise SettingError(f"seeds must be below 2**32, but the last one would be {self.seed + self.seeds - 1}")
-        if count > self.clients:
-            raise SettingError(f"aggregated must be at most the number of clients, {self.clients}, not {count}")
-        selection.get(self.select if chosen is None else chosen, count, self.clients)
-        return dataclasses.replace(self, settings=settings, aggregated=count)
+        if count > clients:
+            raise SettingError(f"aggregated must be at most the number of clients, {clients}, not {count}")
+        selection.get(self.select if chosen is None else chosen, count, clients)
+        return dataclasses.replace(self, settings=settings, aggregated=count, clients=clients, labels_per_client=labels)
 
     def _fixed_clients(self) -> list[int] | None:
         """The clients named by ``select``, if it names any."""
@@ -97,12 +106,13 @@ class Experiment:
 
     def federation(self) -> Federation:
         """The data, split over the clients."""
-        options = {
-            "clients": self.clients,
-            "labels_per_client": self.labels_per_client,
-            "seed": self.split_seed,
-        }
-        return data.load(self.dataset, **options)
+        return data.load(
+            self.dataset,
+            clients=self.clients,
+            labels_per_client=self.labels_per_client,
+            seed=self.split_seed,
+            data_dir=self.data_dir,
+        )
 
     def simulation(self, federation: Federation | None = None) -> Simulation:
         """Ready to run on ``federation``, or on the named dataset."""

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
+from pfedbred.data.batches import Inputs
 from pfedbred.errors import SettingError
 
 
@@ -38,12 +40,22 @@ class Federation:
       train: training samples.
       test: test samples; no sample is in both.
       classes: number of labels.
+      shift: with ``scale``, how stored samples become inputs on the device: (x - shift) * scale.
+      scale: likewise.
     """
 
     name: str
     train: Split
     test: Split
     classes: int
+    shift: np.ndarray | None = None
+    scale: np.ndarray | None = None
+
+    def inputs(self, split: Split) -> Inputs:
+        """The samples of a split, on the device."""
+        if self.shift is None or self.scale is None:
+            return Inputs(jnp.asarray(split.x))
+        return Inputs(jnp.asarray(split.x), jnp.asarray(self.shift), jnp.asarray(self.scale))
 
     @property
     def clients(self) -> int:

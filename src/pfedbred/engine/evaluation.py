@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.algorithm import Algorithm, Task
+from pfedbred.data.batches import Inputs
 from pfedbred.data.federation import Federation, Split
 from pfedbred.engine import cohort
 from pfedbred.types import Array, Tree
@@ -30,7 +31,7 @@ class Blocks(NamedTuple):
 class Samples(NamedTuple):
     """One split on the device, and its blocks."""
 
-    x: Array
+    x: Inputs
     y: Array
     blocks: Blocks
 
@@ -94,10 +95,10 @@ class Evaluator:
         self._sizes = {"train": federation.train.sizes, "test": federation.test.sizes}
         typical = float(np.median(federation.train.sizes))
         self._width = int(np.clip(2 ** math.ceil(math.log2(max(typical, 1))), 16, 256))
-        self.samples = [self._on_device(split) for split in (federation.train, federation.test)]
+        self.samples = [self._on_device(federation, split) for split in (federation.train, federation.test)]
         self._tally_blocks = cohort.every(self._tally_block, executor, 1024)
 
-    def _on_device(self, split: Split) -> Samples:
+    def _on_device(self, federation: Federation, split: Split) -> Samples:
         starts, clients, lengths = [], [], []
         for i, (begin, end) in enumerate(zip(split.offsets[:-1], split.offsets[1:], strict=True)):
             for start in range(begin, end, self._width):
@@ -105,13 +106,13 @@ class Evaluator:
                 starts.append(start)
                 lengths.append(min(self._width, end - start))
         blocks = Blocks(*(jnp.asarray(column, jnp.int32) for column in (clients, starts, lengths)))
-        return Samples(jnp.asarray(split.x), jnp.asarray(split.y), blocks)
+        return Samples(federation.inputs(split), jnp.asarray(split.y), blocks)
 
     def _tally_block(self, shared: tuple[Samples, Tree, Tree], block: Blocks) -> tuple[Tally, Tally]:
         samples, global_, personal = shared
         place = jnp.arange(self._width)
         rows = jnp.minimum(block.start + place, len(samples.y) - 1)
-        x, y, real = samples.x[rows], samples.y[rows], place < block.length
+        x, y, real = samples.x.take(rows), samples.y[rows], place < block.length
 
         def tally(model: Tree) -> Tally:
             logits = self._predict(model, x)

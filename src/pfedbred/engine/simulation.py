@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pfedbred.algorithm import Algorithm, Task, Uploads
-from pfedbred.data.batches import ClientData, draw_rows
+from pfedbred.data.batches import ClientData, Inputs, draw_rows
 from pfedbred.data.federation import Federation
 from pfedbred.engine import cohort, evaluation, selection
 from pfedbred.keys import data_key, init_key, select_key
@@ -39,7 +39,7 @@ class State(NamedTuple):
 class Shards(NamedTuple):
     """The training samples on the device."""
 
-    x: Array
+    x: Inputs
     y: Array
     offsets: Array
     sizes: Array
@@ -85,7 +85,8 @@ class Simulation:
     def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, plan: Plan) -> None:
         self.algorithm, self.task, self.federation, self.plan = algorithm, task, federation, plan
         self.executor = cohort.choose(plan.executor)
-        self.shards = Shards(*map(jnp.asarray, (*federation.train, federation.train.sizes)))
+        train = federation.train
+        self.shards = Shards(federation.inputs(train), *map(jnp.asarray, (train.y, train.offsets, train.sizes)))
         self._evaluator = evaluation.Evaluator(algorithm, task, federation, self.executor)
         self._prepare_clients = cohort.every(self._prepare_client, self.executor, plan.chunk)
         self._train_clients = cohort.every(self._train_client, self.executor, plan.chunk)
