@@ -36,7 +36,6 @@ FAMILIES = {
     "auto-bernoulli": priors.from_log_partition(lambda s: jnp.sum(jax.nn.softplus(flat(s)))),
     "auto-exponential": priors.from_log_partition(
         lambda s: -jnp.sum(jnp.log(-flat(s))),
-        start=-jnp.ones(D),
         to_natural=lambda u: jax.tree.map(lambda leaf: -jnp.exp(-leaf), u),
         from_natural=lambda s: jax.tree.map(lambda leaf: -jnp.log(-leaf), s),
     ),
@@ -47,7 +46,7 @@ FAMILIES = {
 def compiled(family):
     """The same family, each function compiled once: hypothesis calls them thousands of times."""
     functions = ("g", "grad_g", "conjugate", "grad_conjugate", "divergence", "conjugate_divergence")
-    functions += ("to_natural", "from_natural")
+    functions += ("to_natural", "from_natural", "solve_hessian")
     return dataclasses.replace(family, **{name: jax.jit(getattr(family, name)) for name in functions})
 
 
@@ -205,12 +204,47 @@ def test_any_family_regularises_a_network(family):
 
 
 def test_float32_divergence_of_near_points_keeps_its_digits():
-    for family in (priors.gaussian(), priors.poisson(), priors.exponential()):
+    for family in (priors.gaussian(), priors.bernoulli(), priors.poisson(), priors.exponential()):
         u = jnp.linspace(-2, 2, 10_000)
         near = u + 1e-3
         exact = float(family.regulariser(u, near))
         rounded = float(family.regulariser(u.astype(jnp.float32), near.astype(jnp.float32)))
         assert rounded == pytest.approx(exact, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("family", "personal", "mean", "exact"),
+    [
+        (priors.exponential(), -60.0, 40.0, 99.0),
+        (priors.poisson(), -90.0, 10.0, 22026.4658),
+        (priors.bernoulli(), -50.0, 50.0, 50.0),
+        (priors.bernoulli(), 60.0, -60.0, 60.0),
+    ],
+)
+def test_float32_penalties_of_far_points_are_finite(family, personal, mean, exact):
+    arguments = jnp.asarray([personal], jnp.float32), jnp.asarray([mean], jnp.float32)
+    assert float(family.regulariser(*arguments)) == pytest.approx(exact, rel=1e-5, abs=1e-5)
+    assert all(np.all(np.isfinite(jax.grad(family.regulariser, i)(*arguments))) for i in (0, 1))
+
+
+@every_family
+@given(u=vectors, v=vectors)
+def test_solve_hessian_inverts_the_hessian(family, u, v):
+    s = family.to_natural(u)
+    product = jax.jvp(family.grad_g, (s,), (jnp.asarray(v),))[1]
+    np.testing.assert_allclose(family.solve_hessian(s, product), v, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson", "exponential"])
+def test_the_domain_says_where_g_and_its_conjugate_are_finite(name):
+    """Inside the interval g is finite; just outside it is not. Likewise g* and the means."""
+    family = FAMILIES[name]
+    for function, (low, high) in ((family.g, family.domain.natural), (family.conjugate, family.domain.mean)):
+        inside = np.clip(np.array([-5.0, -0.5, 0.5, 5.0]), max(low, -9) + 0.01, min(high, 9) - 0.01)
+        assert np.isfinite(function(inside))
+        for edge, outwards in ((low, -0.1), (high, 0.1)):
+            if np.isfinite(edge):
+                assert not np.isfinite(function(np.full(D, edge + outwards)))
 
 
 @pytest.mark.parametrize(
@@ -222,6 +256,9 @@ def test_float32_divergence_of_near_points_keeps_its_digits():
         (lambda: priors.gaussian(np.array([[1.0, 2.0], [0.0, 1.0]])), "symmetric"),
         (lambda: priors.gaussian(np.array([[1.0, 2.0], [2.0, 1.0]])), "positive definite"),
         (lambda: priors.gaussian(np.ones((2, 3))), "square"),
+        (lambda: priors.gaussian(["a"]), "finite real numbers"),
+        (lambda: priors.gaussian([[1.0], [1.0, 2.0]]), "sigma must be a number"),
+        (lambda: priors.gaussian(np.ones(2) * 1j), "finite real numbers"),
         (lambda: priors.gaussian(np.ones(3)).g(jnp.ones(4)), "3 weights, but the model has 4"),
         (lambda: priors.get("gaussian", sigma="nowhere.npy"), "cannot read sigma"),
         (lambda: priors.bernoulli().sample(jax.random.key(0), jnp.zeros(2), 1.5), "whole lam"),

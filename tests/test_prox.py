@@ -113,11 +113,27 @@ def test_a_mirror_step_by_hand():
     )
 
 
+def test_a_mirror_step_of_the_exponential_family_by_hand():
+    """In the free weights u, s = -e^-u: Hess g(s) = e^2u and ds/du = e^-u, so the two maps cancel for the loss."""
+    u, m = np.asarray(START), np.asarray(MEAN)
+    expected = u - 0.1 * ((A @ u - B) + LAM * np.exp(u) * (np.exp(-m) - np.exp(-u)))
+    found = prox(problem(priors.exponential()), mirror_steps(0.1, 1), START).personal
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_for_the_spherical_gaussian_mirror_steps_are_gradient_steps():
     mirrored = prox(problem(priors.gaussian()), mirror_steps(0.03, 7), START).personal
     np.testing.assert_allclose(
         mirrored, prox(problem(priors.gaussian()), gradient_steps(0.03, 7), START).personal, rtol=1e-13
     )
+
+
+@pytest.mark.parametrize("transformation", [optax.lbfgs(), optax.polyak_sgd(0.05), optax.adamw(0.05)])
+def test_any_optax_optimizer_lowers_the_objective(transformation):
+    """Also those that ask for the value: a line search, a Polyak step."""
+    with jax.default_matmul_precision("highest"):
+        found = prox(problem(priors.gaussian()), optimizer(transformation, 30), START).personal
+    assert problem(priors.gaussian()).value(found) < problem(priors.gaussian()).value(START) - 1
 
 
 def test_optax_steps_by_hand():
@@ -138,6 +154,7 @@ def test_tolerance_stops_early_and_is_met(family):
     assert float(jnp.linalg.norm(residual)) <= 1e-3
     strict = prox(problem(family), gradient_steps(0.03, 10_000, tol=1e-9), START)
     assert int(strict.steps) > int(solution.steps)
+    assert int(prox(problem(family), gradient_steps(0.03, 10_000, tol=1e-3), solution.personal).steps) == 0
 
 
 @every_family

@@ -2,8 +2,8 @@ r"""Exponential families as priors of a network's weights: g, its conjugate, and
 
 A family is given by its log-partition function ``g`` (Eq. equ_def_ef of the paper). With the conjugate
 ``g*(x) = sup_s <x, s> - g(s)``, the gradients ``grad g`` and ``grad g*`` are inverse to each other and carry the
-natural parameter s to the mean parameter mu and back. The prior of a personal model theta with mean mu is,
-up to a constant, exp(-lam D_{g*}(theta, mu)) (Eq. equ_def_sef).
+natural parameter s to the mean parameter mu and back. The prior of a personal model theta with mean mu is
+exp(-lam D_{g*}(theta, mu)), up to a factor that does not depend on mu (Eq. equ_def_sef).
 
 **In which coordinates the weights live.** A Bernoulli mean lies in (0, 1) and a Poisson mean above 0; the weights of
 a network lie anywhere. So the weights are *not* the mean parameters. They are **natural parameters**: with
@@ -71,10 +71,12 @@ class Family:
       divergence: D_g(a, b) of two natural parameters (Eq. equ_def_bd).
       conjugate_divergence: D_{g*}(x, y) of two mean parameters; equals D_g(grad_g*(y), grad_g*(x)).
       domain: where s, the mean and samples live.
+      solve_hessian: ``solve_hessian(s, v)`` is Hess g(s)^{-1} v.
       sample: ``sample(key, s, lam)`` draws from the scaled family (Eq. equ_def_sef): mean grad g(s), variance
         Hess g(s) / lam.
       to_natural: from free weights in R^d to s.
       from_natural: its inverse.
+      penalty: ``regulariser`` in closed form, where going through s would overflow.
     """
 
     name: str
@@ -85,12 +87,16 @@ class Family:
     divergence: Callable[[Tree, Tree], Array]
     conjugate_divergence: Callable[[Tree, Tree], Array]
     domain: Domain
+    solve_hessian: Callable[[Tree, Tree], Tree]
     sample: Callable[[Key, Tree, float], Tree]
     to_natural: Callable[[Tree], Tree] = _identity
     from_natural: Callable[[Tree], Tree] = _identity
+    penalty: Callable[[Tree, Tree], Array] | None = None
 
     def regulariser(self, personal: Tree, mean: Tree) -> Array:
         """D_{g*}(theta, mu), both given as weights: the penalty that keeps ``personal`` near ``mean``."""
+        if self.penalty is not None:
+            return self.penalty(personal, mean)
         return self.divergence(self.to_natural(mean), self.to_natural(personal))
 
 
@@ -107,12 +113,16 @@ def _separable(
     sample: Callable[[Key, Array, float], Array],
     to_natural: Callable[[Array], Array] | None = None,
     from_natural: Callable[[Array], Array] | None = None,
+    penalty: Callable[[Array, Array], Array] | None = None,
 ) -> Family:
     """A family whose g is a sum over entries, from functions of one entry.
 
-    The divergences are given entry by entry in a form without cancellation rather than through g: in float32,
+    The divergences are given entry by entry, in forms that cancel less than their definition: in float32,
     g(a) - g(b) - <grad g(b), a - b> over a network's weights is mostly rounding error when a is near b.
     """
+
+    def divide(s: Array, v: Array) -> Array:
+        return v / jax.jvp(grad_g, (s,), (jnp.ones_like(s),))[1]
 
     def total(f: Callable[..., Array]) -> Callable[..., Array]:
         return lambda *trees: optax.tree.sum(jax.tree.map(f, *trees))
@@ -132,17 +142,19 @@ def _separable(
         divergence=total(divergence),
         conjugate_divergence=total(conjugate_divergence),
         domain=domain,
+        solve_hessian=each(divide),
         sample=draw,
         to_natural=each(to_natural),
         from_natural=each(from_natural),
+        penalty=None if penalty is None else total(penalty),
     )
 
 
 def gaussian(sigma: Any = None) -> Family:
     r"""Gaussian family: g(s) = 1/2 <s, Sigma^{-1} s>, g*(x) = 1/2 <x, Sigma x>.
 
-    grad g(s) = Sigma^{-1} s, and D_{g*}(x, y) = 1/2 <x - y, Sigma (x - y)>: Sigma is the *precision* with which the
-    prior holds theta, as in the paper's convention for g.
+    grad g(s) = Sigma^{-1} s, and D_{g*}(x, y) = 1/2 <x - y, Sigma (x - y)>. In weights, which are natural parameters,
+    the penalty is 1/2 <m - v, Sigma^{-1} (m - v)>: the larger Sigma, the freer the personal model.
 
     Args:
       sigma: ``None`` for the identity (the spherical Gaussian of the paper's experiments); a positive number; a
@@ -151,9 +163,12 @@ def gaussian(sigma: Any = None) -> Family:
     """
     if sigma is None:
         return _diagonal_gaussian("gaussian", 1.0)
-    values = np.asarray(ravel_pytree(sigma)[0]) if isinstance(sigma, dict | list | tuple) else np.asarray(sigma)
-    if not np.issubdtype(values.dtype, np.number) or not np.all(np.isfinite(values)):
-        raise SettingError("sigma must hold finite numbers")
+    try:
+        values = np.asarray(ravel_pytree(sigma)[0] if isinstance(sigma, dict) else sigma)
+    except (TypeError, ValueError):
+        raise SettingError("sigma must be a number, a vector, a matrix, or a tree shaped like the weights") from None
+    if values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)):
+        raise SettingError("sigma must hold finite real numbers")
     if values.ndim < 2:
         if np.any(values <= 0):
             raise SettingError(f"sigma must be > 0, but its smallest entry is {values.min():g}")
@@ -246,6 +261,7 @@ def _linear_gaussian(
         divergence=lambda a, b: g(optax.tree.sub(a, b)),
         conjugate_divergence=lambda x, y: conjugate(optax.tree.sub(x, y)),
         domain=Domain(_REALS, _REALS, "R"),
+        solve_hessian=lambda s, v: mapped(multiply)(v),
         sample=sample,
     )
 
@@ -258,7 +274,10 @@ def bernoulli() -> Family:
     """
 
     def divergence(a: Array, b: Array) -> Array:
-        return jax.nn.softplus(a) - jax.nn.softplus(b) - jax.nn.sigmoid(b) * (a - b)
+        near = jnp.clip(a - b, -1, 1)
+        close = jnp.log1p(jax.nn.sigmoid(b) * jnp.expm1(near)) - jax.nn.sigmoid(b) * near
+        far = jax.nn.softplus(a) - jax.nn.softplus(b) - jax.nn.sigmoid(b) * (a - b)
+        return jnp.where(jnp.abs(a - b) < 1, close, far)
 
     def conjugate_divergence(x: Array, y: Array) -> Array:
         return xlogy(x, x / y) + xlogy(1 - x, (1 - x) / (1 - y))
@@ -288,6 +307,12 @@ def poisson() -> Family:
     D_{g*}(x, y) = x ln(x / y) - x + y, and D_g(a, b) = e^b (e^{a-b} - 1 - (a - b)). The weights are log rates.
     """
 
+    def divergence(a: Array, b: Array) -> Array:
+        near = jnp.clip(a - b, -1, 1)
+        close = jnp.exp(b) * (jnp.expm1(near) - near)
+        far = jnp.exp(a) - jnp.exp(b) * (1 + a - b)  # e^{a - b} would overflow before e^a does
+        return jnp.where(jnp.abs(a - b) < 1, close, far)
+
     def sample(key: Key, s: Array, lam: float) -> Array:
         return jax.random.poisson(key, lam * jnp.exp(s)).astype(s.dtype) / jnp.asarray(lam, s.dtype)
 
@@ -297,7 +322,7 @@ def poisson() -> Family:
         grad_g=jnp.exp,
         conjugate=lambda x: xlogy(x, x) - x,
         grad_conjugate=jnp.log,
-        divergence=lambda a, b: jnp.exp(b) * (jnp.expm1(a - b) - (a - b)),
+        divergence=divergence,
         conjugate_divergence=lambda x, y: xlogy(x, x / y) - x + y,
         domain=Domain(_REALS, (0.0, math.inf), "{0, 1, 2, ...}"),
         sample=sample,
@@ -331,6 +356,7 @@ def exponential() -> Family:
         sample=sample,
         to_natural=lambda u: -jnp.exp(-u),
         from_natural=lambda s: -jnp.log(-s),
+        penalty=lambda personal, mean: jnp.expm1(personal - mean) - (personal - mean),
     )
 
 
@@ -352,7 +378,8 @@ def from_log_partition(
 
     Args:
       g: smooth, strictly convex, from a pytree to a scalar; it may couple entries.
-      start: where the Newton iteration begins, in the domain of g; zero if not given.
+      start: where the Newton iteration begins, in the domain of g and shaped like the weights; ``to_natural`` of zero
+        if not given.
       domain: for display.
       sample: draws ``sample(key, s, lam)``; g alone does not say how.
       to_natural: from R^d into the domain of g, where that is not R^d.
@@ -369,8 +396,12 @@ def from_log_partition(
 
     @jax.jit  # called outside of a compiled program, the Newton loop would be compiled anew each time
     def grad_conjugate(x: Tree) -> Tree:
-        begin = optax.tree.zeros_like(x) if start is None else start
+        begin = to_natural(optax.tree.zeros_like(x)) if start is None else start
         return _argmax(g, x, begin)
+
+    def solve_hessian(s: Tree, v: Tree) -> Tree:
+        flat_s, unravel = ravel_pytree(s)
+        return unravel(_hessian_solve(lambda u: ravel_pytree(grad_g(unravel(u)))[0], flat_s, ravel_pytree(v)[0]))
 
     def conjugate(x: Tree) -> Array:
         s = grad_conjugate(x)
@@ -393,10 +424,22 @@ def from_log_partition(
         divergence=divergence,
         conjugate_divergence=lambda x, y: divergence(grad_conjugate(y), grad_conjugate(x)),
         domain=domain,
+        solve_hessian=solve_hessian,
         sample=sample or no_sample,
         to_natural=to_natural,
         from_natural=from_natural,
     )
+
+
+def _hessian_solve(gradient: Callable[[Array], Array], s: Array, b: Array) -> Array:
+    """x with Hess(s) x = b, for the Hessian of which ``gradient`` is the gradient, by conjugate gradients."""
+
+    def by_conjugate_gradients(product: Callable[[Array], Array], b: Array) -> Array:
+        return jax.scipy.sparse.linalg.cg(product, b, tol=float(jnp.finfo(b.dtype).eps), maxiter=10 * b.size)[0]
+
+    # cg alone does not transpose inside jit (jax 0.10); wrapped like this it does.
+    product = jax.linearize(gradient, s)[1]
+    return jax.lax.custom_linear_solve(product, b, by_conjugate_gradients, symmetric=True)
 
 
 def _argmax(g: Callable[[Tree], Array], x: Tree, start: Tree, newton_steps: int = 100) -> Tree:
@@ -407,14 +450,6 @@ def _argmax(g: Callable[[Tree], Array], x: Tree, start: Tree, newton_steps: int 
 
     def gradient(s: Array) -> Array:
         return ravel_pytree(jax.grad(g)(unravel(s)))[0]
-
-    def hessian_solve(s: Array, b: Array) -> Array:
-        def by_conjugate_gradients(product: Callable[[Array], Array], b: Array) -> Array:
-            return jax.scipy.sparse.linalg.cg(product, b, tol=float(eps), maxiter=10 * b.size)[0]
-
-        # cg alone does not transpose inside jit (jax 0.10); wrapped like this it does.
-        product = jax.linearize(gradient, s)[1]
-        return jax.lax.custom_linear_solve(product, b, by_conjugate_gradients, symmetric=True)
 
     def newton(target: Array, begin: Array) -> Array:
         def objective(s: Array) -> Array:
@@ -427,7 +462,7 @@ def _argmax(g: Callable[[Tree], Array], x: Tree, start: Tree, newton_steps: int 
         def improve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             step, s, _ = carry
             here, slope = jax.value_and_grad(objective)(s)
-            direction = hessian_solve(s, -slope)
+            direction = _hessian_solve(gradient, s, -slope)
 
             def too_long(length: Array) -> Array:
                 # A step outside the domain of g gives inf or nan, which is not "<=".
@@ -450,7 +485,7 @@ def _argmax(g: Callable[[Tree], Array], x: Tree, start: Tree, newton_steps: int 
     @solve.defjvp
     def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
         solution = solve(*primals)
-        return solution, hessian_solve(solution, tangents[0])  # grad g(s) = x, so Hess g(s) ds = dx
+        return solution, _hessian_solve(gradient, solution, tangents[0])  # grad g(s) = x, so Hess g(s) ds = dx
 
     return unravel(solve(target, begin))
 

@@ -65,10 +65,13 @@ def optimizer(transformation: optax.GradientTransformation, steps: int, tol: flo
     """Any optax optimizer on the proximal objective."""
 
     def update(problem: Problem, personal: Tree, grad_loss: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
-        updates, state = transformation.update(gradient, state, personal)
+        # Line searches and Polyak steps ask for the value; for the others it is never computed.
+        extra = {"value": problem.value(personal), "grad": gradient, "value_fn": problem.value}
+        updates, state = full.update(gradient, state, personal, **extra)
         return optax.apply_updates(personal, updates), state
 
-    return Solver(transformation.init, update, steps, tol)
+    full = optax.with_extra_args_support(transformation)
+    return Solver(full.init, update, steps, tol)
 
 
 def gradient_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
@@ -81,9 +84,8 @@ def mirror_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
 
         s <- s - alpha (Hess g(s)^{-1} grad_s f + lam (s - s_mean)).
 
-    The Hessian is inverted by one Jacobian-vector product of grad g*, since Hess g(s)^{-1} = Hess g*(grad g(s)). In a
-    family whose s is constrained, the step is taken in the free weights, where it cannot leave the domain. For the
-    spherical Gaussian this is the gradient step.
+    In a family whose s is constrained, the step is taken in the free weights, where it cannot leave the domain. For
+    the spherical Gaussian this is the gradient step.
     """
 
     def update(problem: Problem, personal: Tree, grad_loss: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
@@ -91,7 +93,7 @@ def mirror_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
         s = family.to_natural(personal)
         _, to_weights_transposed = jax.vjp(family.from_natural, s)
         (grad_s,) = to_weights_transposed(grad_loss)
-        _, newton = jax.jvp(family.grad_conjugate, (family.grad_g(s),), (grad_s,))
+        newton = family.solve_hessian(s, grad_s)
         pull = optax.tree.sub(s, family.to_natural(problem.mean))
         direction = optax.tree.add_scale(newton, problem.lam, pull)
         _, direction = jax.jvp(family.from_natural, (s,), (direction,))
@@ -122,7 +124,6 @@ _OPTAX = (
     "adamw",
     "lion",
     "nadam",
-    "noisy_sgd",
     "radam",
     "rmsprop",
     "sgd",
@@ -135,27 +136,32 @@ def prox(problem: Problem, solve: Solver, start: Tree) -> Solution:
     """The proximal map (Eq. equ_def_pmbme), by ``solve`` from ``start``."""
     grad_loss_at = jax.grad(problem.loss)
 
-    def step(personal: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
+    def slopes(personal: Tree) -> tuple[Tree, Tree]:
         grad_loss = grad_loss_at(personal)
-        gradient = problem.gradient(personal, grad_loss)
-        personal, state = solve.update(problem, personal, grad_loss, gradient, state)
-        return personal, state, gradient
+        return grad_loss, problem.gradient(personal, grad_loss)
 
     if solve.tol <= 0:
-        personal, _ = jax.lax.fori_loop(0, solve.steps, lambda _, carry: step(*carry)[:2], (start, solve.init(start)))
+
+        def step(_: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+            personal, state = carry
+            return solve.update(problem, personal, *slopes(personal), state)
+
+        personal, _ = jax.lax.fori_loop(0, solve.steps, step, (start, solve.init(start)))
         return Solution(personal, jnp.int32(solve.steps))
 
-    def unfinished(carry: tuple[Tree, Tree, Array, Array]) -> Array:
-        _, _, taken, norm = carry
-        return (taken < solve.steps) & (norm > solve.tol)
+    Carry = tuple[Tree, Tree, tuple[Tree, Tree], Array]
 
-    def advance(carry: tuple[Tree, Tree, Array, Array]) -> tuple[Tree, Tree, Array, Array]:
-        personal, state, gradient = step(carry[0], carry[1])
-        return personal, state, carry[2] + 1, optax.tree.norm(gradient)
+    def unfinished(carry: Carry) -> Array:
+        _, _, (_, gradient), taken = carry
+        return (taken < solve.steps) & (optax.tree.norm(gradient) > solve.tol)
 
-    infinite = jnp.full((), jnp.inf, optax.tree.dtype(start, "highest"))
-    carry = (start, solve.init(start), jnp.int32(0), infinite)
-    personal, _, taken, _ = jax.lax.while_loop(unfinished, advance, carry)
+    def advance(carry: Carry) -> Carry:
+        personal, state, here, taken = carry
+        personal, state = solve.update(problem, personal, *here, state)
+        return personal, state, slopes(personal), taken + 1
+
+    begin = (start, solve.init(start), slopes(start), jnp.int32(0))
+    personal, _, _, taken = jax.lax.while_loop(unfinished, advance, begin)
     return Solution(personal, taken)
 
 
@@ -169,8 +175,8 @@ def envelope_gradient(problem: Problem, personal: Tree, *, exact: bool = True) -
 
     Exact, by the envelope theorem: lam grad_m D_{g*}(theta, mu(m)), which in natural coordinates is
     lam (grad g(m) - grad g(v)) and in mean coordinates lam Hess g*(mu) (mu - theta) (Eq. equ_def_pmbme).
-    First-order, as in the paper's experiments: Hess g* is replaced by the identity, lam (m - v).
-    The two coincide for the spherical Gaussian.
+    First-order: lam (m - v), the paper's lam (mu - theta) with weights in the place of means. The two coincide for
+    the spherical Gaussian, the prior of the paper's experiments.
     """
     if exact:
         pull = jax.grad(problem.family.regulariser, argnums=1)(personal, problem.mean)
