@@ -3,16 +3,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test slow lint types check clean
+.PHONY: run test lint types check clean
 
 run: $(READY)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
 	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
 
-test: $(READY)  ## all tests but the slow ones
-	$(BIN)/pytest -m "not slow"
-
-slow: $(READY)  ## the tests that take minutes
-	$(BIN)/pytest -m slow
+test: $(READY)  ## all tests
+	$(BIN)/pytest
 
 lint: $(READY)
 	$(BIN)/ruff check .

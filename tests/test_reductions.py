@@ -196,7 +196,11 @@ def test_the_exact_jacobian_is_never_a_matrix():
     weights = task.model.init(jax.random.key(0))
     d = sum(leaf.size for leaf in jax.tree.leaves(weights))
     data = pfedbred.data.batches.ClientData(
-        pfedbred.data.batches.Inputs(jnp.zeros((30, 200))), jnp.zeros(30, int), jnp.zeros((4, 10), int), jnp.int32(0), jnp.int32(30)
+        pfedbred.data.batches.Inputs(jnp.zeros((30, 200))),
+        jnp.zeros(30, int),
+        jnp.zeros((4, 10), int),
+        jnp.int32(0),
+        jnp.int32(30),
     )
     program = jax.make_jaxpr(algorithm.client.train)(weights, algorithm.client.init(weights), data)
     assert max(array_sizes(program.jaxpr)) <= 30 * 200 < d * d

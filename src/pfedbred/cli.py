@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from pfedbred import settings as settings_
 from pfedbred._version import __version__
 from pfedbred.algorithm import Task, costs
 from pfedbred.algorithms.wrappers import WRAPPERS
-from pfedbred.console import show_outcome, watching
+from pfedbred.console import show_outcome, warn_of_divergence, watching
 from pfedbred.data.batches import Batch
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import Experiment, Run, run
@@ -48,10 +49,11 @@ def _experiment_options(*, without: str) -> Callable[[Callable[..., None]], Call
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "options"]
         added = []
+        hints = settings_.hints(Experiment)
         for field in dataclasses.fields(Experiment):
             if field.name in ("settings", without):
                 continue
-            kind = int if "Count" in str(field.type) else str
+            kind = int if settings_.is_whole_number(hints[field.name]) else str
             default = "" if field.default is None else f" [default: {field.default}]"
             option = typer.Option(
                 f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default, show_default=False
@@ -90,6 +92,7 @@ def run_command(
     with watching([experiment]) as watchers:
         finished = _run_into(folder, experiment, simulation, watchers[0])
     show_outcome([records.summary(finished)])
+    warn_of_divergence([finished])
     print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
 
 
@@ -110,8 +113,8 @@ def compare_command(
 ) -> None:
     """Run several algorithms on the same data and write one table."""
     given = _merged(file, options, set_)
-    names = _algorithm_names(algorithm if algorithm is not None else given.pop("algorithms", "fedavg,pfedme,mg-meta"))
-    given.pop("algorithms", None)
+    in_file = [given.pop(name) for name in ("algorithms", "algorithm") if name in given]
+    names = _algorithm_names(algorithm or (in_file[0] if in_file else "fedavg,pfedme,mg-meta"))
     shared = given.pop("settings", {})
     experiments = [
         Experiment.from_mapping({**given, "algorithm": name, "settings": own})
@@ -134,6 +137,7 @@ def compare_command(
     records.write_json(folder / "table.json", summaries)
     curves.draw_comparison(runs, folder / "curves.png")
     show_outcome(summaries)
+    warn_of_divergence(runs)
     print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
 
 
@@ -188,9 +192,7 @@ def _first_line(entry: Callable[..., Any]) -> str:
 
 
 def _defaults(entry: Callable[..., Any]) -> str:
-    return "  ".join(
-        f"{name}={each.default}" for name, each in settings_.declared(entry).items() if each.default is not None
-    )
+    return "  ".join(f"{name}={each.default}" for name, each in settings_.declared(entry).items())
 
 
 def _merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[str] | None) -> dict[str, Any]:
@@ -200,6 +202,13 @@ def _merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence
     settings = given.get("settings")
     if settings is not None and not isinstance(settings, dict):
         raise SettingError(f"settings must be names with values, not {settings!r}")
+    if settings and file and options.get("algorithm"):
+        known = settings_.declared(algorithms.factory(options["algorithm"]))
+        foreign = [name for name in settings if name not in known]
+        if foreign:
+            note = f"{options['algorithm']} has no {', '.join(foreign)}: left out of {file}'s settings"
+            print(f"pfedbred: note: {note}", file=sys.stderr)
+        settings = {name: value for name, value in settings.items() if name in known}
     given["settings"] = {**(settings or {}), **dict(_assignment(text) for text in assignments or ())}
     return given
 
@@ -273,6 +282,9 @@ def root(
         print(context.get_help())
 
 
+_COMMANDS = [each.name or "" for each in app.registered_commands]
+
+
 def main() -> None:
     """Runs the command line. A mistake of the user gets one line and exit code 2, never a traceback."""
     command = typer.main.get_command(app)
@@ -283,7 +295,9 @@ def main() -> None:
     except Exception as problem:
         if not hasattr(problem, "format_message"):  # an error of the option parser: it has a message of its own
             raise
-        sys.exit(_complain(problem.format_message()))
+        message = problem.format_message()
+        unknown = re.match(r"No such command '(.*?)'", message)
+        sys.exit(_complain(f"no such command {unknown[1]!r}{nearest(unknown[1], _COMMANDS)}" if unknown else message))
     except KeyboardInterrupt:
         print("pfedbred: stopped; what was evaluated so far is in metrics.jsonl", file=sys.stderr)
         sys.exit(130)

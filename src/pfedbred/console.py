@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pfedbred.experiment import Experiment, Point
+from pfedbred.experiment import Experiment, Point, Run
 
 console = Console(highlight=False)
 
@@ -74,6 +74,19 @@ def _lines(experiment: Experiment) -> Watcher:
     return watch
 
 
+def warn_of_divergence(runs: Sequence[Run]) -> None:
+    """A line for each run whose loss stopped being a number: its accuracies are not worth reading."""
+    for run in runs:
+        for point in run.points:
+            models = (point.scores.global_, point.scores.personal)
+            if not all(np.all(np.isfinite(model.train.loss)) for model in models):
+                name = run.experiment.algorithm
+                print(
+                    f"warning: {name} diverged: its loss is not finite from round {point.round} on; try smaller steps"
+                )
+                break
+
+
 def _accuracies(point: Point, form: str) -> str:
     models = (point.scores.global_, point.scores.personal)
     return form.format(*(100 * float(np.mean(model.test.accuracy)) for model in models))
@@ -111,5 +124,7 @@ def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
         Console(highlight=False, width=120).print(table)  # in a file nothing is too wide
 
 
-def _percent(cell: dict[str, float], seeds: int) -> str:
+def _percent(cell: dict[str, Any], seeds: int) -> str:
+    if cell["mean"] is None:
+        return "-"
     return f"{100 * cell['mean']:.2f}" + (f" ± {100 * cell['std']:.2f}" if seeds > 1 else "")

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ class Experiment:
     dataset: str = _option("digits", "data by name: see 'pfedbred list datasets'")
     model: str | models.Model = _option("mclr", "model by name: see 'pfedbred list models'")
     algorithm: str = _option("mg-meta", "algorithm by name: see 'pfedbred list algorithms'")
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Any = field(default_factory=dict)
     rounds: Count = _option(100, "rounds of training")
     seeds: Count = _option(1, "how many seeds to run side by side")
     seed: NonNegativeCount = _option(0, "the first seed; the others follow it")
@@ -55,13 +56,44 @@ class Experiment:
     @staticmethod
     def from_mapping(given: Mapping[str, Any]) -> Experiment:
         """An experiment from plain values, each checked; what is not given keeps its default."""
-        known = {each.name: each for each in dataclasses.fields(Experiment)}
-        hints = settings_.hints(Experiment)
+        known = [each.name for each in dataclasses.fields(Experiment)]
         for name in given:
             if name not in known:
                 raise SettingError(f"unknown option {name!r}{nearest(name, known)}")
-        checked = {name: settings_.check(name, value, hints[name]) for name, value in given.items()}
-        return Experiment(**checked).resolved()
+        return Experiment(**given).resolved()
+
+    def resolved(self) -> Experiment:
+        """The same experiment, checked, with every default filled in. Raises SettingError if it cannot be run."""
+        checked: dict[str, Any] = {
+            name: settings_.check(name, getattr(self, name), hint) for name, hint in settings_.hints(Experiment).items()
+        }
+        experiment = dataclasses.replace(self, **{**checked, "settings": self._settings()})
+        cohort.choose(experiment.executor)
+        clients, labels = experiment._clients()
+        chosen = experiment._fixed_clients()
+        count = len(chosen) if chosen is not None else experiment.aggregated or max(1, round(clients / 5))
+        if chosen is None:
+            selection.get(str(experiment.select), count)
+        else:
+            selection.check(chosen, clients)
+            if experiment.aggregated not in (None, count):
+                raise SettingError(f"aggregated is {experiment.aggregated}, but select names {count} clients")
+        if count > clients:
+            raise SettingError(f"aggregated must be at most the number of clients, {clients}, not {count}")
+        last = experiment.seed + experiment.seeds - 1
+        if last >= 2**32:
+            raise SettingError(f"seeds must be below 2**32, but the last one would be {last}")
+        return dataclasses.replace(experiment, aggregated=count, clients=clients, labels_per_client=labels)
+
+    def _settings(self) -> dict[str, Any]:
+        """All settings of the algorithm. A path in them is made absolute, to mean the same wherever it is read."""
+        given = {} if self.settings is None else self.settings
+        if not isinstance(given, Mapping):
+            raise SettingError(f"settings must be names with values, not {given!r}")
+        resolved = settings_.resolve(algorithms.factory(self.algorithm), given)
+        if isinstance(resolved.get("sigma"), str):
+            resolved["sigma"] = str(Path(resolved["sigma"]).resolve())
+        return resolved
 
     def _clients(self) -> tuple[int, int | None]:
         """Clients and labels for each; a federation of one's own knows only the first."""
@@ -70,34 +102,12 @@ class Experiment:
         own = data.defaults(self.dataset)
         return self.clients or own["clients"], self.labels_per_client or own["labels_per_client"]
 
-    def resolved(self) -> Experiment:
-        """The same experiment with every default filled in. Raises SettingError if it cannot be run."""
-        build = algorithms.factory(self.algorithm)
-        if not isinstance(self.settings, Mapping):
-            raise SettingError(f"settings must be names with values, not {self.settings!r}")
-        settings = settings_.resolve(build, self.settings)
-        cohort.choose(self.executor)
-        clients, labels = self._clients()
-        chosen = self._fixed_clients()
-        if chosen is not None:
-            count = len(chosen)
-            if self.aggregated not in (None, count):
-                raise SettingError(f"aggregated is {self.aggregated}, but select names {count} clients")
-        else:
-            count = self.aggregated or max(1, round(clients / 5))
-        if self.seed + self.seeds > 2**32:
-            raise SettingError(f"seeds must be below 2**32, but the last one would be {self.seed + self.seeds - 1}")
-        if count > clients:
-            raise SettingError(f"aggregated must be at most the number of clients, {clients}, not {count}")
-        selection.get(self.select if chosen is None else chosen, count, clients)
-        return dataclasses.replace(self, settings=settings, aggregated=count, clients=clients, labels_per_client=labels)
-
     def _fixed_clients(self) -> list[int] | None:
         """The clients named by ``select``, if it names any."""
         if not isinstance(self.select, str):
             return list(self.select)
         parts = self.select.replace(",", " ").split()
-        return [int(part) for part in parts] if parts and all(part.isdigit() for part in parts) else None
+        return [int(part) for part in parts] if parts and all(part.isdecimal() for part in parts) else None
 
     @property
     def seed_list(self) -> list[int]:
@@ -116,12 +126,24 @@ class Experiment:
 
     def simulation(self, federation: Federation | None = None) -> Simulation:
         """Ready to run on ``federation``, or on the named dataset."""
-        federation = federation or self.federation()
-        task = Task(models.get(self.model, federation.shape, federation.classes))
-        algorithm = algorithms.make(self.algorithm, task, self.settings)
-        chosen = self._fixed_clients()
-        select = selection.get(self.select if chosen is None else chosen, self.aggregated or 1, federation.clients)
-        plan = Plan(select, self.participation, self.weights, self.batch_size, self.executor, self.chunk)
+        experiment = self.resolved()
+        federation = federation or experiment.federation()
+        if federation.clients != experiment.clients:
+            raise SettingError(
+                f"the experiment is for {experiment.clients} clients, the federation has {federation.clients}"
+            )
+        task = Task(models.get(experiment.model, federation.shape, federation.classes))
+        algorithm = algorithms.make(experiment.algorithm, task, experiment.settings)
+        chosen = experiment._fixed_clients()
+        select = selection.get(experiment.select if chosen is None else chosen, experiment.aggregated or 1)
+        plan = Plan(
+            select,
+            experiment.participation,
+            experiment.weights,
+            experiment.batch_size,
+            experiment.executor,
+            experiment.chunk,
+        )
         simulation = Simulation(algorithm, task, federation, plan)
         simulation.trace()
         return simulation
@@ -200,20 +222,23 @@ def run(
         experiment = Experiment.from_mapping(options)
     elif options:
         raise TypeError("give either an experiment or its fields, not both")
+    experiment = experiment.resolved()
     simulation = simulation or experiment.simulation(federation)
+    compiled_before = simulation.compile_seconds
     states = simulation.init(experiment.seed_list)
     points: list[Point] = []
     round_seconds: list[float] = []
     done = 0
     while done < experiment.rounds:
         stretch = min(experiment.eval_every, experiment.rounds - done)
-        compiled_before, started = simulation.compile_seconds, time.perf_counter()
+        compiled, started = simulation.compile_seconds, time.perf_counter()
         states = jax.block_until_ready(simulation.advance(states, stretch))
-        compiling = simulation.compile_seconds - compiled_before
+        compiling = simulation.compile_seconds - compiled
         round_seconds.append((time.perf_counter() - started - compiling) / stretch)
         done += stretch
         points.append(Point(done, time.perf_counter() - begun, simulation.evaluate(states)))
         if observe:
             observe(points[-1])
     total = time.perf_counter() - begun
-    return Run(experiment, points, simulation.compile_seconds, round_seconds, total, simulation, states)
+    compiling = simulation.compile_seconds - compiled_before
+    return Run(experiment, points, compiling, round_seconds, total, simulation, states)

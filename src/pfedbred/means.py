@@ -148,4 +148,4 @@ def get(mean: str | Mean, eta_a: Any, eta: Any) -> Mean:
         raise SettingError(f"unknown mean strategy {mean!r}{nearest(mean, MEANS)}")
     steps = {"eta_a": eta_a, "eta": eta}
     wanted = inspect.signature(MEANS[mean]).parameters
-    return MEANS[mean](**{name: steps[name] for name in wanted})
+    return MEANS[mean](**{name: value for name, value in steps.items() if name in wanted})

@@ -29,15 +29,14 @@ from pfedbred.experiment import Experiment, Point, Run
 
 
 def make_folder(folder: Path, overwrite: bool = False) -> Path:
-    """An empty folder of that name; an existing run is left alone unless ``overwrite`` is set."""
+    """A folder of that name for a new run. An existing run is left alone, unless ``overwrite`` removes it."""
     try:
         if folder.exists() and not folder.is_dir():
             raise SettingError(f"{folder} exists and is not a folder")
         if folder.is_dir() and any(folder.iterdir()):
             if not overwrite:
                 raise SettingError(f"{folder} is not empty; choose another --out, or add --overwrite")
-            for name in _RUN_FILES:
-                (folder / name).unlink(missing_ok=True)
+            _remove_runs(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise SettingError(f"cannot write into {folder}: permission denied")
@@ -46,15 +45,29 @@ def make_folder(folder: Path, overwrite: bool = False) -> Path:
     return folder
 
 
+def _remove_runs(folder: Path) -> None:
+    """Removes the files of a run, and of the runs of a comparison below it; nothing else."""
+    for below in folder.iterdir():
+        if below.is_dir() and (below / "config.yaml").exists():
+            _remove_runs(below)
+            if not any(below.iterdir()):
+                below.rmdir()
+    for name in _RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
 _RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json", "curves.png", "table.json")
 
 
 def free_name(parent: Path, name: str) -> Path:
     """``parent/name``, or the first of ``name-2``, ``name-3``, ... that does not exist."""
     candidate, number = parent / name, 1
-    while candidate.exists():
-        number += 1
-        candidate = parent / f"{name}-{number}"
+    try:
+        while candidate.exists():
+            number += 1
+            candidate = parent / f"{name}-{number}"
+    except OSError as problem:
+        raise SettingError(f"cannot look into {parent}: {problem.strerror}") from None
     return candidate
 
 
@@ -111,7 +124,7 @@ class Metrics:
             "global": _model_line(point.scores.global_),
             "personal": _model_line(point.scores.personal),
         }
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -141,7 +154,7 @@ def summary(run: Run) -> dict[str, Any]:
     return {
         "algorithm": experiment.algorithm,
         "dataset": experiment.dataset,
-        "model": experiment.model,
+        "model": experiment.model if isinstance(experiment.model, str) else "custom",
         "rounds": experiment.rounds,
         "seeds": experiment.seeds,
         "global": _outcome(run, "global"),
@@ -173,15 +186,16 @@ def _outcome(run: Run, model: Any) -> dict[str, Any]:
     }
 
 
-def _mean_std(values: np.ndarray) -> dict[str, float]:
-    """Over seeds; the sample standard deviation, 0 for a single seed."""
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return {"mean": float(np.mean(values)), "std": std}
+def _mean_std(values: np.ndarray) -> dict[str, float | None]:
+    """Over seeds; the sample standard deviation, 0 for a single seed. None where a run has diverged."""
+    if not np.all(np.isfinite(values)):
+        return {"mean": None, "std": None}
+    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else 0.0}
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file, indented."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def revision() -> str | None:

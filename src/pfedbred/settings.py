@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ class Rule(NamedTuple):
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
-Count = Annotated[int, Rule("a whole number >= 1", lambda value: value >= 1)]
+Count = Annotated[int, Rule("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
 NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -53,6 +54,13 @@ def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def hints(owner: Any) -> dict[str, Any]:
     """The annotations of a class, rules included."""
     return typing.get_type_hints(owner, include_extras=True)
+
+
+def is_whole_number(annotation: Any) -> bool:
+    """Whether values of this type are whole numbers (or None)."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    options = typing.get_args(annotation) if union else (annotation,)
+    return any(typing.get_origin(each) is Annotated and typing.get_args(each)[0] is int for each in options)
 
 
 def resolve(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +118,10 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
 def _number(value: Any, kind: type) -> Any:
     """A finite int or float, or None."""
     number = parse_number(value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+    if isinstance(number, bool) or not isinstance(number, numbers.Real):
+        return None
+    number = float(number) if not isinstance(number, numbers.Integral) else int(number)
+    if not math.isfinite(number):
         return None
     return kind(number) if kind is float or number == int(number) else None
 

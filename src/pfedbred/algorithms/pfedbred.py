@@ -99,7 +99,7 @@ def pfedbred(
       prox_start: where the proximal steps start; the experiments: at the local model.
       prox_solver: ``gradient``, ``mirror``, an optax optimizer by name or as object, or a Solver.
       tol: stop the proximal steps when the gradient norm falls to it; 0 takes all K.
-      envelope: gradient of the envelope in mu: exact, or lam (mu - theta) in weights. The same for a spherical Gaussian.
+      envelope: the envelope's gradient in mu: exact, or lam (mu - theta) in weights; the spherical Gaussian's agree.
       jacobian: Dmu as the identity (paper), or exact by one vector-Jacobian product.
       personal: what P is: theta_i, or the global model for methods without a personal one.
 

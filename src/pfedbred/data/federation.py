@@ -83,6 +83,10 @@ def from_clients(train: Sequence[Samples], test: Sequence[Samples], *, name: str
     for i, (x, y) in enumerate(test):
         if len(x) != len(y):
             raise SettingError(f"client {i} has {len(x)} test inputs and {len(y)} labels")
+    shape = np.shape(train[0][0])[1:]
+    for i, (x, _) in enumerate([*train, *test]):
+        if np.shape(x)[1:] != shape:
+            raise SettingError(f"client {i % len(train)} has samples of shape {np.shape(x)[1:]}, client 0 of {shape}")
     splits = [_flatten(train), _flatten(test)]
     labels = np.concatenate([split.y for split in splits])
     if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:

@@ -53,10 +53,10 @@ def _loop(function: One, chunk: int | None) -> Every:
 EXECUTORS: dict[str, Callable[[One, int | None], Every]] = {"vmap": _vmap, "in-turn": _in_turn, "loop": _loop}
 
 
-def choose(executor: str) -> str:
-    """The executor of that name; ``auto`` takes the one that suits the platform."""
+def choose(executor: str, chunk: int | None = None) -> str:
+    """The executor of that name; ``auto`` takes the one that suits the platform, and vmap if there is a chunk."""
     if executor == "auto":
-        return "in-turn" if jax.default_backend() == "cpu" else "vmap"
+        return "in-turn" if jax.default_backend() == "cpu" and chunk is None else "vmap"
     if executor not in EXECUTORS:
         raise SettingError(f"unknown executor {executor!r}{nearest(executor, ('auto', *EXECUTORS))}")
     return executor

@@ -89,16 +89,19 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Evaluates one algorithm on one federation."""
 
-    def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, executor: str) -> None:
+    def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, train: Inputs, executor: str) -> None:
         self._predict, self._losses = algorithm.predict, task.losses
         self._clients = federation.clients
         self._sizes = {"train": federation.train.sizes, "test": federation.test.sizes}
         typical = float(np.median(federation.train.sizes))
         self._width = int(np.clip(2 ** math.ceil(math.log2(max(typical, 1))), 16, 256))
-        self.samples = [self._on_device(federation, split) for split in (federation.train, federation.test)]
+        self.samples = [
+            self._on_device(train, federation.train),  # on the device already, for training
+            self._on_device(federation.inputs(federation.test), federation.test),
+        ]
         self._tally_blocks = cohort.every(self._tally_block, executor, 1024)
 
-    def _on_device(self, federation: Federation, split: Split) -> Samples:
+    def _on_device(self, inputs: Inputs, split: Split) -> Samples:
         starts, clients, lengths = [], [], []
         for i, (begin, end) in enumerate(zip(split.offsets[:-1], split.offsets[1:], strict=True)):
             for start in range(begin, end, self._width):
@@ -106,7 +109,7 @@ class Evaluator:
                 starts.append(start)
                 lengths.append(min(self._width, end - start))
         blocks = Blocks(*(jnp.asarray(column, jnp.int32) for column in (clients, starts, lengths)))
-        return Samples(federation.inputs(split), jnp.asarray(split.y), blocks)
+        return Samples(inputs, jnp.asarray(split.y), blocks)
 
     def _tally_block(self, shared: tuple[Samples, Tree, Tree], block: Blocks) -> tuple[Tally, Tally]:
         samples, global_, personal = shared
@@ -116,7 +119,8 @@ class Evaluator:
 
         def tally(model: Tree) -> Tally:
             logits = self._predict(model, x)
-            correct = (jnp.argmax(logits, -1) == y) & real
+            # A model that has become NaN predicts nothing; argmax would say label 0 and be right now and then.
+            correct = (jnp.argmax(logits, -1) == y) & jnp.all(jnp.isfinite(logits), -1) & real
             return Tally(jnp.sum(correct), jnp.sum(jnp.where(real, self._losses(logits, y), 0)))
 
         mine = jax.tree.map(lambda leaf: leaf[block.client], personal)

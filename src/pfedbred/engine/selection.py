@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfedbred.data.batches import permute
 from pfedbred.errors import SettingError, nearest
@@ -44,14 +45,19 @@ def fixed(clients: Sequence[int]) -> Select:
 SELECTIONS: dict[str, Callable[[int], Select]] = {"uniform": uniform, "by-data": by_data}
 
 
-def get(select: str | Sequence[int], count: int, clients: int) -> Select:
-    """The selection of that name, or the given list of clients."""
-    if isinstance(select, str):
-        if select not in SELECTIONS:
-            raise SettingError(f"unknown selection {select!r}{nearest(select, SELECTIONS)}")
-        return SELECTIONS[select](count)
-    if len(set(select)) != len(select) or not all(isinstance(i, int) and 0 <= i < clients for i in select):
-        raise SettingError(
-            f"a fixed selection must be different client numbers from 0 to {clients - 1}, not {list(select)}"
-        )
-    return fixed(select)
+def get(select: str | Sequence[int], count: int) -> Select:
+    """The selection of that name, or of the given clients."""
+    if not isinstance(select, str):
+        return fixed(select)
+    if select not in SELECTIONS:
+        raise SettingError(f"unknown selection {select!r}{nearest(select, SELECTIONS)}")
+    return SELECTIONS[select](count)
+
+
+def check(chosen: Sequence[int] | Array, clients: int) -> None:
+    """Refuses a selection that names a client twice or one that there is not."""
+    numbers = np.asarray(chosen).tolist()
+    if not numbers or len(set(numbers)) != len(numbers):
+        raise SettingError(f"a selection must be different clients, of which there are {clients}, not {numbers}")
+    if not all(isinstance(i, int) and 0 <= i < clients for i in numbers):
+        raise SettingError(f"a selection must be client numbers from 0 to {clients - 1}, not {numbers}")

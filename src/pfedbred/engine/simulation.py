@@ -16,6 +16,7 @@ from pfedbred.algorithm import Algorithm, Task, Uploads
 from pfedbred.data.batches import ClientData, Inputs, draw_rows
 from pfedbred.data.federation import Federation
 from pfedbred.engine import cohort, evaluation, selection
+from pfedbred.errors import SettingError
 from pfedbred.keys import data_key, init_key, select_key
 from pfedbred.types import Array, Key, Tree
 
@@ -84,10 +85,11 @@ class Simulation:
 
     def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, plan: Plan) -> None:
         self.algorithm, self.task, self.federation, self.plan = algorithm, task, federation, plan
-        self.executor = cohort.choose(plan.executor)
+        self.executor = cohort.choose(plan.executor, plan.chunk)
         train = federation.train
         self.shards = Shards(federation.inputs(train), *map(jnp.asarray, (train.y, train.offsets, train.sizes)))
-        self._evaluator = evaluation.Evaluator(algorithm, task, federation, self.executor)
+        selection.check(plan.select(jax.random.key(0), self.shards.sizes), federation.clients)
+        self._evaluator = evaluation.Evaluator(algorithm, task, federation, self.shards.x, self.executor)
         self._prepare_clients = cohort.every(self._prepare_client, self.executor, plan.chunk)
         self._train_clients = cohort.every(self._train_client, self.executor, plan.chunk)
         self._model_clients = cohort.every(self._model_client, self.executor, plan.chunk)
@@ -168,19 +170,20 @@ class Simulation:
     # All seeds --------------------------------------------------------------------------------------------------
 
     def _compiled(self, function: Callable[[Shards, Any, State], Any], donate: bool = False) -> Callable[..., Any]:
-        """``function`` for all seeds as one program, compiled at its first call and never again."""
+        """``function`` for all seeds as one program, compiled at its first call with so many seeds and never again."""
         if self.executor == "loop":
             return partial(_one_seed_after_another, function)
         seeds = cohort.every(lambda shared, state: function(shared[0], shared[1], state), self.executor)
-        program: list[Any] = []
+        programs: dict[int, Any] = {}
 
         def run(shards: Shards, extra: Any, states: State) -> Any:
-            if not program:
+            count = len(states.round)
+            if count not in programs:
                 begun = time.perf_counter()
                 jitted = jax.jit(lambda *args: seeds(args[:2], args[2]), donate_argnums=(2,) if donate else ())
-                program.append(jitted.lower(shards, extra, states).compile())
+                programs[count] = jitted.lower(shards, extra, states).compile()
                 self.compile_seconds += time.perf_counter() - begun
-            return program[0](shards, extra, states)
+            return programs[count](shards, extra, states)
 
         return run
 
@@ -224,6 +227,8 @@ class Simulation:
 
     def personal_model(self, states: State, client: int, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
+        if not 0 <= client < self.federation.clients:
+            raise SettingError(f"there is no client {client}; clients are 0 to {self.federation.clients - 1}")
         state = jax.tree.map(lambda leaf: leaf[seed], states)
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
         return self._model_one((self.shards, state.key, state.server), (jnp.int32(client), record))

@@ -85,6 +85,9 @@ def _draw_clients(axes: Any, run: Run) -> None:
     g, p = (100 * np.mean(model.test.client_accuracy, axis=0) for model in (last.global_, last.personal))
     have = np.isfinite(g)
     g, p = g[have], p[have]
+    if not len(g):
+        axes.set_title("no client has test samples", fontsize=11)
+        return
     order = np.lexsort((p, g))
     g, p, place = g[order], p[order], np.arange(len(order))
     size = float(np.clip(400 / max(len(place), 1), 3, 28))
