@@ -3,13 +3,16 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
-from pfedbred import cli
+from pfedbred import cli, console, records
 
 QUICK = ["--rounds", "3", "--clients", "10", "--set", "R=2"]
 
@@ -65,6 +68,14 @@ def test_a_run_folder_holds_what_is_promised(call, tmp_path):
         for name, values in (("best_accuracy", best), ("final_accuracy", by_seed[-1])):
             assert summary[model][name]["mean"] == pytest.approx(sum(values) / 2, abs=1e-6)
             assert summary[model][name]["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5, abs=1e-6)
+        rounds = [line["round"] for line in lines]
+        assert summary[model]["best_round"] == [rounds[seed.index(max(seed))] for seed in zip(*by_seed, strict=True)]
+        for name, measured in (
+            ("final_loss", "loss"),
+            ("final_worst_decile", "worst_decile"),
+            ("final_client_std", "client_std"),
+        ):
+            assert summary[model][name]["mean"] == pytest.approx(sum(lines[-1][model]["test"][measured]) / 2, abs=1e-5)
         for split in ("train", "test"):
             scores = lines[0][model][split]
             assert {"accuracy", "loss", "worst_decile", "client_std"} <= set(scores)
@@ -121,6 +132,11 @@ def test_an_existing_run_is_not_overwritten_unless_asked(call, tmp_path):
     assert (tmp_path / "here" / "summary.json").read_bytes() == before
     assert call("run", "--algorithm", "pfedme", "--out", "here", "--overwrite", *QUICK)[0] == 0
     assert json.loads((tmp_path / "here" / "summary.json").read_text())["algorithm"] == "pfedme"
+    (tmp_path / "here" / "mine.txt").write_text("keep")
+    call("compare", "--algorithms", "fedavg,pfedme", "--out", "here", "--overwrite", *QUICK)
+    call("compare", "--algorithms", "fedavg", "--out", "here", "--overwrite", *QUICK)
+    left = sorted(path.name for path in (tmp_path / "here").iterdir())
+    assert left == ["config.yaml", "curves.png", "fedavg", "mine.txt", "table.json"]
 
 
 MISTAKES = {
@@ -238,6 +254,7 @@ def test_a_terminal_gets_a_bar_with_accuracies(tmp_path):
     assert "\x1b[" in text
     assert "━" in text
     assert "3/3" in text
+    assert re.search(r"G.{0,8} +\d+\.\d\d %  .{0,8}P.{0,8} +\d+\.\d\d %", text)
 
 
 def test_core_imports_stay_light():
@@ -245,3 +262,51 @@ def test_core_imports_stay_light():
     program = f"import sys, pfedbred; print([name for name in {heavy} if name in sys.modules])"
     finished = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert finished.stdout.strip() == "[]"
+
+
+def test_a_diverged_run_says_so(call, tmp_path):
+    code, out, _ = call(
+        "run", "--algorithm", "fedavg", "--model", "dnn", "--set", "alpha=1e30", "--out", "here", *QUICK
+    )
+    assert code == 0
+    assert "warning: fedavg diverged" in out
+    refuse = lambda constant: pytest.fail(f"{constant} is not JSON")  # noqa: E731
+    summary = json.loads((tmp_path / "here" / "summary.json").read_text(), parse_constant=refuse)
+    assert summary["personal"]["final_accuracy"]["mean"] == 0
+    assert summary["personal"]["final_loss"]["mean"] is None
+
+
+def test_a_config_can_be_run_with_another_algorithm(call, tmp_path):
+    (tmp_path / "exp.yaml").write_text("algorithm: mg\nsettings: {lam: 30, prior: poisson}\n")
+    _, out, err = call("run", "exp.yaml", "--algorithm", "pfedme", "--dry-run")
+    assert yaml.safe_load(out)["settings"]["lam"] == 30
+    assert "pfedme has no prior" in err
+    _, out, _ = call("compare", "exp.yaml", "--dry-run")
+    assert [each["algorithm"] for each in yaml.safe_load(out)] == ["mg"]
+
+
+def test_a_sigma_in_a_file_is_found_again_from_anywhere(call, tmp_path, monkeypatch):
+    np.save(tmp_path / "sigma.npy", np.full(650, 2.0))
+    call("run", "--set", "sigma=sigma.npy", "--out", "first", *QUICK)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert call("run", "../first/config.yaml", "--out", "second")[0] == 0
+    assert metrics(tmp_path / "first") == metrics(tmp_path / "elsewhere" / "second")
+
+
+def test_tables_and_lines_put_g_before_p(capsys):
+    cell = lambda value: {"mean": value, "std": 0.0}  # noqa: E731
+    model = lambda value: {"best_accuracy": cell(value), "final_worst_decile": cell(0.3)}  # noqa: E731
+    summary = {"algorithm": "x", "dataset": "d", "model": "m", "rounds": 1, "seeds": 1, "seconds": {"round": 0.004}}
+    console.show_outcome([{**summary, "global": model(0.1), "personal": model(0.2)}])
+    row = next(line for line in capsys.readouterr().out.splitlines() if "10.00" in line)
+    assert re.findall(r"[\d.]+", row) == ["10.00", "20.00", "30.00", "4.0"]
+
+
+def test_the_revision_is_the_checkouts():
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        assert records.revision() is None
+        return
+    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    assert records.revision().removesuffix("-dirty") == head.stdout.strip()

@@ -52,6 +52,7 @@ def test_digits(digits):
     assert digits.classes == 10
     assert len(digits.train.y) + len(digits.test.y) == 1797
     assert all(len(set(digits.train.client(i)[1])) == 3 for i in range(20))
+    assert 0.22 < len(digits.test.y) / 1797 < 0.28
     assert digits.train.x.min() == 0
     assert digits.train.x.max() == 1
 
@@ -65,6 +66,7 @@ def test_digits(digits):
         ([(np.zeros((0, 1)), np.zeros(0, int))], [(np.zeros((2, 1)), np.zeros(2, int))], "client 0 has 0 training"),
         ([(np.zeros((2, 1)), np.zeros(2, int))], [(np.zeros((2, 1)), np.zeros(1, int))], "client 0 has 2 test"),
         ([(np.zeros((2, 1)), np.array([0, -1]))], [(np.zeros((1, 1)), np.zeros(1, int))], "whole numbers from 0"),
+        ([(np.zeros((2, 1)), np.zeros(2, int))], [(np.zeros((1, 3)), np.zeros(1, int))], "samples of shape"),
         ([(np.zeros((2, 1)), np.array([0, 0.5]))], [(np.zeros((1, 1)), np.zeros(1, int))], "whole numbers from 0"),
     ],
 )

@@ -8,7 +8,7 @@ import scipy.stats
 from conftest import small_federation
 
 import pfedbred
-from pfedbred.engine import cohort, selection
+from pfedbred.engine import cohort, evaluation, selection
 
 
 def task_for(federation, model="mclr", dtype=jnp.float64):
@@ -182,11 +182,42 @@ def test_evaluation_against_numpy(executor):
                 np.testing.assert_allclose(got.client_std[seed], accuracies.std())
 
 
-def test_worst_decile_is_a_tenth_of_the_clients():
-    federation = small_federation(sizes=(6,) * 25)
-    simulation, states = simulate("fedavg", federation, rounds=1)
-    test = simulation.evaluate(states).personal.test
-    assert test.worst_decile[0] == pytest.approx(np.sort(test.client_accuracy[0])[:3].mean())
+def test_scores_from_counts():
+    """25 clients of 20 samples with different accuracies, and one without samples: a tenth of 25 is 3 clients."""
+    correct = np.array([[*range(24, -1, -1), 0]]) * 0.8
+    sizes = np.array([20] * 25 + [0])
+    scores = evaluation._scores(evaluation.Tally(correct, 2 * correct), sizes)
+    accuracies = 0.8 * np.arange(25) / 20
+    assert scores.worst_decile[0] == pytest.approx(accuracies[:3].mean())
+    assert scores.client_std[0] == pytest.approx(accuracies.std())
+    assert scores.accuracy[0] == pytest.approx(accuracies.mean())
+    assert scores.loss[0] == pytest.approx(2 * accuracies.mean())
+    assert np.isnan(scores.client_accuracy[0, 25])
+
+
+def test_a_model_that_is_not_a_number_gets_nothing_right():
+    simulation, states = simulate("fedavg", rounds=0)
+    broken = states._replace(server=jax.tree.map(lambda leaf: leaf + jnp.nan, states.server))
+    scores = simulation.evaluate(broken)
+    assert scores.global_.test.accuracy[0] == 0
+    assert np.isnan(scores.global_.test.loss[0])
+
+
+@pytest.mark.parametrize("select", [selection.uniform(6), selection.fixed([9]), selection.fixed([1, 1])])
+def test_selections_that_do_not_fit_the_federation_are_refused(select):
+    with pytest.raises(pfedbred.SettingError, match="selection must be"):
+        simulate("fedavg", select=select, rounds=0)
+
+
+def test_there_is_no_client_99():
+    simulation, states = simulate("fedavg", rounds=0)
+    with pytest.raises(pfedbred.SettingError, match="clients are 0 to 3"):
+        simulation.personal_model(states, 99)
+
+
+def test_another_number_of_seeds_compiles_another_program():
+    simulation, _ = simulate("fedavg", rounds=1)
+    assert simulation.advance(simulation.init([0, 1, 2]), 1).round.tolist() == [1, 1, 1]
 
 
 def test_a_client_without_test_samples_is_left_out_of_the_scores():
@@ -219,5 +250,6 @@ def test_every_prior_trains_a_network(prior, solver, digits):
 
 def test_auto_suits_the_platform_and_unknown_executors_are_named():
     assert cohort.choose("auto") == ("in-turn" if jax.default_backend() == "cpu" else "vmap")
+    assert cohort.choose("auto", chunk=3) == "vmap"
     with pytest.raises(pfedbred.SettingError, match="did you mean 'vmap'"):
         cohort.choose("vmpa")

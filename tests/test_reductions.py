@@ -8,6 +8,7 @@ from conftest import array_sizes, small_federation
 
 import pfedbred
 from pfedbred import means, priors
+from pfedbred.algorithms.pfedbred import PersonalState
 from pfedbred.engine import selection
 
 FEATURES, CLASSES = 6, 3
@@ -204,3 +205,46 @@ def test_the_exact_jacobian_is_never_a_matrix():
     )
     program = jax.make_jaxpr(algorithm.client.train)(weights, algorithm.client.init(weights), data)
     assert max(array_sizes(program.jaxpr)) <= 30 * 200 < d * d
+
+
+def start_case(**settings):
+    """One client's round of one step from a global model, a theta and a memory that are all different."""
+    algorithm = pfedbred.make("mg", TASK, {"R": 1, "K": 1, "lam": 2.0, "alpha": 0.1, "eta": 0.3, **settings})
+    x, y = one_client_full_batch().train.client(0)
+    data = pfedbred.data.batches.ClientData(
+        pfedbred.data.batches.Inputs(jnp.asarray(x)), jnp.asarray(y), jnp.arange(8)[None], jnp.int32(0), jnp.int32(8)
+    )
+    batch = data.batch(0)
+    models = [TASK.model.init(jax.random.key(seed)) for seed in range(3)]
+
+    def train(w, theta, memory):
+        upload, state = algorithm.client.train(w, PersonalState(theta, memory), data)
+        return flat(upload), flat(state.theta)
+
+    return train, models, batch
+
+
+@pytest.mark.parametrize(("start", "place"), [("theta", 1), ("memory", 2)])
+def test_w_init_starts_the_local_model_there(start, place):
+    train, models, _ = start_case(w_init=start)
+    plain, _, _ = start_case()
+    expected = plain(models[place], models[1], models[2])
+    np.testing.assert_allclose(train(*models), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("start", "place"), [("global", 0), ("memory", 2)])
+def test_theta_init_starts_the_personal_model_there(start, place):
+    train, models, _ = start_case(theta_init=start)
+    plain, _, _ = start_case()
+    np.testing.assert_allclose(train(*models), plain(models[0], models[place], models[2]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("start", ["local", "theta", "mean"])
+def test_the_proximal_steps_start_where_they_are_told(start):
+    train, (w, theta, memory), batch = start_case(prox_start=start, eta_a=0.2)
+    grad = jax.grad(TASK.loss)
+    mean = flat(w) - 0.2 * flat(grad(w, batch)) - 0.3 * (flat(memory) - flat(theta))
+    unravel = jax.flatten_util.ravel_pytree(w)[1]
+    begin = {"local": flat(w), "theta": flat(theta), "mean": mean}[start]
+    expected = begin - 0.1 * (flat(grad(unravel(jnp.asarray(begin)), batch)) + 2.0 * (begin - mean))
+    np.testing.assert_allclose(train(w, theta, memory)[1], expected, rtol=1e-11)

@@ -5,7 +5,7 @@ federation runs each in its own process. Messages, uploads, states and models ar
 
     server.init(key, clients)          -> server state
     server.send(server state, i)       -> message to client i          (may differ from client to client)
-    client.init(message)               -> client state                 (at the client's first message)
+    client.init(message)               -> client state                 (at the start, or when a client joins)
     client.train(message, state, data) -> upload, client state         (one round of local work)
     server.aggregate(state, uploads)   -> server state
     server.model(state)                -> the global model, G

@@ -33,8 +33,9 @@ def fedamp(
         server:  u_i = (1 - sum_{j != i} xi_ij) w_i + sum_{j != i} xi_ij w_j,   xi_ij = alpha_k A'(||w_i - w_j||^2)
         client:  w_i <- w_i - alpha (grad f_i(w_i) + lam/alpha_k (w_i - u_i)),  R steps from its own w_i
 
-    The distance is squared, and A'(x) = e^{-x/sigma} / sigma. There is no single global model: P is w_i, and G is the
-    mean of the u_i. With lam = 0 every client is alone.
+    The distance is squared, and A'(x) = e^{-x/sigma} / sigma. These are the paper's steps; they leave out the factor 2
+    of the penalty's gradient, so that their fixed point is that of lam/2. There is no single global model: P is w_i,
+    and G is the mean of the u_i. With lam = 0 every client is alone.
 
     Args:
       task: model and loss f.

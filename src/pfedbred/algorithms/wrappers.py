@@ -39,7 +39,7 @@ def am(algorithm: Algorithm, task: Task, *, am_beta: NonNegative = 2.0) -> Algor
     r"""Aggregation momentum: the server's model goes ``am_beta`` times as far, w <- (1 - beta) w + beta w_new.
 
     It acts on what the server learns (``ServerState.model``): the global model, FedEM's components, the body of FedPer,
-    FedAMP's and FedU's models of all clients. Control variates and momenta are left alone.
+    FedAMP's u_i and FedU's w_i. Control variates and momenta are left alone.
 
     References: Shi et al., line 14 of Algorithm 1 and Section "Tricks".
     """

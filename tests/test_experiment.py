@@ -1,0 +1,63 @@
+"""Experiments: every option reaches what it is for."""
+
+import numpy as np
+import pytest
+
+import pfedbred
+from pfedbred import Experiment
+
+
+def experiment(**options):
+    return Experiment.from_mapping({"clients": 10, "rounds": 2, "settings": {"R": 2}, **options})
+
+
+def test_options_reach_the_plan():
+    given = {"participation": "sample", "weights": "uniform", "batch_size": 7, "executor": "vmap", "chunk": 3}
+    plan = experiment(**given).simulation().plan
+    assert {name: getattr(plan, name) for name in given} == given
+    default = experiment().simulation().plan
+    assert all(getattr(default, name) != value for name, value in given.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [({"select": "0,3,5"}, [0, 3, 5]), ({"select": [4]}, [4]), ({"aggregated": 7}, 7), ({}, 2), ({"clients": 20}, 4)],
+)
+def test_selection_and_how_many(options, chosen):
+    """A fifth of the clients unless something else is said."""
+    simulation = experiment(**options).simulation()
+    got = np.asarray(simulation.plan.select(simulation.init([0]).key[0], simulation.shards.sizes)).tolist()
+    assert got == chosen if isinstance(chosen, list) else len(got) == chosen
+
+
+def test_the_seed_and_the_split_seed():
+    assert experiment(seed=5, seeds=3).seed_list == [5, 6, 7]
+    first, second = (pfedbred.run(experiment(seed=seed)).accuracy("personal") for seed in (0, 1))
+    assert not np.array_equal(first, second)
+    splits = [experiment(split_seed=seed).federation().train.sizes for seed in (0, 1)]
+    assert not np.array_equal(*splits)
+
+
+def test_an_experiment_made_by_hand_is_checked_and_filled_in():
+    by_hand = pfedbred.run(Experiment(clients=10, rounds=2, settings={"R": 2}))
+    assert by_hand.experiment.aggregated == 2
+    np.testing.assert_array_equal(by_hand.accuracy("global"), pfedbred.run(experiment()).accuracy("global"))
+    with pytest.raises(pfedbred.SettingError, match="rounds must be"):
+        pfedbred.run(Experiment(rounds=0))
+
+
+def test_a_federation_of_ones_own_must_fit():
+    federation = pfedbred.load("digits", clients=10)
+    with pytest.raises(pfedbred.SettingError, match="for 20 clients, the federation has 10"):
+        pfedbred.run(Experiment(clients=20), federation=federation)
+    result = pfedbred.run(federation=federation, rounds=np.int64(2), settings={"lam": np.float32(3), "R": 2})
+    assert result.experiment.settings["lam"] == 3.0
+
+
+def test_accuracy_by_model_and_split():
+    result = pfedbred.run(experiment(algorithm="pfedme"))
+    for model, scores in (("global", "global_"), ("personal", "personal")):
+        for split in ("train", "test"):
+            expected = [getattr(getattr(point.scores, scores), split).accuracy for point in result.points]
+            np.testing.assert_array_equal(result.accuracy(model, split), expected)
+    assert not np.array_equal(result.accuracy("personal", "train"), result.accuracy("personal", "test"))
