@@ -1,6 +1,8 @@
 """Shared set-up: numerics are tested in float64; models that should stay in float32 say so themselves."""
 
+import gc
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -15,6 +17,16 @@ import pfedbred
 jax.config.update("jax_enable_x64", True)
 settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_programs():
+    """Every compiled program holds memory maps, of which Linux grants a process 65,530; hundreds of tests use them up."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
