@@ -21,7 +21,7 @@ settings.load_profile("default")
 
 @pytest.fixture(autouse=True)
 def _forget_compiled_programs():
-    """Every compiled program holds memory maps, of which Linux grants a process 65,530; hundreds of tests use them up."""
+    """A compiled program holds memory maps, of which Linux grants a process 65,530; hundreds of tests use them up."""
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
