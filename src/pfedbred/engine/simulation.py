@@ -227,7 +227,7 @@ class Simulation:
 
     def personal_model(self, states: State, client: int, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
-        if not 0 <= client < self.federation.clients:
+        if isinstance(client, int) and not 0 <= client < self.federation.clients:  # it may be traced
             raise SettingError(f"there is no client {client}; clients are 0 to {self.federation.clients - 1}")
         state = jax.tree.map(lambda leaf: leaf[seed], states)
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
