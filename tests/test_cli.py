@@ -47,6 +47,7 @@ def test_a_run_folder_holds_what_is_promised(call, tmp_path):
         "config.yaml",
         "curves.png",
         "metrics.jsonl",
+        "models.safetensors",
         "summary.json",
     ]
     assert "here/curves.png" in out
@@ -164,7 +165,7 @@ MISTAKES = {
     ("run", "--set", "K"): "NAME=VALUE",
     ("run", "--set", "sigma=[1,2]"): "sigma is for 2 weights, but the model has 650",
     ("run", "--set", "sigma=-1"): "sigma must be > 0",
-    ("run", "--aggregated", "21"): "at most the number of clients, 20, not 21",
+    ("run", "--aggregated", "21"): "at most the number of clients that train, 20, not 21",
     ("run", "--aggregated", "0"): "aggregated must be a whole number >= 1",
     ("run", "--select", "0,3,99"): "client numbers from 0 to 19",
     ("run", "--select", "0,1", "--aggregated", "3"): "select names 2 clients",
@@ -297,7 +298,8 @@ def test_a_sigma_in_a_file_is_found_again_from_anywhere(call, tmp_path, monkeypa
 def test_tables_and_lines_put_g_before_p(capsys):
     cell = lambda value: {"mean": value, "std": 0.0}  # noqa: E731
     model = lambda value: {"best_accuracy": cell(value), "final_worst_decile": cell(0.3)}  # noqa: E731
-    summary = {"algorithm": "x", "dataset": "d", "model": "m", "rounds": 1, "seeds": 1, "seconds": {"round": 0.004}}
+    summary = {"algorithm": "x", "model": "m", "rounds": 1, "seeds": 1, "seconds": {"round": 0.004}}
+    summary |= {"data": {"name": "d"}, "newcomers": None}
     console.show_outcome([{**summary, "global": model(0.1), "personal": model(0.2)}])
     row = next(line for line in capsys.readouterr().out.splitlines() if "10.00" in line)
     assert re.findall(r"[\d.]+", row) == ["10.00", "20.00", "30.00", "4.0"]

@@ -13,9 +13,9 @@ def experiment(**options):
 
 def test_options_reach_the_plan():
     given = {"participation": "sample", "weights": "uniform", "batch_size": 7, "executor": "vmap", "chunk": 3}
-    plan = experiment(**given).simulation().plan
+    plan = experiment(**given).prepare().simulation.plan
     assert {name: getattr(plan, name) for name in given} == given
-    default = experiment().simulation().plan
+    default = experiment().prepare().simulation.plan
     assert all(getattr(default, name) != value for name, value in given.items())
 
 
@@ -25,7 +25,7 @@ def test_options_reach_the_plan():
 )
 def test_selection_and_how_many(options, chosen):
     """A fifth of the clients unless something else is said."""
-    simulation = experiment(**options).simulation()
+    simulation = experiment(**options).prepare().simulation
     got = np.asarray(simulation.plan.select(simulation.init([0]).key[0], simulation.shards.sizes)).tolist()
     assert got == chosen if isinstance(chosen, list) else len(got) == chosen
 

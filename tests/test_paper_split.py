@@ -1,36 +1,23 @@
-"""Image sources and the paper's splits: on images made here, and on the real ones where they are."""
+"""The paper's splits, on images made here and on the sizes of the real ones."""
 
-import io
-import os
-from pathlib import Path
+import random
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 import pfedbred
-from pfedbred.data import sources
-from pfedbred.data.paper import paper_split
-from pfedbred.data.sources import Images
+from pfedbred.data import paper_split
+from pfedbred.data.pool import Pool
 
-REAL = Path(os.environ.get("PFEDBRED_DATA") or Path(__file__).parents[2] / "shared" / "data")
-needs_mnist = pytest.mark.skipif(
-    not (REAL / "mnist").is_dir(), reason="the real MNIST is not here: set PFEDBRED_DATA to a folder that holds it"
-)
+MNIST_COUNTS = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)
 
 
-def numbered(per_label):
-    """Images that can be told apart: each carries its own number in four bytes."""
-    y = np.repeat(np.arange(10), per_label).astype(np.int32)
-    return Images(np.arange(len(y), dtype=np.uint32).view(np.uint8).reshape(-1, 4), y)
-
-
-def number(x):
-    return np.ascontiguousarray(x).view(np.uint32).ravel()
+def numbered(counts):
+    """Samples of ten labels; a sample is its row."""
+    y = np.repeat(np.arange(10), counts).astype(np.int32)
+    return Pool("numbered", np.zeros((len(y), 1), np.uint8), y, 10)
 
 
 @settings(max_examples=15)
@@ -41,44 +28,67 @@ def number(x):
     rule=st.sampled_from(["mnist", "cifar10"]),
 )
 def test_the_papers_split(clients, labels, seed, rule):
-    images = numbered(2000)
-    federation = paper_split(images, clients=clients, labels_per_client=labels, seed=seed, name="x", sizes=rule)
-    assert federation.clients == clients
-    taken = number(np.concatenate([federation.train.x, federation.test.x]))
+    pool = numbered(2000)
+    assignment = paper_split(pool, clients=clients, labels_per_client=labels, seed=seed, sizes=rule)
+    assert len(assignment.train) == len(assignment.test) == clients
+    taken = np.concatenate([*assignment.train, *assignment.test])
     assert len(set(taken)) == len(taken)  # no sample twice, and so none in both train and test
+    np.testing.assert_array_equal(assignment.y, pool.y)
     for u in range(clients):
-        (train, train_y), (test, test_y) = federation.train.client(u), federation.test.client(u)
-        held = np.concatenate([train_y, test_y])
+        held = np.concatenate([assignment.train[u], assignment.test[u]])
         expected = {(u + j) % 10 for j in range(labels)}
-        assert set(held) == expected
-        assert all(np.sum(held == label) >= 10 for label in expected)
-        assert len(train) == int(0.75 * len(held))
-        np.testing.assert_array_equal(train_y, images.y[number(train)])
-        np.testing.assert_array_equal(test_y, images.y[number(test)])
+        assert set(pool.y[held]) == expected
+        assert all(np.sum(pool.y[held] == label) >= 10 for label in expected)
+        assert len(assignment.train[u]) == int(0.75 * len(held))
+
+
+def test_seed_one_gives_the_clients_of_the_papers_mnist_their_sizes():
+    """44,000 training and 15,000 test samples; and each client's amount by a plain transcription of the rule."""
+    np.random.seed(1)  # noqa: NPY002  (the experiments' own generators)
+    random.seed(1)
+    props = np.random.lognormal(0, 2.0, (10, 100, 3))  # noqa: NPY002
+    left = [count - 300 for count in MNIST_COUNTS]
+    expected = []
+    scaled = [(MNIST_COUNTS[label] - 1000) * props[label] / props[label].sum() for label in range(10)]
+    for u in range(100):
+        size = 30
+        for j in range(3):
+            label = (u + j) % 10
+            first = random.randint(10, 200)
+            amount = int(scaled[label][u // 10][j]) * random.randint(1, 10) + first
+            if amount < left[label]:
+                left[label] -= amount
+                size += amount
+        expected.append(size)
+    assignment = paper_split(numbered(MNIST_COUNTS), clients=100, labels_per_client=3, seed=1)
+    sizes = [len(train) + len(test) for train, test in zip(assignment.train, assignment.test, strict=True)]
+    assert sizes == expected
+    assert round(sum(map(len, assignment.train)), -3) == 44_000
+    assert round(sum(map(len, assignment.test)), -3) == 15_000
 
 
 def test_the_split_depends_on_the_seed_alone():
     first, again, other = (
-        paper_split(numbered(2000), clients=20, labels_per_client=3, seed=seed, name="x") for seed in (3, 3, 4)
+        paper_split(numbered(2000), clients=20, labels_per_client=3, seed=seed) for seed in (3, 3, 4)
     )
-    np.testing.assert_array_equal(first.train.x, again.train.x)
-    np.testing.assert_array_equal(first.test.y, again.test.y)
-    assert not np.array_equal(first.train.offsets, other.train.offsets)
+    for one, two in zip([*first.train, *first.test], [*again.train, *again.test], strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert [len(rows) for rows in first.train] != [len(rows) for rows in other.train]
 
 
 def test_slot_labels_touch_ten_samples_of_each_label():
     """The j-th label's first ten samples say j; all the others tell the truth."""
-    images = numbered(2000)
-    arguments = {"clients": 20, "labels_per_client": 3, "seed": 5, "name": "x"}
-    noisy, clean = paper_split(images, slot_labels=True, **arguments), paper_split(images, **arguments)
-    np.testing.assert_array_equal(noisy.train.x, clean.train.x)
+    pool = numbered(2000)
+    arguments = {"clients": 20, "labels_per_client": 3, "seed": 5}
+    noisy, clean = paper_split(pool, slot_labels=True, **arguments), paper_split(pool, **arguments)
+    np.testing.assert_array_equal(np.concatenate(noisy.train), np.concatenate(clean.train))
     for u in range(20):
         wrong = {0: 0, 1: 0, 2: 0}
-        for ours, theirs in ((noisy.train, clean.train), (noisy.test, clean.test)):
-            for said, true in zip(ours.client(u)[1], theirs.client(u)[1], strict=True):
-                if said != true:
-                    assert said == (true - u) % 10
-                    wrong[int(said)] += 1
+        for row in np.concatenate([noisy.train[u], noisy.test[u]]):
+            said, true = noisy.y[row], pool.y[row]
+            if said != true:
+                assert said == (true - u) % 10
+                wrong[int(said)] += 1
         assert wrong == {j: 0 if (u + j) % 10 == j else 10 for j in range(3)}
 
 
@@ -92,79 +102,4 @@ def test_slot_labels_touch_ten_samples_of_each_label():
 )
 def test_impossible_splits_are_refused(options, words):
     with pytest.raises(pfedbred.SettingError, match=words):
-        paper_split(numbered(1100), **{"clients": 20, "labels_per_client": 3, "seed": 0, "name": "x", **options})
-
-
-def write_parquet(folder, part, images, labels, column="image"):
-    cells = []
-    for pixels in images:
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, format="PNG")
-        cells.append({"bytes": file.getvalue(), "path": None})
-    folder.mkdir(parents=True, exist_ok=True)
-    table = pyarrow.table({column: cells, "label": labels})
-    pyarrow.parquet.write_table(table, folder / f"{part}-00000-of-00001.parquet")
-
-
-@pytest.fixture
-def tiny_mnist(tmp_path, monkeypatch):
-    """A folder in the hub's layout, with a few images; and no other place to look."""
-    monkeypatch.delenv("PFEDBRED_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rng = np.random.default_rng(0)
-    train, test = (rng.integers(0, 256, (count, 28, 28), dtype=np.uint8) for count in (5, 3))
-    write_parquet(tmp_path / "data" / "mnist", "train", train, [0, 1, 2, 3, 4])
-    write_parquet(tmp_path / "data" / "mnist", "test", test, [7, 8, 9])
-    return tmp_path, np.concatenate([train, test])
-
-
-@pytest.mark.parametrize("place", ["option", "environment", "cache"])
-def test_images_are_found(tiny_mnist, place, monkeypatch):
-    folder, expected = tiny_mnist
-    if place == "environment":
-        monkeypatch.setenv("PFEDBRED_DATA", str(folder / "data"))
-    if place == "cache":
-        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "elsewhere"))
-        (folder / "elsewhere").mkdir()
-        (folder / "data").rename(folder / "elsewhere" / "pfedbred")
-    images = sources.images("mnist", str(folder / "data") if place == "option" else None)
-    np.testing.assert_array_equal(images.x, expected)
-    assert images.y.tolist() == [0, 1, 2, 3, 4, 7, 8, 9]
-
-
-def test_absent_and_broken_sources_say_what_to_do(tiny_mnist, monkeypatch):
-    folder, _ = tiny_mnist
-    with pytest.raises(pfedbred.SettingError, match=r"fashion-mnist is not here: put .*fashion_mnist/train-"):
-        sources.images("fashion-mnist", str(folder / "data"))
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)  # as if not installed
-    with pytest.raises(pfedbred.SettingError, match="cifar10 is not here: put"):
-        sources.images("cifar10")
-    write_parquet(folder / "data" / "cifar10", "train", [np.zeros((4, 4, 3), np.uint8)], [0], column="picture")
-    with pytest.raises(pfedbred.SettingError, match="has no column 'img', only picture, label"):
-        sources.images("cifar10", str(folder / "data"))
-    path = folder / "data" / "mnist" / "train-00000-of-00001.parquet"
-    table = pyarrow.table({"image": [{"bytes": b"no image", "path": None}], "label": [0]})
-    pyarrow.parquet.write_table(table, path)
-    with pytest.raises(pfedbred.SettingError, match="row 0 does not hold an image"):
-        sources.images("mnist", str(folder / "data"))
-    path.write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(pfedbred.SettingError, match="cannot read"):
-        sources.images("mnist", str(folder / "data"))
-
-
-@needs_mnist
-def test_real_mnist_is_normalised_on_the_device():
-    """Bytes in memory; as inputs, mean 0 and variance 1 in every pixel that varies, over the pooled images."""
-    federation = pfedbred.load("mnist", data_dir=str(REAL))
-    assert federation.train.x.dtype == np.uint8
-    assert (federation.clients, federation.shape, federation.classes) == (100, (28, 28), 10)
-    pool = sources.images("mnist", str(REAL))
-    assert len(pool.y) == 70_000
-    inputs = (pool.x[:, 10:18, 10:18].astype(np.float64) - federation.shift[10:18, 10:18]) * federation.scale[
-        10:18, 10:18
-    ]
-    np.testing.assert_allclose(inputs.mean(axis=0), 0, atol=1e-4)
-    np.testing.assert_allclose(inputs.std(axis=0), 1, atol=1e-4)
-    taken = np.asarray(federation.inputs(federation.train).take(np.array([3])))
-    by_hand = (federation.train.x[3] - federation.shift) * federation.scale
-    np.testing.assert_allclose(taken[0], by_hand, rtol=1e-5, atol=1e-6)
+        paper_split(numbered(1100), **{"clients": 20, "labels_per_client": 3, "seed": 0, **options})

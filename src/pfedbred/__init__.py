@@ -4,10 +4,11 @@ from pfedbred import means, models, priors, prox
 from pfedbred._version import __version__
 from pfedbred.algorithm import Algorithm, Client, Server, Task
 from pfedbred.algorithms import ALGORITHMS, make
-from pfedbred.data import DATASETS, Federation, from_clients, load
+from pfedbred.data import DATASETS, Federation, from_arrays, from_clients, from_dataset, load
 from pfedbred.engine import Evaluation, Plan, Simulation, State
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Run, run
+from pfedbred.exports import load_model
 
 __all__ = [
     "ALGORITHMS",
@@ -25,8 +26,11 @@ __all__ = [
     "State",
     "Task",
     "__version__",
+    "from_arrays",
     "from_clients",
+    "from_dataset",
     "load",
+    "load_model",
     "make",
     "means",
     "models",

@@ -98,13 +98,18 @@ class Client(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The server half. ``prepare(state, uploads)`` takes in the exchange before training, if there is one."""
+    """The server half. ``prepare(state, uploads)`` takes in the exchange before training, if there is one.
+
+    ``welcome(state)`` is the message to a client that the server has never met; not needed where ``send`` treats all
+    clients alike.
+    """
 
     init: Callable[[Key, int], ServerState]
     send: Callable[[ServerState, Array], Tree]
     aggregate: Callable[[ServerState, Uploads], ServerState]
     model: Callable[[ServerState], Tree]
     prepare: Callable[[ServerState, Uploads], ServerState] | None = None
+    welcome: Callable[[ServerState], Tree] | None = None
 
 
 class Algorithm(NamedTuple):
@@ -145,6 +150,40 @@ def descend(
     return jax.lax.scan(step, weights, jnp.arange(first, first + steps))[0]
 
 
+class Exchange(NamedTuple):
+    """The shapes and types of all that an algorithm sends and keeps, for one client and one round."""
+
+    message: Tree
+    upload: Tree
+    state: Tree
+    weights: Tree
+    global_: Tree
+    personal: Tree
+
+
+def exchange(algorithm: Algorithm, task: Task, sample: Batch) -> Exchange:
+    """What the algorithm exchanges, without computing it; ``sample`` is a batch of one sample."""
+
+    def one_round(key: Key) -> Exchange:
+        client, server = algorithm.client, algorithm.server
+        state = server.init(key, 2)
+        message = server.send(state, jnp.int32(0))
+        rows = jnp.zeros((max(client.draws, client.model_draws), 1), int)
+        data = ClientData(Inputs(sample.x), sample.y, rows, jnp.int32(0), jnp.int32(1))
+        kept = client.init(message)
+        upload, _ = client.train(message, kept, data)
+        return Exchange(
+            message=message,
+            upload=(client.prepare(message, kept, data) if client.prepare else (), upload),
+            state=kept,
+            weights=task.model.init(key),
+            global_=server.model(state),
+            personal=client.model(message, kept, data),
+        )
+
+    return jax.eval_shape(one_round, jax.random.key(0))
+
+
 class Costs(NamedTuple):
     """Of one client and one round, in multiples of the model's size: what it receives, sends, and keeps."""
 
@@ -155,23 +194,8 @@ class Costs(NamedTuple):
 
 def costs(algorithm: Algorithm, task: Task, sample: Batch) -> Costs:
     """What the algorithm exchanges and keeps, from the shapes of its messages; ``sample`` is a batch of one sample."""
-
-    def exchange(key: Key) -> tuple[Tree, Tree, Tree, Tree]:
-        client, server = algorithm.client, algorithm.server
-        message = server.send(server.init(key, 2), jnp.int32(0))
-        rows = jnp.zeros((max(client.draws, client.model_draws), 1), int)
-        data = ClientData(Inputs(sample.x), sample.y, rows, jnp.int32(0), jnp.int32(1))
-        kept = client.init(message)
-        upload, _ = client.train(message, kept, data)
-        return (
-            message,
-            (client.prepare(message, kept, data) if client.prepare else (), upload),
-            kept,
-            task.model.init(key),
-        )
-
-    message, upload, kept, model = jax.eval_shape(exchange, jax.random.key(0))
-    return Costs(*(_entries(tree) / _entries(model) for tree in (message, upload, kept)))
+    found = exchange(algorithm, task, sample)
+    return Costs(*(_entries(tree) / _entries(found.weights) for tree in (found.message, found.upload, found.state)))
 
 
 def _entries(tree: Tree) -> int:

@@ -1,4 +1,4 @@
-"""The command line: ``pfedbred run``, ``compare``, ``list``."""
+"""The command line: ``pfedbred run``, ``compare``, ``list``, ``data``, ``export``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ import jax.numpy as jnp
 import typer
 import yaml
 
-from pfedbred import algorithms, data, means, models, priors, records
+from pfedbred import algorithms, data, exports, means, models, priors, records
+from pfedbred import cli_data as data_commands
 from pfedbred import settings as settings_
 from pfedbred._version import __version__
 from pfedbred.algorithm import Task, costs
 from pfedbred.algorithms.wrappers import WRAPPERS
-from pfedbred.console import show_outcome, warn_of_divergence, watching
+from pfedbred.console import show_federation, show_outcome, warn_of_divergence, watching
 from pfedbred.data.batches import Batch
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment import Experiment, Run, run
+from pfedbred.experiment import Experiment, Prepared, Run, run
 from pfedbred.report import curves
 
 app = typer.Typer(
@@ -40,6 +41,14 @@ Settings = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results; a free name under runs/ if not given")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the run in an existing folder")]
+KeepModels = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option(
+        "--keep-models/--no-models",
+        help="keep the trained models in the run folder, for 'pfedbred export' [default: if under 1 GB]",
+        show_default=False,
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")]
 
 
@@ -79,18 +88,20 @@ def run_command(
     out: Out = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
+    keep_models: KeepModels = None,
     **options: Any,
 ) -> None:
     """Run one algorithm and write a run folder."""
     given = _merged(file, options, set_)
-    experiment = Experiment.from_mapping(given)
-    simulation = experiment.simulation()
+    prepared = Experiment.from_mapping(given).prepare()
+    experiment = prepared.experiment
     if dry_run:
         print(yaml.safe_dump(records.plain(experiment), sort_keys=False), end="")
         return
-    folder = _folder(out, overwrite, f"{experiment.dataset}-{experiment.model}-{experiment.algorithm}")
+    folder = _folder(out, overwrite, f"{_data_name(experiment)}-{experiment.model}-{experiment.algorithm}")
+    show_federation(prepared)
     with watching([experiment]) as watchers:
-        finished = _run_into(folder, experiment, simulation, watchers[0])
+        finished = _run_into(folder, prepared, watchers[0], keep_models)
     show_outcome([records.summary(finished)])
     warn_of_divergence([finished])
     print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
@@ -109,6 +120,7 @@ def compare_command(
     out: Out = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
+    keep_models: KeepModels = None,
     **options: Any,
 ) -> None:
     """Run several algorithms on the same data and write one table."""
@@ -120,19 +132,22 @@ def compare_command(
         Experiment.from_mapping({**given, "algorithm": name, "settings": own})
         for name, own in zip(names, _settings_of_each(names, shared), strict=True)
     ]
-    simulations = [experiment.simulation() for experiment in experiments]
+    federation = experiments[0].federation()
+    prepared = [experiment.prepare(federation) for experiment in experiments]
+    experiments = [each.experiment for each in prepared]
     if dry_run:
         print(yaml.safe_dump([records.plain(each) for each in experiments], sort_keys=False), end="")
         return
     first = experiments[0]
-    folder = _folder(out, overwrite, f"{first.dataset}-{first.model}-compare")
+    folder = _folder(out, overwrite, f"{_data_name(first)}-{first.model}-compare")
+    show_federation(prepared[0])
     common = {name: value for name, value in records.plain(first).items() if name not in ("algorithm", "settings")}
     records.write_config(folder, {"algorithms": names, **common, "settings": dict(shared)}, "compare")
     runs = []
     with watching(experiments) as watchers:
-        for experiment, simulation, watcher in zip(experiments, simulations, watchers, strict=True):
-            own = records.make_folder(folder / experiment.algorithm, overwrite)
-            runs.append(_run_into(own, experiment, simulation, watcher))
+        for each, watcher in zip(prepared, watchers, strict=True):
+            own = records.make_folder(folder / each.experiment.algorithm, overwrite)
+            runs.append(_run_into(own, each, watcher, keep_models))
     summaries = [records.summary(each) for each in runs]
     records.write_json(folder / "table.json", summaries)
     curves.draw_comparison(runs, folder / "curves.png")
@@ -146,17 +161,18 @@ _LISTS: dict[str, Mapping[str, Callable[..., Any]]] = {
     "priors": priors.PRIORS,
     "means": means.MEANS,
     "models": models.MODELS,
-    "datasets": data.DATASETS,
+    "datasets": {name: each.pool for name, each in data.DATASETS.items()},
+    "splits": {"paper": data.paper_split, **data.SPLITS},
 }
 
 
 @app.command("list")
 def list_command(
     what: Annotated[
-        str | None, typer.Argument(help="algorithms, priors, means, models or datasets; all if not given")
+        str | None, typer.Argument(help="algorithms, priors, means, models, datasets or splits; all if not given")
     ] = None,
 ) -> None:
-    """Show what can be named: algorithms with their hyper-parameters, priors, means, models, datasets."""
+    """Show what can be named: algorithms with their hyper-parameters, priors, means, models, datasets, splits."""
     if what is not None and what not in _LISTS:
         raise SettingError(f"nothing called {what!r} to list{nearest(what, _LISTS)}")
     for kind in [what] if what else _LISTS:
@@ -252,9 +268,15 @@ def _folder(out: Path | None, overwrite: bool, name: str) -> Path:
     return records.make_folder(out or records.free_name(Path("runs"), name), overwrite)
 
 
-def _run_into(folder: Path, experiment: Experiment, simulation: Any, watcher: Any) -> Run:
+def _data_name(experiment: Experiment) -> str:
+    """The dataset as part of a folder's name."""
+    name = Path(experiment.dataset).stem if data.is_file(experiment.dataset) else experiment.dataset
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
+
+
+def _run_into(folder: Path, prepared: Prepared, watcher: Any, keep_models: bool | None) -> Run:
     """Runs and writes a run folder, the metrics line by line as they come."""
-    records.write_config(folder, records.plain(experiment), "run")
+    records.write_config(folder, records.plain(prepared.experiment), "run")
     metrics = records.Metrics(folder)
 
     def observe(point: Any) -> None:
@@ -262,10 +284,12 @@ def _run_into(folder: Path, experiment: Experiment, simulation: Any, watcher: An
         watcher(point)
 
     try:
-        finished = run(experiment, simulation=simulation, observe=observe)
+        finished = run(prepared=prepared, observe=observe)
     finally:
         metrics.close()
     records.write_json(folder / "summary.json", records.summary(finished))
+    if keep_models or (keep_models is None and exports.size(finished) <= 10**9):
+        exports.keep(finished, folder)
     curves.draw_run(finished, folder / "curves.png")
     return finished
 
@@ -282,7 +306,27 @@ def root(
         print(context.get_help())
 
 
-_COMMANDS = [each.name or "" for each in app.registered_commands]
+@app.command("export")
+def export_command(
+    folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
+    client: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="the client whose personal model to write; the global model if not given"),
+    ] = None,
+    seed: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="of which of the run's seeds; the first if not given"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="the file to write; in the run folder if not given")] = None,
+) -> None:
+    """Write one model of a finished run as a safetensors file with named tensors."""
+    path = exports.export(folder, client=client, seed=seed, out=out)
+    print(f"model: {path}")
+
+
+app.add_typer(data_commands.app, name="data")
+
+_COMMANDS = [*(each.name or "" for each in app.registered_commands), "data"]
 
 
 def main() -> None:

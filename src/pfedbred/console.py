@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pfedbred.experiment import Experiment, Point, Run
+from pfedbred.experiment import Experiment, Point, Prepared, Run
 
 console = Console(highlight=False)
 
@@ -41,6 +41,18 @@ def watching(experiments: Sequence[Experiment]) -> Iterator[list[Watcher]]:
     with Progress(*columns, console=console) as progress:
         width = max(len(experiment.algorithm) for experiment in experiments)
         yield [_bar(progress, experiment, width) for experiment in experiments]
+
+
+def show_federation(prepared: Prepared) -> None:
+    """One line on the data."""
+    federation = prepared.simulation.federation
+    words = f", word vectors {federation.about['embedding']}" if federation.text else ""
+    held = f"; {prepared.newcomers.clients} more clients held out" if prepared.newcomers else ""
+    print(
+        f"{federation.name}: {federation.clients:,} clients, {len(federation.train.y):,} training and "
+        f"{len(federation.test.y):,} test samples, {federation.classes} labels{words}{held}",
+        flush=True,
+    )
 
 
 def _bar(progress: Progress, experiment: Experiment, width: int) -> Watcher:
@@ -97,13 +109,15 @@ def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
     first = summaries[0]
     seeds = "mean ± standard deviation over seeds; " if first["seeds"] > 1 else ""
     table = Table(
-        title=f"{first['dataset']}, {first['model']}, {first['rounds']} rounds: best test accuracy in %",
-        caption=f"{seeds}worst tenth: mean P of the worst-off tenth of the clients, at the end",
+        title=f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: best test accuracy in %",
+        caption=f"{seeds}worst tenth: mean P of the worst-off tenth of the clients, at the end{_explained(first)}",
         title_justify="left",
         caption_justify="left",
         box=box.ROUNDED if console.is_terminal else box.ASCII2,
     )
-    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", "ms/round"):
+    newcomers = first["newcomers"]
+    joined = ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
+    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *joined, "ms/round"):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
     best = max(summary["personal"]["best_accuracy"]["mean"] for summary in summaries)
     for summary in summaries:
@@ -113,7 +127,7 @@ def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
             summary["algorithm"],
             *(
                 _percent(cell, summary["seeds"])
-                for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"])
+                for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"], *_joined(summary))
             ),
             f"{1000 * summary['seconds']['round']:.1f}",
             style="bold" if leads else None,
@@ -122,6 +136,19 @@ def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
         console.print(table)
     else:
         Console(highlight=False, width=120).print(table)  # in a file nothing is too wide
+
+
+def _joined(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    newcomers = summary["newcomers"]
+    return [newcomers["global"], newcomers["personal"][0], newcomers["personal"][-1]] if newcomers else []
+
+
+def _explained(summary: dict[str, Any]) -> str:
+    newcomers = summary["newcomers"]
+    if not newcomers:
+        return ""
+    rounds = len(newcomers["personal"]) - 1
+    return f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {rounds} rounds of training alone"
 
 
 def _percent(cell: dict[str, Any], seeds: int) -> str:

@@ -17,8 +17,9 @@ from pfedbred import settings as settings_
 from pfedbred.algorithm import Task
 from pfedbred.data.federation import Federation
 from pfedbred.engine import Evaluation, Plan, Simulation, State, cohort, selection
+from pfedbred.engine.newcomers import join
 from pfedbred.errors import SettingError, nearest
-from pfedbred.settings import Count, NonNegativeCount
+from pfedbred.settings import Count, Fraction, NonNegativeCount, Seed
 
 
 def _option(default: Any, words: str) -> Any:
@@ -29,17 +30,29 @@ def _option(default: Any, words: str) -> Any:
 class Experiment:
     """What to run. Every field is a key of an experiment file and an option of the command line."""
 
-    dataset: str = _option("digits", "data by name: see 'pfedbred list datasets'")
+    dataset: str = _option("digits", "data by name (see 'pfedbred list datasets'), or a file of your own")
     model: str | models.Model = _option("mclr", "model by name: see 'pfedbred list models'")
     algorithm: str = _option("mg-meta", "algorithm by name: see 'pfedbred list algorithms'")
     settings: Any = field(default_factory=dict)
     rounds: Count = _option(100, "rounds of training")
     seeds: Count = _option(1, "how many seeds to run side by side")
     seed: NonNegativeCount = _option(0, "the first seed; the others follow it")
+    split: str | None = _option(
+        None, "paper, column, iid, dirichlet(0.5), labels(3) or quantity(0.5); the usual one if not given"
+    )
     clients: Count | None = _option(None, "clients to split the data over; the dataset's own number if not given")
-    labels_per_client: Count | None = _option(None, "labels each client holds; the dataset's own number if not given")
-    split_seed: NonNegativeCount = _option(0, "seed of the split, the same for all seeds of the run")
+    labels_per_client: Count | None = _option(
+        None, "labels each client holds in the paper's split; the dataset's own number if not given"
+    )
+    split_seed: Seed | None = _option(
+        None, "seed of the split, the same for all seeds of the run; the dataset's own if not given"
+    )
     data_dir: str | None = _option(None, "folder with the data; else $PFEDBRED_DATA, the cache, or a download")
+    glove: str | None = _option(None, "a GloVe file of word vectors, for texts; without it they are learned")
+    held_out_clients: Fraction | None = _option(
+        None, "fraction of the clients kept out of training; at the end they join, and it is seen how they do"
+    )
+    joining_rounds: Count = _option(5, "rounds of local training with which a held-out client joins")
     participation: Literal["all", "sample"] = _option(
         "all", "who trains in a round: all clients (the paper), or only the sample that is averaged"
     )
@@ -54,53 +67,83 @@ class Experiment:
     chunk: Count | None = _option(None, "clients that vmap runs at a time; all if not given")
 
     @staticmethod
-    def from_mapping(given: Mapping[str, Any]) -> Experiment:
+    def from_mapping(given: Mapping[str, Any], federation: Federation | None = None) -> Experiment:
         """An experiment from plain values, each checked; what is not given keeps its default."""
         known = [each.name for each in dataclasses.fields(Experiment)]
         for name in given:
             if name not in known:
                 raise SettingError(f"unknown option {name!r}{nearest(name, known)}")
-        return Experiment(**given).resolved()
+        return Experiment(**given).resolved(federation)
 
-    def resolved(self) -> Experiment:
-        """The same experiment, checked, with every default filled in. Raises SettingError if it cannot be run."""
+    def resolved(self, federation: Federation | None = None) -> Experiment:
+        """The same experiment, checked, with every default filled in. Raises SettingError if it cannot be run.
+
+        What only the data can tell (the number of clients of a file, say) is filled in when the federation is given.
+        """
         checked: dict[str, Any] = {
             name: settings_.check(name, getattr(self, name), hint) for name, hint in settings_.hints(Experiment).items()
         }
         experiment = dataclasses.replace(self, **{**checked, "settings": self._settings()})
         cohort.choose(experiment.executor)
-        clients, labels = experiment._clients()
-        chosen = experiment._fixed_clients()
-        count = len(chosen) if chosen is not None else experiment.aggregated or max(1, round(clients / 5))
-        if chosen is None:
-            selection.get(str(experiment.select), count)
-        else:
-            selection.check(chosen, clients)
-            if experiment.aggregated not in (None, count):
-                raise SettingError(f"aggregated is {experiment.aggregated}, but select names {count} clients")
-        if count > clients:
-            raise SettingError(f"aggregated must be at most the number of clients, {clients}, not {count}")
         last = experiment.seed + experiment.seeds - 1
         if last >= 2**32:
             raise SettingError(f"seeds must be below 2**32, but the last one would be {last}")
-        return dataclasses.replace(experiment, aggregated=count, clients=clients, labels_per_client=labels)
+        if federation is None:
+            experiment = experiment._with_dataset()
+        elif experiment.clients not in (None, federation.clients):
+            raise SettingError(
+                f"the experiment is for {experiment.clients} clients, the federation has {federation.clients}"
+            )
+        else:
+            experiment = dataclasses.replace(experiment, clients=federation.clients)
+        return experiment._with_aggregated()
+
+    def _with_dataset(self) -> Experiment:
+        """The dataset's own numbers filled in, and paths made absolute, to mean the same wherever they are read."""
+        experiment = dataclasses.replace(
+            self,
+            data_dir=self.data_dir and _absolute(self.data_dir),
+            glove=self.glove and _absolute(self.glove),
+        )
+        if data.is_file(self.dataset):
+            return dataclasses.replace(experiment, dataset=_absolute(self.dataset))
+        known, _ = data.find(self.dataset)
+        split, _, _ = data.find_split(self.split or "paper", known)
+        own = known.labels_per_client if split == "paper" else None
+        return dataclasses.replace(
+            experiment,
+            split=self.split or "paper",
+            clients=self.clients or (None if split == "column" else known.clients),
+            labels_per_client=self.labels_per_client or own,
+            split_seed=known.seed if self.split_seed is None else self.split_seed,
+        )
+
+    def _with_aggregated(self) -> Experiment:
+        """How many clients a round averages, if the number of clients is known by now."""
+        chosen = self._fixed_clients()
+        if chosen is None:
+            selection.get(str(self.select), 1)
+        elif self.aggregated not in (None, len(chosen)):
+            raise SettingError(f"aggregated is {self.aggregated}, but select names {len(chosen)} clients")
+        if self.clients is None:
+            return self
+        training = self.clients - round((self.held_out_clients or 0) * self.clients)
+        if chosen is not None:
+            selection.check(chosen, training)
+        count = len(chosen) if chosen is not None else self.aggregated or max(1, round(training / 5))
+        if count > training:
+            raise SettingError(f"aggregated must be at most the number of clients that train, {training}, not {count}")
+        return dataclasses.replace(self, aggregated=count)
 
     def _settings(self) -> dict[str, Any]:
-        """All settings of the algorithm. A path in them is made absolute, to mean the same wherever it is read."""
+        """All settings of the algorithm."""
         given = {} if self.settings is None else self.settings
         if not isinstance(given, Mapping):
             raise SettingError(f"settings must be names with values, not {given!r}")
         resolved = settings_.resolve(algorithms.factory(self.algorithm), given)
         if isinstance(resolved.get("sigma"), str):
-            resolved["sigma"] = str(Path(resolved["sigma"]).resolve())
+            resolved["sigma"] = _absolute(resolved["sigma"])
         return resolved
-
-    def _clients(self) -> tuple[int, int | None]:
-        """Clients and labels for each; a federation of one's own knows only the first."""
-        if self.clients is not None and self.dataset not in data.DATASETS:
-            return self.clients, None
-        own = data.defaults(self.dataset)
-        return self.clients or own["clients"], self.labels_per_client or own["labels_per_client"]
 
     def _fixed_clients(self) -> list[int] | None:
         """The clients named by ``select``, if it names any."""
@@ -116,28 +159,31 @@ class Experiment:
 
     def federation(self) -> Federation:
         """The data, split over the clients."""
+        prepared = data.is_prepared(self.dataset)  # has its clients already; their number is checked afterwards
         return data.load(
             self.dataset,
-            clients=self.clients,
+            split=self.split,
+            clients=None if prepared else self.clients,
             labels_per_client=self.labels_per_client,
             seed=self.split_seed,
             data_dir=self.data_dir,
+            glove=self.glove,
         )
 
-    def simulation(self, federation: Federation | None = None) -> Simulation:
-        """Ready to run on ``federation``, or on the named dataset."""
-        experiment = self.resolved()
-        federation = federation or experiment.federation()
-        if federation.clients != experiment.clients:
-            raise SettingError(
-                f"the experiment is for {experiment.clients} clients, the federation has {federation.clients}"
-            )
-        task = Task(models.get(experiment.model, federation.shape, federation.classes))
+    def prepare(self, federation: Federation | None = None) -> Prepared:
+        """Ready to run on ``federation``, or on the named dataset. What cannot work fails here."""
+        if federation is None:
+            federation = self.resolved().federation()
+        experiment = self.resolved(federation)
+        newcomers = None
+        if experiment.held_out_clients:
+            federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
+        task = Task(models.get(experiment.model, federation.shape, federation.classes, federation.words))
         algorithm = algorithms.make(experiment.algorithm, task, experiment.settings)
         chosen = experiment._fixed_clients()
-        select = selection.get(experiment.select if chosen is None else chosen, experiment.aggregated or 1)
+        assert experiment.aggregated is not None
         plan = Plan(
-            select,
+            selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
             experiment.participation,
             experiment.weights,
             experiment.batch_size,
@@ -146,7 +192,19 @@ class Experiment:
         )
         simulation = Simulation(algorithm, task, federation, plan)
         simulation.trace()
-        return simulation
+        return Prepared(experiment, simulation, newcomers)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).resolve())
+
+
+class Prepared(NamedTuple):
+    """An experiment with every default filled in, its programs, and the clients that are held out of training."""
+
+    experiment: Experiment
+    simulation: Simulation
+    newcomers: Federation | None
 
 
 class Point(NamedTuple):
@@ -169,6 +227,8 @@ class Run:
       total_seconds: all of it.
       simulation: the compiled programs.
       states: where the run ended.
+      newcomers: how the clients that were held out of training did when they joined, after 0, 1, 2, ... rounds of
+        local training; None if there were none.
     """
 
     experiment: Experiment
@@ -178,6 +238,7 @@ class Run:
     total_seconds: float
     simulation: Simulation
     states: State
+    newcomers: list[Evaluation] | None = None
 
     def accuracy(self, model: Literal["global", "personal"], split: Literal["train", "test"] = "test") -> np.ndarray:
         """Accuracy by evaluation and seed."""
@@ -197,7 +258,7 @@ def run(
     experiment: Experiment | None = None,
     *,
     federation: Federation | None = None,
-    simulation: Simulation | None = None,
+    prepared: Prepared | None = None,
     observe: Callable[[Point], None] | None = None,
     **options: Any,
 ) -> Run:
@@ -206,7 +267,7 @@ def run(
     Args:
       experiment: what to run; or give its fields as ``options``.
       federation: data of one's own, in place of ``experiment.dataset``.
-      simulation: of this experiment, if it has been made already.
+      prepared: this experiment, if it has been prepared already.
       observe: called after every evaluation.
 
     Example:
@@ -216,14 +277,15 @@ def run(
       (2, 1)
     """
     begun = time.perf_counter()
-    if experiment is None:
-        if federation is not None:
-            options = {"dataset": federation.name, "clients": federation.clients, **options}
-        experiment = Experiment.from_mapping(options)
-    elif options:
-        raise TypeError("give either an experiment or its fields, not both")
-    experiment = experiment.resolved()
-    simulation = simulation or experiment.simulation(federation)
+    if prepared is None:
+        if experiment is None:
+            if federation is not None:
+                options = {"dataset": federation.name, **options}
+            experiment = Experiment.from_mapping(options, federation)
+        elif options:
+            raise TypeError("give either an experiment or its fields, not both")
+        prepared = experiment.prepare(federation)
+    experiment, simulation, newcomers = prepared
     compiled_before = simulation.compile_seconds
     states = simulation.init(experiment.seed_list)
     points: list[Point] = []
@@ -239,6 +301,7 @@ def run(
         points.append(Point(done, time.perf_counter() - begun, simulation.evaluate(states)))
         if observe:
             observe(points[-1])
+    joined = join(simulation, states, newcomers, experiment.joining_rounds) if newcomers else None
     total = time.perf_counter() - begun
     compiling = simulation.compile_seconds - compiled_before
-    return Run(experiment, points, compiling, round_seconds, total, simulation, states)
+    return Run(experiment, points, compiling, round_seconds, total, simulation, states, joined)

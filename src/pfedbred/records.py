@@ -4,6 +4,7 @@ config.yaml     everything needed to run it again: ``pfedbred run FOLDER/config.
 metrics.jsonl   a line for each evaluation
 summary.json    the outcome
 curves.png      accuracy by round, and client by client
+models.safetensors  the models at the end, in safetensors' format: see ``pfedbred export``
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import yaml
 
 from pfedbred._version import __version__
+from pfedbred.data.federation import Federation
 from pfedbred.engine.evaluation import ModelScores, Scores
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Point, Run
@@ -56,7 +58,7 @@ def _remove_runs(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-_RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json", "curves.png", "table.json")
+_RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json", "curves.png", "table.json", "models.safetensors")
 
 
 def free_name(parent: Path, name: str) -> Path:
@@ -164,6 +166,8 @@ def summary(run: Run) -> dict[str, Any]:
             "round": float(f"{np.median(run.round_seconds):.4g}"),
             "total": round(run.total_seconds, 4),
         },
+        "data": federation_facts(run.simulation.federation),
+        "newcomers": _newcomers(run),
         "version": __version__,
         "revision": revision(),
         "platform": platform_facts(),
@@ -183,6 +187,29 @@ def _outcome(run: Run, model: Any) -> dict[str, Any]:
         "final_loss": _mean_std(final.loss),
         "final_worst_decile": _mean_std(final.worst_decile),
         "final_client_std": _mean_std(final.client_std),
+    }
+
+
+def federation_facts(federation: Federation) -> dict[str, Any]:
+    """What a federation holds, in a few numbers."""
+    return {
+        "name": federation.name,
+        "clients": federation.clients,
+        "train_samples": len(federation.train.y),
+        "test_samples": len(federation.test.y),
+        "classes": federation.classes,
+        **federation.about,
+    }
+
+
+def _newcomers(run: Run) -> dict[str, Any] | None:
+    """How the clients that were held out did: after so many rounds of local training each, from none on."""
+    if run.newcomers is None:
+        return None
+    return {
+        "clients": run.newcomers[0].personal.test.client_accuracy.shape[1],
+        "global": _mean_std(run.newcomers[0].global_.test.accuracy),
+        "personal": [_mean_std(each.personal.test.accuracy) for each in run.newcomers],
     }
 
 

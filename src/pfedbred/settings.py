@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pfedbred.errors import SettingError, nearest
@@ -28,6 +29,7 @@ Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 Count = Annotated[int, Rule("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
+Seed = Annotated[int, Rule("a whole number from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32)]
 NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -72,6 +74,33 @@ def resolve(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str,
     return {
         name: check(name, given[name], parameter.annotation) if name in given else parameter.default
         for name, parameter in known.items()
+    }
+
+
+_CALL = re.compile(r"\s*([^()\s]+)\s*(?:\(([^()]*)\))?\s*")
+
+
+def parse_call(kind: str, text: str) -> tuple[str, list[str]]:
+    """A name and what stands in parentheses after it: ``dirichlet(0.5)``."""
+    match = _CALL.fullmatch(text)
+    if not match:
+        raise SettingError(f"{kind} must be a name, or a name with values such as dirichlet(0.5), not {text!r}")
+    values = [each.strip() for each in match[2].split(",")] if match[2] and match[2].strip() else []
+    return match[1], values
+
+
+def resolve_call(
+    name: str, function: Callable[..., Any], values: Sequence[str], without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The settings of ``function``, the first of them from the values in parentheses."""
+    known = {key: each for key, each in declared(function).items() if key not in without}
+    if len(values) > len(known):
+        takes = f"takes {', '.join(known)}" if known else "takes no values"
+        raise SettingError(f"{name}({', '.join(values)}): {name} {takes}")
+    given = dict(zip(known, values, strict=False))
+    return {
+        key: check(f"{name}'s {key}", given[key], each.annotation) if key in given else each.default
+        for key, each in known.items()
     }
 
 

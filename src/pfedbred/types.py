@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 
 Tree: TypeAlias = Any
 """A pytree of arrays: the weights of a network, a message, a client's state."""
 
 Array: TypeAlias = jax.Array
 Key: TypeAlias = jax.Array
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a model has to know of word ids. Id 0 is padding, id 1 an unknown word.
+
+    Attributes:
+      count: how many ids there are.
+      vectors: one row for each id, a frozen embedding; None if it is to be learned.
+    """
+
+    count: int
+    vectors: np.ndarray | None = None

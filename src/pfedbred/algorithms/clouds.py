@@ -43,11 +43,15 @@ def cloud_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
         mixed = jax.tree.map(lambda leaf: jnp.tensordot(xi.astype(leaf.dtype), leaf, 1), models)
         return ServerState(mixed, () if replaces else models)
 
+    def mean(state: ServerState) -> Tree:
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), state.model)
+
     return Server(
         init=init,
         send=lambda state, client: jax.tree.map(lambda leaf: leaf[client], state.model),
         aggregate=aggregate,
-        model=lambda state: jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), state.model),
+        model=mean,
+        welcome=mean,
     )
 
 

@@ -1,94 +1,270 @@
-"""Data: from a source, through a partition, to a federation."""
+"""Data: from a source to a pool of samples, through a split, to a federation."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred import settings as settings_
+from pfedbred.data import sources, store
 from pfedbred.data.federation import Federation, Split, from_clients
+from pfedbred.data.leaf import by_groups, by_writer
+from pfedbred.data.own import pool_from_arrays, pool_from_dataset, pool_from_file
 from pfedbred.data.paper import paper_split
-from pfedbred.data.partition import by_labels
-from pfedbred.data.sources import images
+from pfedbred.data.partition import SPLITS, by_labels, column
+from pfedbred.data.pool import Assignment, Pool, federate
+from pfedbred.data.synthetic import synthetic_pool
 from pfedbred.errors import SettingError, nearest
+from pfedbred.settings import NonNegative
 
-__all__ = ["DATASETS", "Federation", "Split", "by_labels", "defaults", "from_clients", "load"]
+__all__ = [
+    "DATASETS",
+    "SPLITS",
+    "Dataset",
+    "Federation",
+    "Pool",
+    "Split",
+    "from_arrays",
+    "from_clients",
+    "from_dataset",
+    "load",
+    "paper_split",
+    "store",
+]
 
 
-def digits(*, clients: int = 20, labels_per_client: int = 3, seed: int = 0, data_dir: str | None = None) -> Federation:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, split by label."""
+class Dataset(NamedTuple):
+    """A named dataset.
+
+    Attributes:
+      pool: ``pool(data_dir, clients, seed, ...)`` reads or makes its samples; what follows may be given in
+        parentheses, as in ``synthetic(1, 1)``.
+      paper: what the split ``paper`` means for it.
+      clients: how many it has if the user does not say; None if the data knows.
+      labels_per_client: likewise, for splits by label.
+      seed: of its usual split.
+    """
+
+    pool: Callable[..., Pool]
+    paper: Callable[..., Assignment]
+    clients: int | None = None
+    labels_per_client: int | None = None
+    seed: int = 0
+
+
+def digits(data_dir: str | None, clients: int, seed: int) -> Pool:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels."""
     from sklearn.datasets import load_digits  # takes a second: only where it is used
 
     x, y = load_digits(return_X_y=True)
-    scaled = (x / 16.0).astype(np.float32)
-    return by_labels(
-        scaled, y.astype(np.int32), clients=clients, labels_per_client=labels_per_client, seed=seed, name="digits"
-    )
+    return Pool("digits", (x / 16.0).astype(np.float32), y.astype(np.int32), 10)
 
 
-def mnist(*, clients: int = 100, labels_per_client: int = 3, seed: int = 0, data_dir: str | None = None) -> Federation:
-    """MNIST in the paper's split, with true labels."""
-    return _mnist("mnist", clients, labels_per_client, seed, data_dir, slot_labels=False)
+def mnist(data_dir: str | None, clients: int, seed: int) -> Pool:
+    """MNIST with true labels."""
+    return sources.mnist_pool(data_dir, "mnist")
 
 
-def mnist_paper(
-    *, clients: int = 100, labels_per_client: int = 3, seed: int = 0, data_dir: str | None = None
-) -> Federation:
-    """MNIST in the paper's split, with the label noise behind the paper's MNIST column."""
-    return _mnist("mnist-paper", clients, labels_per_client, seed, data_dir, slot_labels=True)
+def mnist_paper(data_dir: str | None, clients: int, seed: int) -> Pool:
+    """MNIST; its paper split has the label noise behind the paper's MNIST column."""
+    return sources.mnist_pool(data_dir, "mnist-paper")
 
 
-def _mnist(name: str, clients: int, labels: int, seed: int, data_dir: str | None, slot_labels: bool) -> Federation:
-    pool = images("mnist", data_dir)
-    federation = paper_split(
-        pool, clients=clients, labels_per_client=labels, seed=seed, name=name, slot_labels=slot_labels
-    )
-    shift, spread = pool.x.mean(axis=0), pool.x.std(axis=0) + 0.001  # pixel by pixel
-    return dataclasses.replace(federation, shift=shift.astype(np.float32), scale=(1 / spread).astype(np.float32))
+def fashion_mnist(data_dir: str | None, clients: int, seed: int) -> Pool:
+    """Fashion-MNIST."""
+    return sources.fashion_mnist_pool(data_dir)
 
 
-def fashion_mnist(
-    *, clients: int = 100, labels_per_client: int = 2, seed: int = 0, data_dir: str | None = None
-) -> Federation:
-    """Fashion-MNIST in the paper's split."""
-    pool = images("fashion-mnist", data_dir)
-    federation = paper_split(
-        pool, clients=clients, labels_per_client=labels_per_client, seed=seed, name="fashion-mnist"
-    )
-    shift, scale = np.asarray(pool.x.mean(), np.float32), np.asarray(1 / pool.x.std(), np.float32)
-    return dataclasses.replace(federation, shift=shift, scale=scale)
+def cifar10(data_dir: str | None, clients: int, seed: int) -> Pool:
+    """CIFAR-10, pixels in [-1, 1]."""
+    return sources.cifar10_pool(data_dir)
 
 
-def cifar10(*, clients: int = 20, labels_per_client: int = 3, seed: int = 0, data_dir: str | None = None) -> Federation:
-    """CIFAR-10 in the paper's split, pixels in [-1, 1]."""
-    pool = images("cifar10", data_dir)
-    federation = paper_split(
-        pool, clients=clients, labels_per_client=labels_per_client, seed=seed, name="cifar10", sizes="cifar10"
-    )
-    return dataclasses.replace(federation, shift=np.asarray(127.5, np.float32), scale=np.asarray(1 / 127.5, np.float32))
+def femnist(data_dir: str | None, clients: int, seed: int) -> Pool:
+    """FEMNIST: handwritten characters, every writer a client."""
+    return sources.femnist_pool(data_dir)
 
 
-DATASETS: dict[str, Callable[..., Federation]] = {
-    "cifar10": cifar10,
-    "digits": digits,
-    "fashion-mnist": fashion_mnist,
-    "mnist": mnist,
-    "mnist-paper": mnist_paper,
+def sent140(data_dir: str | None, clients: int, seed: int) -> Pool:
+    """Sent140: tweets with their sentiment, the authors gathered into groups."""
+    return sources.sent140_pool(data_dir)
+
+
+def synthetic(
+    data_dir: str | None, clients: int, seed: int, *, alpha: NonNegative = 1.0, beta: NonNegative = 1.0
+) -> Pool:
+    """Synthetic(alpha, beta): alpha is how much the clients' models differ, beta how much their inputs do."""
+    return synthetic_pool(alpha, beta, clients, seed, "synthetic")
+
+
+DATASETS: dict[str, Dataset] = {
+    "cifar10": Dataset(cifar10, partial(paper_split, sizes="cifar10"), clients=20, labels_per_client=3, seed=1),
+    "digits": Dataset(digits, partial(by_labels, test_fraction=0.25), clients=20, labels_per_client=3),
+    "fashion-mnist": Dataset(fashion_mnist, paper_split, clients=100, labels_per_client=2, seed=1),
+    "femnist": Dataset(femnist, by_writer),
+    "mnist": Dataset(mnist, paper_split, clients=100, labels_per_client=3, seed=1),
+    "mnist-paper": Dataset(
+        mnist_paper, partial(paper_split, slot_labels=True), clients=100, labels_per_client=3, seed=1
+    ),
+    "sent140": Dataset(sent140, by_groups, clients=10),
+    "synthetic": Dataset(synthetic, partial(column, test_fraction=0.25), clients=100),
 }
-"""Every named dataset, from ``(*, clients, labels_per_client, seed, data_dir)``. A new one is a function and a line."""
+"""Every named dataset. A new one is a function that reads its samples, and a line here."""
+
+TEST_FRACTION = 0.25
 
 
-def defaults(name: str) -> dict[str, Any]:
-    """The dataset's own number of clients and of labels for each."""
+def is_file(dataset: str) -> bool:
+    """Whether that is a path and not the name of a dataset."""
+    return dataset not in DATASETS and (
+        Path(dataset).suffix in (store.SUFFIX, ".npz", ".csv", ".parquet") or "/" in dataset or Path(dataset).is_dir()
+    )
+
+
+def is_prepared(dataset: str) -> bool:
+    """Whether that is the path of a prepared federation."""
+    return is_file(dataset) and Path(dataset).suffix == store.SUFFIX
+
+
+def find(dataset: str) -> tuple[Dataset, dict[str, Any]]:
+    """The named dataset, and what stands in parentheses after its name, checked."""
+    name, arguments = settings_.parse_call("dataset", dataset)
     if name not in DATASETS:
         raise SettingError(f"unknown dataset {name!r}{nearest(name, DATASETS)}")
-    return {key: each.default for key, each in inspect.signature(DATASETS[name]).parameters.items()}
+    return DATASETS[name], settings_.resolve_call(name, DATASETS[name].pool, arguments)
 
 
-def load(name: str, **options: Any) -> Federation:
-    """The federation of that name; options that are None keep the dataset's default."""
-    own = defaults(name)
-    return DATASETS[name](**{**own, **{key: value for key, value in options.items() if value is not None}})
+def load(
+    dataset: str,
+    *,
+    split: str | None = None,
+    clients: int | None = None,
+    labels_per_client: int | None = None,
+    seed: int | None = None,
+    data_dir: str | None = None,
+    glove: str | None = None,
+    test_fraction: float | None = None,
+    client_column: str | None = None,
+    label_column: str | None = None,
+    features: Sequence[str] | None = None,
+) -> Federation:
+    """The federation of a dataset: by name, from a prepared file, or from data of one's own.
+
+    Args:
+      dataset: a name, possibly with arguments such as ``synthetic(1, 1)``; or a path.
+      split: ``paper``, ``column``, ``iid``, ``dirichlet(0.5)``, ``labels(3)``, ``quantity(0.5)``; by default
+        ``paper`` for a named dataset and ``column`` for data of one's own.
+      clients: how many; the dataset's own number if not given.
+      labels_per_client: for the split ``paper``; the dataset's own number if not given.
+      seed: of the split; the dataset's own if not given.
+      data_dir: where named datasets are looked for first.
+      glove: a file of word vectors, for texts.
+      test_fraction: of each client's samples; a quarter if not given and the split does not say itself.
+      client_column: of a file of one's own: whose a sample is.
+      label_column: of a file of one's own.
+      features: the columns that are inputs; all others if not given.
+    """
+    columns = {"client_column": client_column, "label_column": label_column, "features": features}
+    if is_file(dataset):
+        if is_prepared(dataset):
+            given = {"split": split, "clients": clients, "labels_per_client": labels_per_client, "split_seed": seed}
+            for name, value in {**given, "glove": glove, "test_fraction": test_fraction, **columns}.items():
+                if value is not None:
+                    raise SettingError(f"{dataset} is split already: {name} cannot be chosen any more")
+            return store.load(Path(dataset))
+        pool = pool_from_file(Path(dataset), **columns)  # type: ignore[arg-type]
+        return _split(pool, None, split, clients, labels_per_client, seed or 0, glove, test_fraction)
+    for name, value in columns.items():
+        if value is not None:
+            raise SettingError(f"{name} is for a file of one's own, not for {dataset!r}")
+    known, arguments = find(dataset)
+    seed = known.seed if seed is None else seed
+    pool = known.pool(data_dir, clients or known.clients, seed, **arguments)
+    return _split(pool, known, split, clients, labels_per_client, seed, glove, test_fraction)
+
+
+def _split(
+    pool: Pool,
+    known: Dataset | None,
+    split: str | None,
+    clients: int | None,
+    labels_per_client: int | None,
+    seed: int,
+    glove: str | None,
+    test_fraction: float | None,
+) -> Federation:
+    """Splits a pool as asked, or as is usual for it."""
+    split = split or ("paper" if known else "column")
+    name, function, arguments = find_split(split, known)
+    options: dict[str, Any] = {"clients": clients, "labels_per_client": labels_per_client}
+    if known:
+        own = {"clients": known.clients, "labels_per_client": known.labels_per_client}
+        options = {key: own[key] if value is None else value for key, value in options.items()}
+    accepted = inspect.signature(function).parameters
+    if options["clients"] is None and function is not column and known is None:
+        raise SettingError(f"the split {split} needs a number of clients")
+    if labels_per_client is not None and "labels_per_client" not in accepted:
+        raise SettingError(f"labels_per_client is not for the split {split}; there is labels({labels_per_client})")
+    if test_fraction is not None and ("test_fraction" not in accepted or not 0 <= test_fraction < 1):
+        raise SettingError(f"test_fraction = {test_fraction} cannot be had with the split {split}")
+    if "test_fraction" in accepted and (test_fraction is not None or name != "paper"):
+        options["test_fraction"] = TEST_FRACTION if test_fraction is None else test_fraction
+    options = {key: value for key, value in options.items() if key in accepted}
+    try:
+        assignment = function(pool, seed=seed, **options, **arguments)
+    except ModuleNotFoundError as missing:
+        raise SettingError(f"the split {split} needs {missing.name}: pip install 'pfedbred[data]'") from None
+    about = {"split": split, "seed": seed}
+    return federate(pool, assignment, glove=glove, about=about)
+
+
+def find_split(split: str, known: Dataset | None) -> tuple[str, Callable[..., Assignment], dict[str, Any]]:
+    """The split of that name, and what stands in parentheses after it, checked."""
+    name, arguments = settings_.parse_call("split", split)
+    if name == "paper":
+        if known is None:
+            raise SettingError("the split paper is for the paper's own datasets")
+        function = known.paper
+    elif name in SPLITS:
+        function = SPLITS[name]
+    else:
+        raise SettingError(f"unknown split {name!r}{nearest(name, ('paper', *SPLITS))}")
+    return name, function, settings_.resolve_call(name, function, arguments, without=_GIVEN_TO_SPLITS)
+
+
+_GIVEN_TO_SPLITS = ("clients", "labels_per_client", "seed", "test_fraction", "sizes", "slot_labels")
+
+
+def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "custom", **options: Any) -> Federation:
+    """A federation from arrays: samples, labels, and whose each sample is; or how to ``split`` them.
+
+    Example:
+      >>> import numpy as np, pfedbred
+      >>> x, y, shop = np.eye(6), [0, 1, 0, 1, 0, 1], ["a", "a", "a", "b", "b", "b"]
+      >>> pfedbred.from_arrays(x, y, shop).names
+      ('a', 'b')
+    """
+    return _split_options(pool_from_arrays(x, y, client, name=name), **options)
+
+
+def from_dataset(dataset: Any, *, name: str = "custom", **options: Any) -> Federation:
+    """A federation from a `datasets.Dataset`: see :func:`load` for ``client_column`` and the other options."""
+    columns = {key: options.pop(key, None) for key in ("client_column", "label_column", "features")}
+    return _split_options(pool_from_dataset(dataset, name=name, **columns), **options)
+
+
+def _split_options(
+    pool: Pool,
+    *,
+    split: str | None = None,
+    clients: int | None = None,
+    seed: int = 0,
+    test_fraction: float | None = None,
+    glove: str | None = None,
+) -> Federation:
+    return _split(pool, None, split, clients, None, seed, glove, test_fraction)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.data.batches import Inputs
+from pfedbred.data.text import Text
 from pfedbred.errors import SettingError
+from pfedbred.types import Words
 
 
 class Split(NamedTuple):
@@ -30,6 +33,19 @@ class Split(NamedTuple):
         rows = slice(self.offsets[i], self.offsets[i + 1])
         return self.x[rows], self.y[rows]
 
+    def label_counts(self, classes: int) -> np.ndarray:
+        """How often each client has each label: clients x classes."""
+        owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        counts = np.zeros((len(self.sizes), classes), np.int64)
+        np.add.at(counts, (owner, self.y), 1)
+        return counts
+
+    def take(self, clients: np.ndarray) -> Split:
+        """The samples of these clients alone."""
+        rows = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients]
+        chosen = np.concatenate(rows).astype(np.int64)
+        return Split(self.x[chosen], self.y[chosen], offsets_of([len(each) for each in rows]))
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -42,6 +58,10 @@ class Federation:
       classes: number of labels.
       shift: with ``scale``, how stored samples become inputs on the device: (x - shift) * scale.
       scale: likewise.
+      text: for word ids, what they stand for.
+      names: of the clients, if they have any.
+      labels: what the labels stand for, if it is known.
+      about: where it comes from: the source, the split and its seed, for people to read.
     """
 
     name: str
@@ -50,6 +70,10 @@ class Federation:
     classes: int
     shift: np.ndarray | None = None
     scale: np.ndarray | None = None
+    text: Text | None = None
+    names: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def inputs(self, split: Split) -> Inputs:
         """The samples of a split, on the device."""
@@ -66,6 +90,31 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return tuple(self.train.x.shape[1:])
+
+    @property
+    def words(self) -> Words | None:
+        """What a model has to know of word ids; None if the samples are numbers."""
+        return None if self.text is None else Words(self.text.count, self.text.vectors)
+
+    def hold_out(self, fraction: float, seed: int) -> tuple[Federation, Federation]:
+        """Two federations: the clients who train, and those who come afterwards. The seed decides who."""
+        count = round(fraction * self.clients)
+        if not 1 <= count < self.clients:
+            raise SettingError(
+                f"held_out_clients = {fraction} of {self.clients} clients keeps {count} out; "
+                "at least one must be kept out and one must train"
+            )
+        order = np.random.default_rng([seed, 1]).permutation(self.clients)
+        return self.take(np.sort(order[count:])), self.take(np.sort(order[:count]))
+
+    def take(self, clients: np.ndarray) -> Federation:
+        """The federation of these clients alone, named by their numbers in this one."""
+        names = tuple(self.names[i] if self.names else str(i) for i in clients)
+        return dataclasses.replace(self, train=self.train.take(clients), test=self.test.take(clients), names=names)
+
+    def client_name(self, i: int) -> str:
+        """For messages: the client's number, and its name if it has one."""
+        return f"client {i} ({self.names[i]!r})" if self.names else f"client {i}"
 
 
 Samples = tuple[np.ndarray, np.ndarray]
@@ -91,11 +140,62 @@ def from_clients(train: Sequence[Samples], test: Sequence[Samples], *, name: str
     labels = np.concatenate([split.y for split in splits])
     if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
         raise SettingError("labels must be whole numbers from 0")
-    return Federation(name, splits[0], splits[1], int(labels.max()) + 1)
+    federation = Federation(name, splits[0], splits[1], int(labels.max()) + 1)
+    check(federation)
+    return federation
 
 
 def _flatten(clients: Sequence[Samples]) -> Split:
-    offsets = np.concatenate([[0], np.cumsum([len(y) for _, y in clients])]).astype(np.int32)
     x = np.concatenate([np.asarray(x) for x, _ in clients])
     y = np.concatenate([np.asarray(y) for _, y in clients])
-    return Split(x, y, offsets)
+    return Split(x, y, offsets_of([len(y) for _, y in clients]))
+
+
+def offsets_of(sizes: Sequence[int]) -> np.ndarray:
+    """Where each client's samples begin, and where the last one's end."""
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+
+
+def check(federation: Federation, where: str = "") -> None:
+    """Refuses a federation that cannot be trained on, naming the client and the sample; ``where`` begins the line."""
+    classes, clients = federation.classes, federation.clients
+    for part, split in (("training", federation.train), ("test", federation.test)):
+        offsets, rows = split.offsets, len(split.y)
+        if len(offsets) != clients + 1 or offsets[0] != 0 or offsets[-1] != rows or len(split.x) != rows:
+            raise SettingError(f"{where}the {part} samples and the clients' offsets do not belong together")
+        if np.any(split.sizes < (1 if part == "training" else 0)):
+            empty = int(np.argmin(split.sizes))
+            raise SettingError(f"{where}{federation.client_name(empty)} has no {part} samples")
+        wrong = np.flatnonzero((split.y < 0) | (split.y >= classes))
+        if len(wrong):
+            place = _place(federation, split, int(wrong[0]))
+            raise SettingError(
+                f"{where}{place} of the {part} set has label {split.y[wrong[0]]}, not one of 0 to {classes - 1}"
+            )
+        strange = first_strange_row(split.x)
+        if strange is not None:
+            place = _place(federation, split, strange)
+            raise SettingError(f"{where}{place} of the {part} set has a feature that is not a finite number")
+    text = federation.text
+    if text is not None:
+        for part, split in (("training", federation.train), ("test", federation.test)):
+            wrong = np.flatnonzero(((split.x < 0) | (split.x >= text.count)).any(axis=tuple(range(1, split.x.ndim))))
+            if len(wrong):
+                place = _place(federation, split, int(wrong[0]))
+                raise SettingError(f"{where}{place} of the {part} set has a word id that is not 0 to {text.count - 1}")
+
+
+def _place(federation: Federation, split: Split, row: int) -> str:
+    client = int(np.searchsorted(split.offsets, row, side="right")) - 1
+    return f"{federation.client_name(client)}, sample {row - int(split.offsets[client])}"
+
+
+def first_strange_row(x: np.ndarray) -> int | None:
+    """The first row with a NaN or an infinity, looked for a few thousand rows at a time."""
+    if not np.issubdtype(x.dtype, np.floating):
+        return None
+    for begin in range(0, len(x), 4096):
+        piece = np.isfinite(x[begin : begin + 4096]).reshape(len(x[begin : begin + 4096]), -1).all(axis=1)
+        if not piece.all():
+            return begin + int(np.argmin(piece))
+    return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Literal
 
 import numpy as np
 
-from pfedbred.data.federation import Federation, from_clients
-from pfedbred.data.sources import Images
+from pfedbred.data.pool import Assignment, Pool
 from pfedbred.errors import SettingError
 
 _FIRST = 10  # samples of each of its labels that every client gets before sizes are drawn
@@ -15,15 +15,14 @@ _LABELS = 10
 
 
 def paper_split(
-    images: Images,
+    pool: Pool,
     *,
     clients: int,
     labels_per_client: int,
     seed: int,
-    name: str,
     sizes: Literal["mnist", "cifar10"] = "mnist",
     slot_labels: bool = False,
-) -> Federation:
+) -> Assignment:
     """Client u holds the labels (u + j) mod 10, j = 0 .. L - 1; three quarters of its samples are for training.
 
     First every client takes ten samples of each of its labels. Then, with props ~ LogNormal(0, 2) of shape (10, N, L)
@@ -33,13 +32,14 @@ def paper_split(
         2 (int(props[l, u // (N / 10), j]) + randint(300, 600))                      (``cifar10``)
 
     more, if that many are left (both ends of randint included). No sample is used twice; the seed decides all.
+    Sizes are drawn from NumPy's and Python's older generators, in the order in which the experiments drew them, so
+    that seed 1 gives the clients of the paper's MNIST column their sizes.
 
     Args:
-      images: the official training and test sets together.
+      pool: the official training and test sets together.
       clients: N, a multiple of ten.
       labels_per_client: L.
       seed: of the split.
-      name: of the federation.
       sizes: which of the two rules.
       slot_labels: gives the first ten samples of each label the number j in place of the label: the label noise
         behind the paper's MNIST column.
@@ -49,35 +49,37 @@ def paper_split(
     if not 1 <= labels_per_client <= _LABELS:
         raise SettingError(f"labels_per_client must be 1 to {_LABELS}, not {labels_per_client}")
     rng = np.random.default_rng(seed)
-    stock = [list(rng.permutation(np.flatnonzero(images.y == label))) for label in range(_LABELS)]
+    stock = [list(rng.permutation(np.flatnonzero(pool.y == label))) for label in range(_LABELS)]
     counts = np.array([len(rows) for rows in stock])
     reserved = 1000 if sizes == "mnist" else clients
     if np.any(counts < max(reserved, _FIRST * labels_per_client * clients // _LABELS)):
-        raise SettingError(f"{name} has too few samples of a label for {clients} clients: use fewer clients")
-    props = rng.lognormal(0.0, 2.0, (_LABELS, clients, labels_per_client))
+        raise SettingError(f"{pool.name} has too few samples of a label for {clients} clients: use fewer clients")
+    draw = random.Random(seed)
+    props = np.random.RandomState(seed).lognormal(0.0, 2.0, (_LABELS, clients, labels_per_client))
     props *= (counts - reserved)[:, None, None] / props.sum(axis=(1, 2), keepdims=True)
 
     slots = [(u, j, (u + j) % _LABELS) for u in range(clients) for j in range(labels_per_client)]
     rows: list[list[int]] = [[] for _ in range(clients)]
-    y: list[list[int]] = [[] for _ in range(clients)]
+    y = pool.y.copy()
     for u, j, label in slots:
-        rows[u] += [stock[label].pop() for _ in range(_FIRST)]
-        y[u] += [j if slot_labels else label] * _FIRST
+        first = [stock[label].pop() for _ in range(_FIRST)]
+        rows[u] += first
+        if slot_labels:
+            y[first] = j
     for u, j, label in slots:
         drawn = int(props[label, u // (clients // _LABELS), j])
         if sizes == "mnist":
-            more = drawn * int(rng.integers(1, 10, endpoint=True)) + int(rng.integers(10, 200, endpoint=True))
+            added, factor = draw.randint(10, 200), draw.randint(1, 10)
+            more = drawn * factor + added
         else:
-            more = 2 * (drawn + int(rng.integers(300, 600, endpoint=True)))
+            more = 2 * (drawn + draw.randint(300, 600))
         if more < len(stock[label]):
             rows[u] += [stock[label].pop() for _ in range(more)]
-            y[u] += [label] * more
 
     train, test = [], []
-    for mine, labels in zip(rows, y, strict=True):
-        order = rng.permutation(len(mine))
-        x, marks = images.x[np.asarray(mine)[order]], np.asarray(labels, np.int32)[order]
+    for mine in rows:
+        mixed = rng.permutation(np.asarray(mine))
         cut = int(0.75 * len(mine))
-        train.append((x[:cut], marks[:cut]))
-        test.append((x[cut:], marks[cut:]))
-    return from_clients(train, test, name=name)
+        train.append(mixed[:cut])
+        test.append(mixed[cut:])
+    return Assignment(train, test, y)

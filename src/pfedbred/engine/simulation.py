@@ -96,6 +96,7 @@ class Simulation:
         self._model_one = jax.jit(self._model_client)
         self._advance = self._compiled(self._rounds, donate=True)
         self._measure = self._compiled(self._measure_one)
+        self._models = self._compiled(self._models_one)
         self.compile_seconds = 0.0
 
     # One client -------------------------------------------------------------------------------------------------
@@ -163,9 +164,12 @@ class Simulation:
         return jax.lax.fori_loop(0, rounds, lambda _, state: self._round(shards, state), state)
 
     def _measure_one(self, shards: Shards, samples: Any, state: State) -> evaluation.Counts:
+        return self._evaluator.count(samples, *self._models_one(shards, (), state))
+
+    def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
         everyone = jnp.arange(self.federation.clients)
         personal = self._model_clients((shards, state.key, state.server), (everyone, state.clients))
-        return self._evaluator.count(samples, self.algorithm.server.model(state.server), personal)
+        return self.algorithm.server.model(state.server), personal
 
     # All seeds --------------------------------------------------------------------------------------------------
 
@@ -194,14 +198,21 @@ class Simulation:
     def _start(self, seeds: Array) -> State:
         def start(seed: Array) -> State:
             key = jax.random.key(seed)
-            server = self.algorithm.server.init(init_key(key), self.federation.clients)
-
-            def record(i: Array) -> ClientRecord:
-                return ClientRecord(self.algorithm.client.init(self.algorithm.server.send(server, i)), jnp.uint32(0))
-
-            return State(key, jnp.int32(0), server, jax.vmap(record)(jnp.arange(self.federation.clients)))
+            return self._meet(key, self.algorithm.server.init(init_key(key), self.federation.clients))
 
         return jax.vmap(start)(seeds)
+
+    def _meet(self, key: Key, server: Tree) -> State:
+        """Every client before its first round, with what the server sends it first."""
+
+        def record(i: Array) -> ClientRecord:
+            return ClientRecord(self.algorithm.client.init(self.algorithm.server.send(server, i)), jnp.uint32(0))
+
+        return State(key, jnp.int32(0), server, jax.vmap(record)(jnp.arange(self.federation.clients)))
+
+    def meet(self, states: State) -> State:
+        """This federation's clients before their first round, with the servers that other clients have trained."""
+        return jax.jit(jax.vmap(self._meet))(states.key, states.server)
 
     def trace(self) -> tuple[State, evaluation.Counts]:
         """Shapes and types after a round and its evaluation, without computing them: what cannot work fails here."""
@@ -209,6 +220,14 @@ class Simulation:
         def both(seeds: Array) -> tuple[State, evaluation.Counts]:
             state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds)))
             return state, self._measure_one(self.shards, self._evaluator.samples, state)
+
+        return jax.eval_shape(both, jnp.zeros(1, jnp.uint32))
+
+    def model_shapes(self) -> tuple[Tree, Tree]:
+        """Shapes and types of G and of all P, for one seed."""
+
+        def both(seeds: Array) -> tuple[Tree, Tree]:
+            return self._models_one(self.shards, (), jax.tree.map(itemgetter(0), self._start(seeds)))
 
         return jax.eval_shape(both, jnp.zeros(1, jnp.uint32))
 
@@ -220,6 +239,10 @@ class Simulation:
         """G and P on the training and test samples, for every seed."""
         counts = self._measure(self.shards, self._evaluator.samples, states)
         return self._evaluator.summarise(counts)
+
+    def models(self, states: State) -> tuple[Tree, Tree]:
+        """G by seed, and P by seed and client."""
+        return self._models(self.shards, (), states)
 
     def global_model(self, states: State, seed: int = 0) -> Tree:
         """G of the seed at that position."""

@@ -61,9 +61,11 @@ def _finish(axes: Any, runs: Sequence[Run]) -> None:
 def _title(figure: Any, run: Run) -> None:
     experiment = run.experiment
     seeds = f"{experiment.seeds} seeds" if experiment.seeds > 1 else f"seed {experiment.seed}"
-    clients = run.simulation.federation.clients
+    federation = run.simulation.federation
+    clients = federation.clients
+    model = experiment.model if isinstance(experiment.model, str) else "custom model"
     averaged = f"{experiment.aggregated} of {clients} clients averaged a round"
-    figure.suptitle(f"{experiment.dataset}, {experiment.model}: {averaged}, {seeds}", fontsize=11)
+    figure.suptitle(f"{federation.name}, {model}: {averaged}, {seeds}", fontsize=11)
 
 
 def draw_run(run: Run, path: Path) -> None:

@@ -1,0 +1,133 @@
+"""``pfedbred data``: prepare a federation as one file, and look at one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from pfedbred import data
+from pfedbred.console import console
+from pfedbred.data.federation import Federation
+from pfedbred.errors import SettingError
+from pfedbred.report.distribution import draw_distribution
+
+app = typer.Typer(help="Prepare data as one file, and look at it.", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[
+    str, typer.Argument(help="a dataset by name, or a file of your own: .npz, .csv, .parquet, .fed, a folder")
+]
+Split = Annotated[str | None, typer.Option(help="paper, column, iid, dirichlet(0.5), labels(3) or quantity(0.5)")]
+Clients = Annotated[int | None, typer.Option(min=1, help="clients to split the data over")]
+Labels = Annotated[int | None, typer.Option(min=1, help="labels each client holds in the paper's split")]
+Seed = Annotated[int | None, typer.Option("--split-seed", min=0, max=2**32 - 1, help="seed of the split")]
+DataDir = Annotated[str | None, typer.Option(help="folder with the data; else $PFEDBRED_DATA, the cache, a download")]
+Glove = Annotated[str | None, typer.Option(help="a GloVe file of word vectors, for texts")]
+TestFraction = Annotated[float | None, typer.Option(help="of each client's samples [default: 0.25]")]
+ClientColumn = Annotated[str | None, typer.Option(help="the column that says whose a sample is [default: client]")]
+LabelColumn = Annotated[str | None, typer.Option(help="the column with the labels [default: label or y]")]
+Features = Annotated[
+    str | None, typer.Option(help="the columns that are inputs, separated by commas; all others if not given")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="the file to write")]
+
+
+@app.command("prepare")
+def prepare_command(
+    name: Name,
+    split: Split = None,
+    clients: Clients = None,
+    labels_per_client: Labels = None,
+    split_seed: Seed = None,
+    data_dir: DataDir = None,
+    glove: Glove = None,
+    test_fraction: TestFraction = None,
+    client_column: ClientColumn = None,
+    label_column: LabelColumn = None,
+    features: Features = None,
+    out: Out = None,
+) -> None:
+    """Write a federation as one file that needs nothing else to be read."""
+    path = out or Path(f"{_stem(name)}{data.store.SUFFIX}")
+    if path.suffix != data.store.SUFFIX:
+        raise SettingError(f"a prepared federation is called something{data.store.SUFFIX}, not {path.name!r}")
+    if not path.parent.is_dir():
+        raise SettingError(f"there is no folder {path.parent}")
+    federation = _load(**{key: value for key, value in locals().items() if key not in ("path", "out")})
+    data.store.save(federation, path)
+    describe(federation)
+    print(f"file: {path} ({path.stat().st_size / 1e6:.1f} MB); use it with --dataset {path}")
+
+
+@app.command("show")
+def show_command(
+    name: Name,
+    split: Split = None,
+    clients: Clients = None,
+    labels_per_client: Labels = None,
+    split_seed: Seed = None,
+    data_dir: DataDir = None,
+    glove: Glove = None,
+    test_fraction: TestFraction = None,
+    client_column: ClientColumn = None,
+    label_column: LabelColumn = None,
+    features: Features = None,
+    out: Out = None,
+) -> None:
+    """Print clients, samples and label counts, and draw who has what."""
+    path = out or Path(f"{_stem(name)}.png")
+    federation = _load(**{key: value for key, value in locals().items() if key not in ("path", "out")})
+    describe(federation)
+    try:
+        draw_distribution(federation, path)
+    except (OSError, ValueError) as problem:
+        raise SettingError(f"cannot write {path}: {problem}") from None
+    print(f"picture: {path}")
+
+
+def _stem(name: str) -> str:
+    stem = Path(name).stem if data.is_file(name) else name
+    return "".join(each if each.isalnum() or each in "-_." else "-" for each in stem).strip("-.") or "data"
+
+
+def _load(name: str, split_seed: int | None, features: str | None, **options: Any) -> Federation:
+    chosen = [each.strip() for each in features.split(",")] if features else None
+    with console.status(f"reading {name}") if console.is_terminal else _Silence():
+        return data.load(name, seed=split_seed, features=chosen, **options)
+
+
+class _Silence:
+    """In a pipe there is nothing to spin."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def describe(federation: Federation) -> None:
+    """Clients, samples, labels, as lines to read."""
+    train, test = federation.train, federation.test
+    shape = " x ".join(map(str, federation.shape))
+    kind = f"{shape} word ids of {federation.text.count:,}" if federation.text else f"{shape} of {train.x.dtype}"
+    print(f"{federation.name}: {federation.clients:,} clients, {federation.classes} labels, samples of {kind}")
+    if federation.about:
+        print("  " + ", ".join(f"{key} {value}" for key, value in federation.about.items()))
+    for word, split in (("training", train), ("test", test)):
+        sizes = split.sizes
+        print(
+            f"  {word + ' samples':<17} {len(split.y):>9,}   a client: {sizes.min():,} to {sizes.max():,}, "
+            f"median {int(np.median(sizes)):,}"
+        )
+    counts = [split.label_counts(federation.classes) for split in (train, test)]
+    holders = (counts[0] > 0).sum(axis=1)
+    print(f"  labels a client   {'':>9}   {holders.min()} to {holders.max()}, median {int(np.median(holders))}")
+    names = federation.labels or tuple(str(label) for label in range(federation.classes))
+    width = max(5, *(min(len(name), 20) for name in names))
+    print(f"  {'label':<{width}} {'training':>10} {'test':>8} {'clients':>8}")
+    for label, name in enumerate(names):
+        mine, tested = counts[0][:, label], counts[1][:, label]
+        print(f"  {name[:20]:<{width}} {mine.sum():>10,} {tested.sum():>8,} {(mine > 0).sum():>8,}")

@@ -1,0 +1,160 @@
+"""A pool: the samples of one dataset before they are split over clients; and from a pool to a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pfedbred.data.federation import Federation, Split, check, first_strange_row, offsets_of
+from pfedbred.data.text import glove_vocabulary, learned_vocabulary
+from pfedbred.errors import SettingError
+
+Normalise = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""``normalise(x, training rows)`` gives shift and scale: inputs are (x - shift) * scale."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Samples, and whose they are by nature if they are anyone's.
+
+    Attributes:
+      name: of the data.
+      x: one sample in each row; for texts, one text.
+      y: labels, whole numbers from 0.
+      classes: number of labels.
+      owner: the number of each sample's natural client.
+      owners: the names of those clients.
+      is_test: the source's own test samples, if it divides them itself.
+      labels: what the labels stand for.
+      normalise: how samples become inputs.
+      origin: for messages about a row: where the samples were read.
+      raw: whether LEAF's sampling is still to be done.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    classes: int
+    owner: np.ndarray | None = None
+    owners: tuple[str, ...] | None = None
+    is_test: np.ndarray | None = None
+    labels: tuple[str, ...] | None = None
+    normalise: Normalise | None = None
+    origin: Callable[[int], str] | None = None
+    raw: bool = True
+
+    def __post_init__(self) -> None:
+        where = self.origin or (lambda row: f"{self.name}, row {row}")
+        if len(self.x) != len(self.y) or len(self.y) == 0:
+            raise SettingError(f"{self.name} has {len(self.x)} samples and {len(self.y)} labels")
+        wrong = np.flatnonzero((self.y < 0) | (self.y >= self.classes))
+        if len(wrong):
+            row = int(wrong[0])
+            raise SettingError(f"{where(row)}: label {self.y[row]} is not one of 0 to {self.classes - 1}")
+        strange = first_strange_row(self.x)
+        if strange is not None:
+            raise SettingError(f"{where(strange)}: a feature is not a finite number")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the samples are texts."""
+        return self.x.dtype == object
+
+
+class Assignment(NamedTuple):
+    """Which rows of a pool each client trains on and is tested on; and other labels, if the split makes any."""
+
+    train: list[np.ndarray]
+    test: list[np.ndarray]
+    y: np.ndarray | None = None
+    names: tuple[str, ...] | None = None
+
+
+def divide(clients: Sequence[np.ndarray], test_fraction: float, rng: np.random.Generator) -> Assignment:
+    """Each client's rows, shuffled, into training and test; a client keeps at least one for training."""
+    train, test = [], []
+    for rows in clients:
+        mixed = rng.permutation(rows)
+        held = min(len(rows) - 1, round(test_fraction * len(rows)))
+        test.append(mixed[:held])
+        train.append(mixed[held:])
+    return Assignment(train, test)
+
+
+def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, about: Mapping[str, Any]) -> Federation:
+    """The federation that the assignment makes of the pool."""
+    for i, rows in enumerate(assignment.train):
+        if not len(rows):
+            raise SettingError(f"{pool.name}: client {i} has no training samples: use fewer clients")
+    train, test = (np.concatenate(part).astype(np.int64) for part in (assignment.train, assignment.test))
+    x, text, about = pool.x, None, dict(about)
+    if pool.is_text:
+        words = (str(each) for each in pool.x[train])
+        text = glove_vocabulary(words, glove) if glove else learned_vocabulary(words)
+        x = text.encode(pool.x)
+        about["embedding"] = f"from {glove}" if glove else "learned"
+    elif glove:
+        raise SettingError(f"glove is for texts, but {pool.name} holds numbers")
+    y = (pool.y if assignment.y is None else assignment.y).astype(np.int32)
+    shift, scale = pool.normalise(x, train) if pool.normalise else (None, None)
+
+    def split(rows: np.ndarray, clients: list[np.ndarray]) -> Split:
+        return Split(x[rows], y[rows], offsets_of([len(each) for each in clients]))
+
+    federation = Federation(
+        name=pool.name,
+        train=split(train, assignment.train),
+        test=split(test, assignment.test),
+        classes=pool.classes,
+        shift=None if shift is None else np.asarray(shift, np.float32),
+        scale=None if scale is None else np.asarray(scale, np.float32),
+        text=text,
+        names=assignment.names,
+        labels=pool.labels,
+        about=about,
+    )
+    check(federation, f"{pool.name}: ")
+    return federation
+
+
+def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each feature, without a copy of x in floating point."""
+    total, squares = np.zeros(x.shape[1:]), np.zeros(x.shape[1:])
+    for begin in range(0, len(x), 4096):
+        piece = x[begin : begin + 4096].astype(np.float64)
+        total += piece.sum(axis=0)
+        squares += (piece**2).sum(axis=0)
+    mean = total / len(x)
+    return mean, np.sqrt(np.maximum(squares / len(x) - mean**2, 0))
+
+
+def by_pixel(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(x - mean) / (std + 0.001), pixel by pixel over the whole pool, x in bytes: the paper's MNIST."""
+    mean, spread = _moments(x)
+    return mean, 1 / (spread + 0.001)
+
+
+def by_one_number(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(x - mean) / std with one mean and one std over the whole pool: the paper's Fashion-MNIST."""
+    mean, spread = _moments(x.reshape(len(x), -1))
+    overall = np.mean(mean)
+    return overall, 1 / np.sqrt(np.mean(spread**2 + (mean - overall) ** 2))
+
+
+def to_unit_interval(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes to [0, 1]."""
+    return np.asarray(0.0), np.asarray(1 / 255)
+
+
+def to_plus_minus_one(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes to [-1, 1]: the paper's CIFAR-10."""
+    return np.asarray(127.5), np.asarray(1 / 127.5)
+
+
+def standardise(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean 0 and variance 1 in every feature of the training samples; a constant feature becomes 0."""
+    mean, spread = _moments(x[train])
+    return mean, 1 / np.where(spread > 0, spread, 1.0)

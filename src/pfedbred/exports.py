@@ -1,0 +1,191 @@
+"""Trained models as files that others read: safetensors, with a name for every tensor.
+
+A run folder keeps G and every P at the end of the run in ``models.safetensors``; :func:`export` takes one of them out,
+with all that is needed to use it: the model's settings, how inputs are normalised, what words and labels stand for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedbred import algorithms, models, records, tensors
+from pfedbred.algorithm import Algorithm, Task, exchange
+from pfedbred.data.batches import Batch, Inputs
+from pfedbred.data.federation import Federation
+from pfedbred.data.text import Text
+from pfedbred.errors import SettingError
+from pfedbred.experiment import Run
+from pfedbred.types import Array, Tree, Words
+
+MODELS_FILE = "models.safetensors"
+_KEPT, _EXPORTED = "pfedbred models 1", "pfedbred model 1"
+_TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
+
+
+def named(tree: Tree) -> dict[str, Any]:
+    """The arrays of a tree by the path to each: ``hidden.weight``."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def size(run: Run) -> int:
+    """Bytes that the models of a run take."""
+    leaves = jax.tree.leaves(run.simulation.model_shapes())
+    return run.experiment.seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def keep(run: Run, folder: Path) -> None:
+    """Writes G (by seed) and P (by seed and client) of a finished run into its folder."""
+    global_, personal = run.simulation.models(run.states)
+    federation, experiment = run.simulation.federation, run.experiment
+    arrays = {f"global.{name}": np.asarray(leaf) for name, leaf in named(global_).items()}
+    arrays |= {f"personal.{name}": np.asarray(leaf) for name, leaf in named(personal).items()}
+    facts = {
+        "format": _KEPT,
+        "model": experiment.model if isinstance(experiment.model, str) else "custom",
+        "algorithm": experiment.algorithm,
+        "settings": records.plain(experiment)["settings"],
+        "seeds": experiment.seed_list,
+        "round": run.points[-1].round,
+        **_data_facts(federation),
+    }
+    _save(folder / MODELS_FILE, arrays | _data_arrays(federation), facts)
+
+
+def _data_facts(federation: Federation) -> dict[str, Any]:
+    return {
+        "dataset": federation.name,
+        "shape": list(federation.shape),
+        "classes": federation.classes,
+        "clients": federation.clients,
+        "client_names": federation.names,
+        "labels": federation.labels,
+        "vocabulary": federation.text.vocabulary if federation.text else None,
+    }
+
+
+def _data_arrays(federation: Federation) -> dict[str, np.ndarray]:
+    """What turns a sample into the model's input."""
+    vectors = federation.text.vectors if federation.text else None
+    given = {"input.shift": federation.shift, "input.scale": federation.scale, "input.vectors": vectors}
+    return {name: np.asarray(array) for name, array in given.items() if array is not None}
+
+
+def _save(path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+    metadata = {name: value if name in _TEXTS else json.dumps(value) for name, value in facts.items()}
+    tensors.write(path, arrays, metadata)
+
+
+def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
+    """The file and what it says of itself."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise SettingError(f"there is no file {path}{hint}")
+    try:
+        file = safe_open(path, "numpy")
+    except (SafetensorError, OSError) as problem:
+        raise SettingError(f"cannot read {path}: {problem}") from None
+    said = file.metadata() or {}
+    if said.get("format") != expected:
+        raise SettingError(f"{path} is not a {expected.removesuffix(' 1')} file{hint}")
+    try:
+        return file, {name: text if name in _TEXTS else json.loads(text) for name, text in said.items()}
+    except ValueError:
+        raise SettingError(f"{path} is damaged: what it says of itself cannot be read") from None
+
+
+def export(folder: Path, *, client: int | None = None, seed: int | None = None, out: Path | None = None) -> Path:
+    """Writes one model of a finished run: a client's P, or G if no client is named. Returns the file."""
+    file, facts = _open(folder / MODELS_FILE, _KEPT, ": the run is not finished, or kept no models")
+    seeds, clients = facts.pop("seeds"), facts.pop("clients")
+    seed = seeds[0] if seed is None else seed
+    if seed not in seeds:
+        raise SettingError(f"the run has no seed {seed}; its seeds are {', '.join(map(str, seeds))}")
+    if client is not None and not 0 <= client < clients:
+        raise SettingError(f"there is no client {client}; clients are 0 to {clients - 1}")
+    kind = "global" if client is None else "personal"
+    place = [seeds.index(seed)] if client is None else [seeds.index(seed), client]
+    arrays = {}
+    for name in file.keys():  # noqa: SIM118  (not a mapping)
+        if name.startswith("input."):
+            arrays[name] = file.get_tensor(name)
+        elif name.startswith(f"{kind}."):
+            part = file.get_slice(name)[tuple(slice(each, each + 1) for each in place)]
+            arrays[name.removeprefix(f"{kind}.")] = part.reshape(part.shape[len(place) :])
+    names = facts.pop("client_names")
+    about = {**facts, "format": _EXPORTED, "kind": kind, "seed": seed}
+    if client is not None:
+        about["client"] = client
+        about["client_name"] = names[client] if names else str(client)
+    default = folder / (f"client-{client}.safetensors" if client is not None else "global.safetensors")
+    path = out or default
+    _save(path, arrays, about)
+    return path
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A model to use.
+
+    Attributes:
+      weights: its arrays, in the shape the algorithm gives them.
+      about: what the file says of it.
+    """
+
+    weights: Tree
+    about: Mapping[str, Any]
+    _algorithm: Algorithm
+    _shift: Array | None
+    _scale: Array | None
+    _text: Text | None
+
+    def logits(self, x: Any) -> np.ndarray:
+        """One row for each sample, given as the data holds it: not normalised, words as texts or as ids."""
+        if self._text is not None and isinstance(x, Sequence | np.ndarray) and isinstance(x[0], str):
+            x = self._text.encode(x)
+        samples = jnp.asarray(x)
+        expected = tuple(self.about["shape"])
+        if samples.shape[1:] != expected:
+            raise SettingError(f"samples have shape {samples.shape[1:]}, the model is for {expected}")
+        inputs = Inputs(samples, self._shift, self._scale).take(jnp.arange(len(samples)))
+        return np.asarray(self._algorithm.predict(self.weights, inputs))
+
+    def predict(self, x: Any) -> list[Any]:
+        """The most likely label of each sample, by name if labels have names."""
+        best, names = self.logits(x).argmax(axis=1), self.about["labels"]
+        return [names[label] if names else int(label) for label in best]
+
+
+def load_model(path: str | Path, model: models.Model | None = None) -> TrainedModel:
+    """A model written by ``pfedbred export``. One whose network is not the library's own needs that ``model``."""
+    path = Path(path)
+    file, about = _open(path, _EXPORTED, ": make one with 'pfedbred export'")
+    arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    given = {name: arrays.pop(f"input.{name}", None) for name in ("shift", "scale", "vectors")}
+    vocabulary = about["vocabulary"]
+    text = Text(tuple(vocabulary), given["vectors"]) if vocabulary is not None else None
+    if model is None and about["model"] not in models.MODELS:
+        raise SettingError(f"{path} holds a network of one's own: load_model(path, model=...) needs it")
+    shape, words = tuple(about["shape"]), Words(text.count, text.vectors) if text else None
+    task = Task(models.get(model or about["model"], shape, about["classes"], words))
+    algorithm = algorithms.make(about["algorithm"], task, about["settings"])
+    sample = Batch(jnp.zeros((1, *shape), jnp.int32 if text else jnp.float32), jnp.zeros(1, int))
+    expected = exchange(algorithm, task, sample)
+    structure = expected.global_ if about["kind"] == "global" else expected.personal
+    for name, leaf in named(structure).items():
+        if name not in arrays or arrays[name].shape != leaf.shape:
+            raise SettingError(f"{path} does not fit the model {about['model']!r}: tensor {name!r} is missing or other")
+    weights = jax.tree.unflatten(
+        jax.tree.structure(structure), [jnp.asarray(arrays[name]) for name in named(structure)]
+    )
+    shift, scale = (None if given[name] is None else jnp.asarray(given[name]) for name in ("shift", "scale"))
+    return TrainedModel(weights, about, algorithm, shift, scale, text)

@@ -1,0 +1,103 @@
+"""The paper's picture of a non-i.i.d. federation: clients by labels, a dot as large as what the client has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedbred.data.federation import Federation, Split
+
+_COLOURS = ("#0072B2", "#D55E00")
+_MOST_CLIENTS = 200
+_MOST_LABELS = 70
+
+
+def draw_distribution(federation: Federation, path: Path) -> None:
+    """Training samples above, test samples below; clients from left to right, labels upwards."""
+    # pyplot is left alone: it picks a window system and keeps figures alive
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    clients = _shown(federation.clients)
+    classes = federation.classes
+    width = float(np.clip(2.2 + 0.125 * len(clients), 7, 16))
+    height = float(np.clip(0.26 * min(classes, _MOST_LABELS), 1.6, 9))
+    figure = Figure(figsize=(width, 2 * height + 2.0), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(2, 1, sharex=True)
+    counts = [split.label_counts(classes)[clients] for split in (federation.train, federation.test)]
+    spacing = 72 * min((width - 1.6) / max(len(clients), 1), height / max(classes, 1))
+    diameter = float(np.clip(2 * spacing, 4, 22))  # of the largest dot of a panel, in points: few overlap
+    for axes, word, split, count, colour in zip(
+        panels, ("training", "test"), (federation.train, federation.test), counts, _COLOURS, strict=True
+    ):
+        largest = max(1, int(count.max(initial=0)))
+        _draw(axes, count, clients, largest, diameter, colour)
+        axes.set_title(f"{word}: {len(split.y):,} samples, {_range(split)} a client", fontsize=10, loc="left")
+        _name_labels(axes, federation)
+        _legend(axes, largest, diameter, colour)
+    panels[-1].set_xlabel("client" if len(clients) == federation.clients else f"client ({len(clients)} of them shown)")
+    about = ", ".join(f"{key} {value}" for key, value in federation.about.items())
+    figure.suptitle(f"{federation.name}: {federation.clients:,} clients, {classes} labels\n{about}", fontsize=11)
+    figure.savefig(path)
+
+
+def _shown(clients: int) -> np.ndarray:
+    """All clients, or evenly spaced ones of more than can be told apart."""
+    if clients <= _MOST_CLIENTS:
+        return np.arange(clients)
+    return np.linspace(0, clients - 1, _MOST_CLIENTS).round().astype(int)
+
+
+def _area(count: np.ndarray, largest: int, diameter: float) -> np.ndarray:
+    """A dot's area in square points, in proportion to the count, but never too small to see."""
+    return np.maximum(count / largest * diameter**2, 1.2)
+
+
+def _draw(axes: Any, counts: np.ndarray, clients: np.ndarray, largest: int, diameter: float, colour: str) -> None:
+    place, label = np.nonzero(counts)
+    areas = _area(counts[place, label], largest, diameter)
+    order = np.argsort(-areas)  # small dots on top of large ones
+    axes.scatter(place[order], label[order], s=areas[order], color=colour, alpha=0.7, linewidths=0, zorder=2)
+    axes.set_xlim(-1, len(clients))
+    axes.set_ylim(-0.8, counts.shape[1] - 0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, color="#e6e6e6", linewidth=0.5)
+    axes.set_axisbelow(True)
+    every = next(each for each in (1, 2, 5, 10, 20, 50) if len(clients) / each <= 25)
+    axes.set_xticks(np.arange(0, len(clients), every), [str(clients[i]) for i in range(0, len(clients), every)])
+
+
+def _name_labels(axes: Any, federation: Federation) -> None:
+    every = max(1, -(-federation.classes // 35))
+    names = federation.labels or tuple(map(str, range(federation.classes)))
+    ticks = range(0, federation.classes, every)
+    axes.set_yticks(list(ticks), [names[label][:16] for label in ticks])
+    axes.set_ylabel("label")
+
+
+def _legend(axes: Any, largest: int, diameter: float, colour: str) -> None:
+    """What a dot's size means."""
+    amounts = sorted({max(1, int(float(f"{largest / part:.1g}"))) for part in (1, 3, 12)})
+    dots = [
+        axes.scatter([], [], s=_area(np.asarray(each), largest, diameter), color=colour, alpha=0.7, linewidths=0)
+        for each in amounts
+    ]
+    axes.legend(
+        dots,
+        [f"{each:,}" for each in amounts],
+        title="samples",
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        fontsize=8,
+        title_fontsize=8,
+        labelspacing=1.0,
+    )
+
+
+def _range(split: Split) -> str:
+    sizes = split.sizes
+    return f"{sizes.min():,} to {sizes.max():,}"

@@ -1,0 +1,90 @@
+"""Clients held out of training: they start from what the server sends to strangers, and train alone."""
+
+import jax
+import numpy as np
+import pytest
+from conftest import small_federation
+
+import pfedbred
+from pfedbred.engine import newcomers
+
+SIZES = (7, 12, 5, 20, 9, 11, 8, 30)
+
+
+def run(algorithm, **options):
+    return pfedbred.run(
+        federation=small_federation(SIZES),
+        algorithm=algorithm,
+        rounds=3,
+        held_out_clients=0.25,
+        joining_rounds=2,
+        **{"settings": {"R": 4}, **options},
+    )
+
+
+def accuracy(weights, split, clients):
+    """Of a linear model, on the samples of these clients, by hand."""
+    x = np.concatenate([split.client(i)[0] for i in clients])
+    y = np.concatenate([split.client(i)[1] for i in clients])
+    layer = jax.tree.map(np.asarray, weights["output"])
+    return np.mean(np.argmax(x @ layer["weight"].T + layer["bias"], axis=1) == y)
+
+
+def held_out(result):
+    """Numbers of the clients that did not train."""
+    trained = set(map(int, result.simulation.federation.names))
+    return [i for i in range(len(SIZES)) if i not in trained]
+
+
+def test_training_does_not_see_them():
+    """The run is that of the other clients alone."""
+    result = run("mg-meta")
+    assert len(held_out(result)) == 2
+    others = small_federation(SIZES).take(np.array(sorted(map(int, result.simulation.federation.names))))
+    alone = pfedbred.run(federation=others, algorithm="mg-meta", rounds=3, settings={"R": 4})
+    jax.tree.map(np.testing.assert_array_equal, result.global_model(), alone.global_model())
+
+
+def test_a_newcomer_is_met_with_the_global_model():
+    """pFedMe's newcomer starts at w, and so at first P is G, on the newcomers' own test samples."""
+    result = run("pfedme", seeds=2)
+    federation = small_federation(SIZES)
+    assert len(result.newcomers) == 3
+    for seed in (0, 1):
+        expected = accuracy(result.global_model(seed), federation.test, held_out(result))
+        assert result.newcomers[0].global_.test.accuracy[seed] == pytest.approx(expected)
+        assert result.newcomers[0].personal.test.accuracy[seed] == pytest.approx(expected)
+    first, last = result.newcomers[0].personal.train.loss, result.newcomers[-1].personal.train.loss
+    assert np.all(last < first)
+
+
+def test_a_newcomer_trains_alone():
+    """With `local`, two rounds of joining are two rounds of that client's own SGD from the first weights."""
+    result = run("local")
+    alone = small_federation(SIZES).take(np.array(held_out(result)))
+    trained = pfedbred.run(federation=alone, algorithm="local", rounds=2, settings={"R": 4}, select=[0, 1])
+    np.testing.assert_allclose(
+        result.newcomers[-1].personal.test.client_loss, trained.points[-1].scores.personal.test.client_loss, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["fedamp", "fedu"])
+def test_servers_with_a_model_for_each_client_have_one_for_strangers(algorithm):
+    """It is the mean of the others'; a stranger's number would point past the end of the server's table."""
+    result = run(algorithm)
+    new = small_federation(SIZES).take(np.array(held_out(result)))
+    settled = newcomers.settled(result.simulation.algorithm)
+    state = jax.tree.map(lambda leaf: leaf[0], result.states.server)
+    message = settled.server.send(state, np.int32(0))
+    expected = jax.tree.map(lambda leaf: np.mean(np.asarray(leaf), axis=0), state.model)
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-6), message, expected)
+    assert result.newcomers[0].personal.test.accuracy[0] == pytest.approx(accuracy(expected, new.test, [0, 1]))
+
+
+@pytest.mark.parametrize("algorithm", ["fedem", "fedrep", "heurfedamp", "mime", "per-fedavg", "scaffold+ft"])
+def test_methods_with_more_to_send_take_in_newcomers(algorithm):
+    """All others send every client the one model."""
+    result = run(algorithm, model="dnn", settings={"R": 2})
+    for evaluation in result.newcomers:
+        assert np.all(np.isfinite(evaluation.personal.test.loss))
+        assert evaluation.personal.test.client_accuracy.shape == (1, 2)
