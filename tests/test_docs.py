@@ -47,10 +47,12 @@ def test_python_blocks(page, tmp_path, monkeypatch, registries):
 def test_pages_name_only_options_that_exist():
     """Every --option in the README's commands is one of the command line's."""
     known = set()
-    for command in cli.typer.main.get_command(cli.app).commands.values():
+    commands = list(cli.typer.main.get_command(cli.app).commands.values())
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
         for parameter in command.params:
             known.update(parameter.opts)
     for page in PAGES:
-        commands = [line for line in page.read_text().splitlines() if line.strip().startswith("pfedbred ")]
-        used = {option for line in commands for option in re.findall(r"(?<!\S)(--[a-z-]+)", line)}
+        typed = [line for line in page.read_text().splitlines() if line.strip().startswith("pfedbred ")]
+        used = {option for line in typed for option in re.findall(r"(?<!\S)(--[a-z-]+)", line)}
         assert used <= known | {"--version", "--help"}

@@ -107,7 +107,7 @@ def test_absent_sources_say_what_to_put_where(folder, monkeypatch):
         raise ConnectionError("no route to the hub\nand a long story")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=offline))
-    with pytest.raises(pfedbred.SettingError, match="downloading failed: no route to the hub$"):
+    with pytest.raises(pfedbred.SettingError, match=r"downloading failed: no route to the hub$"):
         sources.femnist_pool(None)
 
 
@@ -135,7 +135,7 @@ def test_broken_sources_name_the_file_and_the_row(tiny_mnist):
     with pytest.raises(pfedbred.SettingError, match="row 0: column 'label' must hold whole numbers"):
         sources.mnist_pool(str(folder), "mnist")
     (folder / "mnist" / "train-00000-of-00001.parquet").write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(pfedbred.SettingError, match="cannot read .*train-00000"):
+    with pytest.raises(pfedbred.SettingError, match=r"cannot read .*train-00000"):
         sources.mnist_pool(str(folder), "mnist")
 
 

@@ -66,9 +66,7 @@ def test_the_seed_decides_everything(name):
     first, again, other = (split(name, pool, 5, seed) for seed in (7, 7, 8))
     for one, two in zip([*first.train, *first.test], [*again.train, *again.test], strict=True):
         np.testing.assert_array_equal(one, two)
-    assert any(
-        len(one) != len(two) or np.any(one != two) for one, two in zip(first.train, other.train, strict=True)
-    )
+    assert any(len(one) != len(two) or np.any(one != two) for one, two in zip(first.train, other.train, strict=True))
 
 
 def test_iid_is_equal_and_mixed():

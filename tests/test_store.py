@@ -108,9 +108,7 @@ def write(path, arrays, facts, **metadata):
 
     text = json.dumps(facts)
     checksum = store._checksum(text, arrays)
-    save_file(
-        arrays, path, metadata={"format": store._FORMAT, "federation": text, "sha256": checksum, **metadata}
-    )
+    save_file(arrays, path, metadata={"format": store._FORMAT, "federation": text, "sha256": checksum, **metadata})
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_a_sound_file_with_nonsense_in_it_is_refused(change, words, tmp_path):
 
 def test_other_files_are_refused(tmp_path):
     path = tmp_path / "x.fed"
-    with pytest.raises(pfedbred.SettingError, match="cannot read .*No such file"):
+    with pytest.raises(pfedbred.SettingError, match=r"cannot read .*No such file"):
         store.load(path)
     for content in (b"", b"hello", b"\xff" * 64, struct.pack("<Q", 2) + b"{}", struct.pack("<Q", 4) + b"null"):
         path.write_bytes(content)
@@ -157,7 +155,7 @@ def test_a_header_that_promises_too_much_allocates_nothing(tmp_path):
         {"__metadata__": {"format": store._FORMAT, "federation": "{}", "sha256": ""}, "train.x": entry}
     ).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header)
-    with pytest.raises(pfedbred.SettingError, match="is cut off: 'train.x' ends at byte 4000000"):
+    with pytest.raises(pfedbred.SettingError, match=r"is cut off: 'train.x' ends at byte 4000000"):
         store.load(path)
 
 

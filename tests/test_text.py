@@ -74,5 +74,5 @@ def test_broken_glove_files_name_the_line(content, words, tmp_path):
 
 
 def test_an_absent_glove_file(tmp_path):
-    with pytest.raises(pfedbred.SettingError, match="cannot read .*No such file"):
+    with pytest.raises(pfedbred.SettingError, match=r"cannot read .*No such file"):
         glove_vocabulary(["sun"], str(tmp_path / "nothing"))

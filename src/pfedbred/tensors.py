@@ -20,7 +20,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, s
     try:
         partial.touch()
         mode = partial.stat().st_mode
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, dict(metadata))
+        save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, partial, dict(metadata))
         partial.chmod(mode)  # safetensors makes it readable to its owner alone
         partial.replace(path)
     except OSError as problem:

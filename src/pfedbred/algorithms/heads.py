@@ -23,13 +23,13 @@ class Parts(NamedTuple):
 
 def split(task: Task, weights: Tree) -> Parts:
     """Body and head."""
-    names = task.model.head
-    if not names or not isinstance(weights, dict) or not set(names) <= set(weights):
+    keys = task.model.head_keys(weights)
+    if keys is None:
         raise SettingError(
             "this method needs a model whose weights are a dict and that names its head: Model(head=...)"
         )
-    body = {name: part for name, part in weights.items() if name not in names}
-    return Parts(body, {name: weights[name] for name in names})
+    body = {key: part for key, part in weights.items() if key not in keys}
+    return Parts(body, {key: weights[key] for key in keys})
 
 
 def join(body: Tree, head: Tree) -> Tree:

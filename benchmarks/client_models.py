@@ -1,0 +1,309 @@
+"""Ways to compute a gradient step of the cnn and the lstm when every client has its own weights, side by side.
+
+    python benchmarks/client_models.py [--quick] [--json FILE] [--only cnn|lstm]
+
+Each row runs the same SGD steps, for all clients at once (``vmap``) or one client after another (``in-turn``), inside
+one compiled program as in a round; the way that the library has is marked. Repeats go through all rows in turn, so that
+a busy machine slows all of them; the time is the least of them. ``difference`` shows that all rows compute the same:
+how far the weights end from the first row's, over how far they went. Shapes are CIFAR-10's (20 clients, batch 20) and
+Sent140's (10 clients, batch 400, 25 words); ``--quick`` takes fewer clients and steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from pfedbred import models
+from pfedbred.engine import cohort
+from pfedbred.models.linear import dense
+from pfedbred.types import Array, Tree, Words
+
+Apply = Callable[[Tree, Array], Array]
+
+
+class Row(NamedTuple):
+    """One way to compute a step."""
+
+    clients: str
+    way: str
+    apply: Apply
+
+
+# cnn: weights as in models.cnn, images (n, height, width, channels) ------------------------------------------------
+
+
+def cnn_with(conv: Callable[[Array, Array], Array], weights: Tree, x: Array) -> Array:
+    """The cnn by another convolution ``conv(kernel, x)``."""
+    for name in ("conv1", "conv2"):
+        y = conv(weights[name]["weight"], x)
+        n, height, width, filters = y.shape
+        y = y.reshape(n, height // 2, 2, width // 2, 2, filters).max((2, 4))
+        x = jax.nn.relu(y + weights[name]["bias"])
+    x = x.reshape(x.shape[0], -1)
+    for name in ("hidden1", "hidden2"):
+        x = jax.nn.relu(dense(weights[name], x))
+    return dense(weights["output"], x)
+
+
+def lax_conv(kernel: Array, x: Array) -> Array:
+    """The compiler's own convolution; under vmap a grouped one."""
+    layout = ("NHWC", "OHWI", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=layout)
+
+
+def lax_patches(kernel: Array, x: Array) -> Array:
+    """Patches by the compiler's own function (itself a convolution), and a matrix product."""
+    layout = ("NHWC", "OHWI", "NHWC")
+    patches = jax.lax.conv_general_dilated_patches(x, kernel.shape[1:3], (1, 1), "VALID", dimension_numbers=layout)
+    return patches @ kernel.transpose(0, 3, 1, 2).reshape(len(kernel), -1).T
+
+
+def slices(kernel: Array, x: Array) -> Array:
+    """Patches by joining 25 slices, and a matrix product."""
+    side, height, width = kernel.shape[1], x.shape[1], x.shape[2]
+    rows, columns = height - side + 1, width - side + 1
+    patches = [x[:, i : i + rows, j : j + columns] for i in range(side) for j in range(side)]
+    return jnp.concatenate(patches, axis=3) @ kernel.reshape(len(kernel), -1).T
+
+
+def cnn_rows(model: models.Model) -> list[Row]:
+    """All ways for the cnn."""
+    ways = {
+        "windows of the pools, matmul (library)": model.apply,
+        "25 slices, matmul": partial(cnn_with, slices),
+        "conv_general_dilated_patches, matmul": partial(cnn_with, lax_patches),
+        "lax.conv": partial(cnn_with, lax_conv),
+    }
+    return [Row(clients, way, apply) for clients in ("vmap", "in-turn") for way, apply in ways.items()]
+
+
+# lstm: weights as in models.lstm, word ids (n, length) --------------------------------------------------------------
+
+
+class Way(NamedTuple):
+    """How a layer is computed.
+
+    Attributes:
+      fused: both directions in one scan.
+      hoisted: W_x x for all words before the scan.
+      again: gates computed again for the gradient, in place of keeping them.
+      batch_last: arrays (time, features, batch) in place of (time, batch, features).
+      unroll: of the scan.
+    """
+
+    fused: bool = True
+    hoisted: bool = False
+    again: bool = True
+    batch_last: bool = True
+    unroll: int = 1
+
+    def __str__(self) -> str:
+        parts = [
+            "both directions in a scan" if self.fused else "a scan for each direction",
+            "W x before it" if self.hoisted else "W x in it",
+            "gates again" if self.again else "gates kept",
+            "batch last" if self.batch_last else "batch first",
+        ]
+        return ", ".join(parts) + (f", unroll {self.unroll}" if self.unroll > 1 else "")
+
+
+def cell(axis: int, sums: Array, c: Array, real: Array) -> tuple[Array, Array]:
+    """The next h and c, zero on padding."""
+    i, f, g, o = jnp.split(sums, 4, axis)
+    c = jnp.where(real, jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g), 0)
+    return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+def times(way: Way, kernel: Array, x: Array) -> Array:
+    """Kernel times x in the way's layout."""
+    return kernel @ x if way.batch_last else x @ jnp.swapaxes(kernel, -1, -2)
+
+
+def column(way: Way, bias: Array) -> Array:
+    """A bias in the way's layout."""
+    return bias[..., :, None] if way.batch_last else bias[..., None, :]
+
+
+def scan_directions(way: Way, weights: Tree, x: tuple[Array, ...], real: tuple[Array, ...]) -> Array:
+    """The directions whose inputs are in x, along the second axis of the result."""
+    axis = -2 if way.batch_last else -1
+    bias = column(way, weights["input_bias"] + weights["recurrent_bias"])
+    step_cell = jax.checkpoint(partial(cell, axis)) if way.again else partial(cell, axis)
+    if way.hoisted:
+        inputs = tuple(times(way, kernel, each) + b for kernel, each, b in zip(weights["input"], x, bias, strict=True))
+        kernel, bias = weights["recurrent"], jnp.zeros_like(bias)
+    else:
+        inputs, kernel = x, jnp.concatenate([weights["input"], weights["recurrent"]], axis=-1)
+
+    def step(state: tuple[Array, Array], item: Any) -> tuple[tuple[Array, Array], Array]:
+        (h, c), (x, real) = state, item
+        if way.hoisted:
+            sums = jnp.stack(x) + times(way, kernel, h)
+        else:
+            sums = times(way, kernel, jnp.concatenate([jnp.stack(x), h], axis)) + bias
+        state = step_cell(sums, c, real)
+        return state, state[0]
+
+    hidden = weights["recurrent"].shape[-1]
+    batch = x[0].shape[-1] if way.batch_last else x[0].shape[1]
+    start = jnp.zeros((len(x), hidden, batch) if way.batch_last else (len(x), batch, hidden), x[0].dtype)
+    mask = jnp.stack(real, axis=1)
+    mask = mask[:, :, None, :] if way.batch_last else mask[..., None]
+    return jax.lax.scan(step, (start, start), (inputs, mask), unroll=way.unroll)[1]
+
+
+def lstm_layer(way: Way, weights: Tree, x: Array, real: Array) -> Array:
+    """Both directions of a layer."""
+    if way.fused:
+        out = scan_directions(way, weights, (x, x[::-1]), (real, real[::-1]))
+        forward, backward = out[:, 0], out[::-1, 1]
+    else:
+        one = [jax.tree.map(lambda leaf, d=d: leaf[d : d + 1], weights) for d in range(2)]
+        forward = scan_directions(way, one[0], (x,), (real,))[:, 0]
+        backward = scan_directions(way, one[1], (x[::-1],), (real[::-1],))[::-1, 0]
+    return jnp.concatenate([forward, backward], axis=1 if way.batch_last else 2)
+
+
+def lstm_with(layer: Callable[..., Array], batch_last: bool, vectors: Array, weights: Tree, x: Array) -> Array:
+    """The lstm by another layer."""
+    ids = x.T
+    place = jnp.arange(1, ids.shape[0] + 1)[:, None]
+    length = jnp.max(jnp.where(ids != 0, place, 0), axis=0)
+    embedded = vectors[ids].transpose(0, 2, 1) if batch_last else vectors[ids]
+    layers = [layer(weights["layer1"], embedded, place <= length)]
+    layers.append(layer(weights["layer2"], layers[0], place <= length))
+    at_end = (place == length)[:, None] if batch_last else (place == length)[..., None]
+    turn = (lambda y: y.T) if batch_last else (lambda y: y)
+    ends = [turn(jnp.sum(jnp.where(at_end, out, 0), axis=0)) for out in layers]
+    hidden = weights["layer1"]["recurrent"].shape[-1]
+    starts = [turn(out[0]) for out in layers]
+    states = (ends[0][:, :hidden], starts[0][:, hidden:], ends[1][:, :hidden], starts[1][:, hidden:])
+    features = jnp.concatenate([ends[1], *states], axis=1)
+    return dense(weights["output"], jax.nn.leaky_relu(dense(weights["hidden"], features), 0.1))
+
+
+def lstm_rows(model: models.Model, vectors: Array, quick: bool) -> list[Row]:
+    """All ways for the lstm, with the clients run as the library does on this platform."""
+    ways = [
+        Way(),
+        Way(again=False),
+        Way(hoisted=True),
+        Way(hoisted=True, again=False),
+        Way(batch_last=False),
+        Way(batch_last=False, hoisted=True),
+        Way(fused=False),
+        Way(fused=False, hoisted=True),
+    ]
+    if not quick:  # these take long to compile
+        ways += [Way(hoisted=hoisted, unroll=unroll) for hoisted in (False, True) for unroll in (5, 25)]
+    clients = cohort.choose("auto")
+    rows = [Row(each, "library", model.apply) for each in ("vmap", "in-turn")]
+    rows += [Row(clients, str(w), partial(lstm_with, partial(lstm_layer, w), w.batch_last, vectors)) for w in ways]
+    return rows
+
+
+# measuring ----------------------------------------------------------------------------------------------------------
+
+
+def program(row: Row, steps: int) -> Callable[..., Tree]:
+    """``steps`` steps of every client, as one compiled program."""
+
+    def client(_: Any, item: tuple[Tree, Array, Array]) -> Tree:
+        weights, x, y = item
+
+        def loss(weights: Tree) -> Array:
+            return jnp.mean(optax.losses.softmax_cross_entropy_with_integer_labels(row.apply(weights, x), y))
+
+        def step(_: Any, weights: Tree) -> Tree:
+            return optax.tree.add_scale(weights, -0.01, jax.grad(loss)(weights))
+
+        return jax.lax.fori_loop(0, steps, step, weights)
+
+    every = cohort.every(client, row.clients)
+    return jax.jit(lambda items: every((), items))
+
+
+def distance(a: Tree, b: Tree) -> float:
+    """Euclidean, between two sets of weights."""
+    return float(optax.tree.norm(optax.tree.sub(a, b)))
+
+
+def measure(rows: list[Row], items: Any, steps: int, repeats: int) -> list[dict[str, Any]]:
+    """Milliseconds of a step of all clients, for each row; and how far its weights moved away from the first row's."""
+    programs, results, first = [], [], None
+    for row in rows:
+        begun = time.perf_counter()
+        programs.append(program(row, steps).lower(items).compile())
+        compiling = time.perf_counter() - begun
+        weights = jax.block_until_ready(programs[-1](items))
+        first = weights if first is None else first
+        result = {"clients": row.clients, "way": row.way, "compile_s": round(compiling, 2), "ms": float("inf")}
+        results.append({**result, "difference": distance(weights, first) / distance(first, items[0])})
+    for _ in range(repeats):
+        for run, result in zip(programs, results, strict=True):
+            begun = time.perf_counter()
+            jax.block_until_ready(run(items))
+            result["ms"] = min(result["ms"], (time.perf_counter() - begun) * 1e3 / steps)
+    return results
+
+
+def show(title: str, results: list[dict[str, Any]]) -> None:
+    """The table."""
+    fastest = min(each["ms"] for each in results)
+    width = max(len(each["way"]) for each in results)
+    columns = f"{'ms a step':>10} {'ratio':>6} {'compile s':>10} {'difference':>11}"
+    print(f"\n{title}\n{'clients':<8} {'computed by':<{width}} {columns}")
+    for each in sorted(results, key=lambda each: each["ms"]):
+        each["ratio"] = each["ms"] / fastest
+        numbers = f"{each['ms']:>10.3f} {each['ratio']:>6.2f} {each['compile_s']:>10.1f} {each['difference']:>11.0e}"
+        print(f"{each['clients']:<8} {each['way']:<{width}} {numbers}")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer clients and steps: under a minute on two CPU cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
+    parser.add_argument("--only", choices=["cnn", "lstm"], help="one model alone")
+    options = parser.parse_args()
+    device = jax.devices()[0]
+    on_gpu = device.platform != "cpu"
+    report: dict[str, Any] = {"platform": device.platform, "device": device.device_kind, "jax": jax.__version__}
+    print(f"{report['device']} ({report['platform']}), jax {report['jax']}")
+    repeats = 2 if options.quick else 5
+    keys = jax.random.split(jax.random.key(0), 4)
+    if options.only != "lstm":
+        clients = 4 if options.quick else 20
+        model = models.cnn((32, 32, 3), 10)
+        x, y = jax.random.normal(keys[0], (clients, 20, 32, 32, 3)), jax.random.randint(keys[1], (clients, 20), 0, 10)
+        items = (jax.vmap(model.init)(jax.random.split(keys[2], clients)), x, y)
+        report["cnn"] = measure(cnn_rows(model), items, 50 if on_gpu else 10, repeats)
+        show(f"cnn, CIFAR-10 shapes: {clients} clients, batch 20", report["cnn"])
+    if options.only != "cnn":
+        clients, batch, length, count = (1 if options.quick else 10), 400, 25, 10_000
+        vectors = jax.random.normal(keys[3], (count, 50))
+        model = models.lstm((length,), 2, words=Words(count, np.asarray(vectors)))
+        real = jnp.arange(length) < jax.random.randint(keys[1], (clients, batch, 1), 1, length + 1)
+        x = jnp.where(real, jax.random.randint(keys[0], real.shape, 1, count), 0)
+        y = jax.random.randint(keys[1], (clients, batch), 0, 2)
+        items = (jax.vmap(model.init)(jax.random.split(keys[2], clients)), x, y)
+        rows = lstm_rows(model, vectors, options.quick)
+        report["lstm"] = measure(rows, items, 50 if on_gpu else 1, repeats)
+        show(f"lstm, Sent140 shapes: {clients} clients, batch 400, 25 words", report["lstm"])
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

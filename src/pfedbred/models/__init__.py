@@ -1,0 +1,40 @@
+"""Models as (init, apply) pairs. Sizes follow the data's shape and number of classes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from pfedbred.errors import SettingError, nearest
+from pfedbred.models.adapters import from_equinox, from_flax
+from pfedbred.models.base import Model
+from pfedbred.models.cnn import cnn
+from pfedbred.models.linear import dnn, mclr
+from pfedbred.models.lstm import lstm
+from pfedbred.types import Words
+
+__all__ = ["MODELS", "Model", "cnn", "dnn", "from_equinox", "from_flax", "get", "lstm", "mclr"]
+
+MODELS: dict[str, Callable[..., Model]] = {"mclr": mclr, "dnn": dnn, "cnn": cnn, "lstm": lstm}
+"""Every named model, from (shape of one sample, classes). A new one is a function and a line here.
+
+One that reads word ids has a keyword-only parameter ``words`` and is given a :class:`pfedbred.types.Words`.
+"""
+
+
+def get(model: str | Model, shape: tuple[int, ...], classes: int, words: Words | None = None) -> Model:
+    """The model of that name for samples of that shape; ``words`` if they are word ids."""
+    if isinstance(model, Model):
+        return model
+    if model not in MODELS:
+        raise SettingError(f"unknown model {model!r}{nearest(model, MODELS)}")
+    if _reads_words(model) != (words is not None):
+        others = " or ".join(name for name in MODELS if _reads_words(name) != _reads_words(model))
+        reads, holds = ("word ids", "numbers") if words is None else ("numbers", "word ids")
+        raise SettingError(f"{model} reads {reads}, but this data holds {holds}: use {others}")
+    return MODELS[model](shape, classes) if words is None else MODELS[model](shape, classes, words=words)
+
+
+def _reads_words(name: str) -> bool:
+    parameter = inspect.signature(MODELS[name]).parameters.get("words")
+    return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY

@@ -1,0 +1,68 @@
+"""Models of linear layers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.models.base import Model
+from pfedbred.types import Array, Key, Tree
+
+
+def uniform(key: Key, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Array:
+    """Weights or biases as PyTorch starts them: uniform in +-1/sqrt(fan_in)."""
+    bound = 1 / math.sqrt(fan_in)
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def dense_init(key: Key, inputs: int, outputs: int, dtype: Any) -> Tree:
+    """A linear layer as PyTorch starts it: uniform in +-1/sqrt(inputs), weights and biases.
+
+    The weight has shape (outputs, inputs): on CPUs a step is about twice as fast as with the transpose.
+    """
+    weight_key, bias_key = jax.random.split(key)
+    return {
+        "weight": uniform(weight_key, (outputs, inputs), inputs, dtype),
+        "bias": uniform(bias_key, (outputs,), inputs, dtype),
+    }
+
+
+def dense(layer: Tree, x: Array) -> Array:
+    """A linear layer: W x + b for each row of x."""
+    return x @ layer["weight"].T + layer["bias"]
+
+
+def _flat(x: Array, like: Array) -> Array:
+    return x.reshape(x.shape[0], -1).astype(like.dtype)
+
+
+def mclr(shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> Model:
+    """Multi-class logistic regression: one linear layer."""
+
+    def init(key: Key) -> Tree:
+        return {"output": dense_init(key, math.prod(shape), classes, dtype)}
+
+    def apply(weights: Tree, x: Array) -> Array:
+        return dense(weights["output"], _flat(x, weights["output"]["weight"]))
+
+    return Model(init, apply, head=("output",))
+
+
+def dnn(shape: tuple[int, ...], classes: int, hidden: int = 100, dtype: Any = jnp.float32) -> Model:
+    """Two linear layers with a leaky ReLU of slope 0.1 between them."""
+
+    def init(key: Key) -> Tree:
+        first, second = jax.random.split(key)
+        return {
+            "hidden": dense_init(first, math.prod(shape), hidden, dtype),
+            "output": dense_init(second, hidden, classes, dtype),
+        }
+
+    def apply(weights: Tree, x: Array) -> Array:
+        activity = dense(weights["hidden"], _flat(x, weights["hidden"]["weight"]))
+        return dense(weights["output"], jax.nn.leaky_relu(activity, 0.1))
+
+    return Model(init, apply, head=("output",))

@@ -1,0 +1,125 @@
+"""The recurrent network of the paper's Sent140 experiments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.errors import SettingError
+from pfedbred.models.base import Model
+from pfedbred.models.linear import dense, dense_init, uniform
+from pfedbred.types import Array, Key, Tree, Words
+
+_EMBEDDING = 50
+_DENSE = 100
+_UNROLL = 25  # words that a GPU reads before it returns to the loop; a CPU is slower for it
+
+
+def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50, dtype: Any = jnp.float32) -> Model:
+    r"""Word vectors, a two-layer bidirectional LSTM, two linear layers with a leaky ReLU of slope 0.1 between them.
+
+    In each layer and direction, with sigma the logistic function and (i, f, g, o) the four parts of
+    W_x x_t + b_x + W_h h_{t-1} + b_h,
+
+        c_t = sigma(f) c_{t-1} + sigma(i) tanh(g),    h_t = sigma(o) tanh(c_t)
+
+    The linear layers read the second layer's output at the last word, then the last h of each layer and direction (a
+    backward direction's last one is at the first word). Samples are word ids; ids of 0 at the end are padding, over
+    which no state changes, as in PyTorch's packed sequences. Weights start as in PyTorch.
+
+    Args:
+      shape: (length,), the number of ids in a sample.
+      classes: number of labels.
+      words: how many ids there are, and their vectors; without those, 50 numbers a word are learned.
+      hidden: size of h.
+      dtype: of the weights.
+
+    References: Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Gers, Schmidhuber and Cummins, "Learning to
+    Forget", 2000.
+    """
+    if len(shape) != 1 or shape[0] < 1:
+        raise SettingError(f"lstm needs samples of shape (length,), not {tuple(shape)}")
+    if words.vectors is not None and (words.vectors.ndim != 2 or len(words.vectors) != words.count):
+        raise SettingError(
+            f"lstm needs one vector for each of the {words.count} word ids, not an array of shape {words.vectors.shape}"
+        )
+    frozen = None if words.vectors is None else jnp.asarray(words.vectors, dtype)
+    dimensions = _EMBEDDING if frozen is None else frozen.shape[1]
+
+    def init(key: Key) -> Tree:
+        keys = jax.random.split(key, 5)
+        weights = {
+            "layer1": _layer_init(keys[0], dimensions, hidden, dtype),
+            "layer2": _layer_init(keys[1], 2 * hidden, hidden, dtype),
+            "hidden": dense_init(keys[2], 6 * hidden, _DENSE, dtype),
+            "output": dense_init(keys[3], _DENSE, classes, dtype),
+        }
+        if frozen is None:
+            weights["embedding"] = jax.random.normal(keys[4], (words.count, dimensions), dtype)
+        return weights
+
+    def apply(weights: Tree, x: Array) -> Array:
+        vectors = weights["embedding"] if frozen is None else frozen.astype(weights["output"]["weight"].dtype)
+        ids = x.T
+        place = jnp.arange(1, ids.shape[0] + 1)[:, None]
+        length = jnp.max(jnp.where(ids != 0, place, 0), axis=0)
+        first = _layer(weights["layer1"], vectors[ids].transpose(0, 2, 1), place <= length)
+        second = _layer(weights["layer2"], first, place <= length)
+        # A sum over time in place of an index: its gradient needs no scatter, whose order GPUs leave open.
+        last = (place == length)[:, None]
+        end1, end2 = (jnp.sum(jnp.where(last, layer, 0), axis=0) for layer in (first, second))
+        states = (end1[:hidden], first[0, hidden:], end2[:hidden], second[0, hidden:])
+        features = jnp.concatenate([end2, *states]).T
+        return dense(weights["output"], jax.nn.leaky_relu(dense(weights["hidden"], features), 0.1))
+
+    return Model(init, apply, head=("output",))
+
+
+def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
+    """Both directions, forward first: uniform in +-1/sqrt(hidden), all of it."""
+    keys = jax.random.split(key, 4)
+    shapes = {
+        "input": (2, 4 * hidden, inputs),
+        "recurrent": (2, 4 * hidden, hidden),
+        "input_bias": (2, 4 * hidden),
+        "recurrent_bias": (2, 4 * hidden),
+    }
+    return {name: uniform(key, shape, hidden, dtype) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+
+
+def _layer(weights: Tree, x: Array, real: Array) -> Array:
+    """Both directions of one layer: from x of shape (time, inputs, batch) to (time, 2 hidden, batch).
+
+    The backward direction reads the sequence reversed, padding first, so that one scan runs both. The batch comes
+    last: the four parts of the sums are then contiguous, and rows are as long as the batch is. W_x x is part of the
+    step's one product: computed for all words beforehand it is written and read once more than it need be, which
+    costs more than it saves (benchmarks/client_models.py).
+    """
+    kernel = jnp.concatenate([weights["input"], weights["recurrent"]], axis=2)
+    bias = (weights["input_bias"] + weights["recurrent_bias"])[:, :, None]
+    both_real = jnp.stack([real, real[::-1]], axis=1)[:, :, None]
+
+    def step(state: tuple[Array, Array], inputs: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
+        h, c = state
+        forward, backward, real = inputs
+        sums = kernel @ jnp.concatenate([jnp.stack([forward, backward]), h], axis=1) + bias
+        h, c = _cell(sums, c, real)
+        return (h, c), h
+
+    start = jnp.zeros((2, weights["recurrent"].shape[2], x.shape[2]), x.dtype)
+    unroll = 1 if jax.default_backend() == "cpu" else min(_UNROLL, len(x))
+    _, out = jax.lax.scan(step, (start, start), (x, x[::-1], both_real), unroll=unroll)
+    return jnp.concatenate([out[:, 0], out[::-1, 1]], axis=1)
+
+
+@jax.checkpoint
+def _cell(sums: Array, c: Array, real: Array) -> tuple[Array, Array]:
+    """The next h and c; zero on padding, which comes before a backward direction's first word or after all words.
+
+    Gates are computed again for the gradient: that costs less than keeping them.
+    """
+    i, f, g, o = jnp.split(sums, 4, axis=1)
+    c = jnp.where(real, jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g), 0)
+    return jax.nn.sigmoid(o) * jnp.tanh(c), c
