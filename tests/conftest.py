@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 import pfedbred
+import pfedbred.cli
 
 jax.config.update("jax_enable_x64", True)
 settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
@@ -55,3 +57,19 @@ def array_sizes(program):
         yield from (variable.aval.size for variable in equation.outvars)
         for inner in jax.extend.core.jaxprs_in_params(equation.params):
             yield from array_sizes(inner)
+
+
+def command_line(*arguments, capsys, monkeypatch):
+    """Runs the command line in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["pfedbred", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        pfedbred.cli.main()
+    printed = capsys.readouterr()
+    return stopped.value.code or 0, printed.out, printed.err
+
+
+@pytest.fixture
+def call(capsys, monkeypatch, tmp_path):
+    """``call("run", ...)`` runs a command in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: command_line(*arguments, capsys=capsys, monkeypatch=monkeypatch)

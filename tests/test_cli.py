@@ -12,24 +12,9 @@ import numpy as np
 import pytest
 import yaml
 
-from pfedbred import cli, console, records
+from pfedbred import console, records
 
 QUICK = ["--rounds", "3", "--clients", "10", "--set", "R=2"]
-
-
-def pfedbred(*arguments, capsys, monkeypatch):
-    """Runs the command line in this process: exit code, standard output, standard error."""
-    monkeypatch.setattr(sys, "argv", ["pfedbred", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    printed = capsys.readouterr()
-    return stopped.value.code or 0, printed.out, printed.err
-
-
-@pytest.fixture
-def call(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    return lambda *arguments: pfedbred(*arguments, capsys=capsys, monkeypatch=monkeypatch)
 
 
 def metrics(folder):

@@ -326,8 +326,6 @@ def export_command(
 
 app.add_typer(data_commands.app, name="data")
 
-_COMMANDS = [*(each.name or "" for each in app.registered_commands), "data"]
-
 
 def main() -> None:
     """Runs the command line. A mistake of the user gets one line and exit code 2, never a traceback."""
@@ -341,7 +339,10 @@ def main() -> None:
             raise
         message = problem.format_message()
         unknown = re.match(r"No such command '(.*?)'", message)
-        sys.exit(_complain(f"no such command {unknown[1]!r}{nearest(unknown[1], _COMMANDS)}" if unknown else message))
+        if unknown:
+            commands = problem.ctx.command.commands  # type: ignore[attr-defined]
+            message = f"no such command {unknown[1]!r}{nearest(unknown[1], commands)}"
+        sys.exit(_complain(message))
     except KeyboardInterrupt:
         print("pfedbred: stopped; what was evaluated so far is in metrics.jsonl", file=sys.stderr)
         sys.exit(130)
