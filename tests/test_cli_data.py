@@ -29,8 +29,13 @@ def test_prepare_show_run_export(call, tmp_path):
     first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two"))
     assert first["personal"] == second["personal"]
     assert first["data"] == {
-        **{"name": "digits", "clients": 6, "classes": 10, "split": "paper", "seed": 0},
-        **{"train_samples": first["data"]["train_samples"], "test_samples": first["data"]["test_samples"]},
+        "name": "digits",
+        "clients": 6,
+        "classes": 10,
+        "split": "paper",
+        "seed": 0,
+        "train_samples": first["data"]["train_samples"],
+        "test_samples": first["data"]["test_samples"],
     }
     assert not (tmp_path / "two" / "models.safetensors").exists()
     code, out, _ = call("export", "one", "--client", "5")
