@@ -5,7 +5,7 @@ from pfedbred._version import __version__
 from pfedbred.algorithm import Algorithm, Client, Server, Task
 from pfedbred.algorithms import ALGORITHMS, make
 from pfedbred.data import DATASETS, Federation, from_arrays, from_clients, from_dataset, load
-from pfedbred.engine import Evaluation, Plan, Simulation, State
+from pfedbred.engine import Evaluation, Plan, Simulation, State, use_all_cores
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Run, run
 from pfedbred.exports import load_model
@@ -37,4 +37,5 @@ __all__ = [
     "priors",
     "prox",
     "run",
+    "use_all_cores",
 ]

@@ -27,6 +27,7 @@ import optax
 
 from pfedbred.data.batches import Batch, ClientData, Inputs
 from pfedbred.models import Model
+from pfedbred.span import FirstLayer
 from pfedbred.types import Array, Key, Tree
 
 
@@ -39,6 +40,14 @@ class Task(NamedTuple):
     def loss(self, weights: Tree, batch: Batch) -> Array:
         """f_i on one minibatch: the mean loss."""
         return jnp.mean(self.losses(self.model.apply(weights, batch.x), batch.y))
+
+    def first_layer(self, batch: Batch) -> FirstLayer | None:
+        """The loss on one minibatch as one of a network that begins with a linear layer, if that pays."""
+        model, x = self.model, batch.x.reshape(batch.x.shape[0], -1)
+        rest = model.rest
+        if model.first is None or rest is None or 4 * x.shape[0] > x.shape[1]:
+            return None
+        return FirstLayer(model.first, x, lambda weights, z: jnp.mean(self.losses(rest(weights, z), batch.y)))
 
     def full_gradient(self, weights: Tree, data: ClientData) -> Tree:
         """Gradient of f_i on all of the client's training samples."""

@@ -77,6 +77,7 @@ class Family:
       to_natural: from free weights in R^d to s.
       from_natural: its inverse.
       penalty: ``regulariser`` in closed form, where going through s would overflow.
+      spherical: whether ``regulariser`` is a multiple of the squared distance.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Family:
     to_natural: Callable[[Tree], Tree] = _identity
     from_natural: Callable[[Tree], Tree] = _identity
     penalty: Callable[[Tree, Tree], Array] | None = None
+    spherical: bool = False
 
     def regulariser(self, personal: Tree, mean: Tree) -> Array:
         """D_{g*}(theta, mu), both given as weights: the penalty that keeps ``personal`` near ``mean``."""
@@ -114,6 +116,7 @@ def _separable(
     to_natural: Callable[[Array], Array] | None = None,
     from_natural: Callable[[Array], Array] | None = None,
     penalty: Callable[[Array, Array], Array] | None = None,
+    spherical: bool = False,
 ) -> Family:
     """A family whose g is a sum over entries, from functions of one entry.
 
@@ -147,6 +150,7 @@ def _separable(
         to_natural=each(to_natural),
         from_natural=each(from_natural),
         penalty=None if penalty is None else total(penalty),
+        spherical=spherical,
     )
 
 
@@ -193,6 +197,7 @@ def _diagonal_gaussian(name: str, sigma: float | np.ndarray) -> Family:
             conjugate_divergence=lambda x, y: 0.5 * scale * (x - y) ** 2,
             domain=Domain(_REALS, _REALS, "R"),
             sample=lambda key, s, lam: _gaussian_sample(key, s / scale, jnp.asarray((scale * lam) ** -0.5, s.dtype)),
+            spherical=True,
         )
     return _linear_gaussian(
         name, len(np.asarray(sigma)), lambda v: v * sigma, lambda v: v / sigma, lambda v: v / np.sqrt(sigma)

@@ -16,20 +16,27 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pfedbred import span
 from pfedbred.errors import SettingError, nearest
 from pfedbred.priors import Family
+from pfedbred.span import FirstLayer
 from pfedbred.types import Array, Tree
 
 Loss = Callable[[Tree], Array]
+_UNROLLED = 5  # so many steps are written out: a loop copies the weights from step to step
 
 
 class Problem(NamedTuple):
-    """What one proximal map minimises: loss(v) + lam * family.regulariser(v, mean)."""
+    """What one proximal map minimises: loss(v) + lam * family.regulariser(v, mean).
+
+    ``first`` says that the loss's network begins with a linear layer; the steps are then cheaper where they can be.
+    """
 
     loss: Loss
     mean: Tree
     family: Family
     lam: Any
+    first: FirstLayer | None = None
 
     def value(self, personal: Tree) -> Array:
         """The objective at ``personal``."""
@@ -45,13 +52,15 @@ class Solver(NamedTuple):
     """At most ``steps`` updates, fewer if the objective's gradient norm falls to ``tol``.
 
     ``update(problem, personal, grad_loss, gradient, state)`` returns the next point and state; ``gradient`` is that
-    of the whole objective and ``grad_loss`` its part without the regulariser.
+    of the whole objective and ``grad_loss`` its part without the regulariser. ``linear`` says that it only adds up
+    multiples of points and gradients.
     """
 
     init: Callable[[Tree], Tree]
     update: Callable[[Problem, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]
     steps: int
     tol: float = 0.0
+    linear: bool = False
 
 
 class Solution(NamedTuple):
@@ -76,7 +85,7 @@ def optimizer(transformation: optax.GradientTransformation, steps: int, tol: flo
 
 def gradient_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
     """The paper's solver: v <- v - alpha (grad f(v) + lam grad_v D_{g*}(theta(v), mu))."""
-    return optimizer(optax.sgd(alpha), steps, tol)
+    return optimizer(optax.sgd(alpha), steps, tol)._replace(linear=True)
 
 
 def mirror_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
@@ -134,6 +143,11 @@ _OPTAX = (
 
 def prox(problem: Problem, solve: Solver, start: Tree) -> Solution:
     """The proximal map (Eq. equ_def_pmbme), by ``solve`` from ``start``."""
+    if problem.first and problem.family.spherical and solve.linear and solve.tol <= 0 and solve.steps > 1:
+        reduced = span.reduce(problem.first, start, problem.mean)
+        solution = prox(Problem(reduced.loss, reduced.mean, problem.family, problem.lam), solve, reduced.start)
+        return Solution(reduced.expand(solution.personal), solution.steps)
+
     grad_loss_at = jax.grad(problem.loss)
 
     def slopes(personal: Tree) -> tuple[Tree, Tree]:
@@ -146,7 +160,9 @@ def prox(problem: Problem, solve: Solver, start: Tree) -> Solution:
             personal, state = carry
             return solve.update(problem, personal, *slopes(personal), state)
 
-        personal, _ = jax.lax.fori_loop(0, solve.steps, step, (start, solve.init(start)))
+        few = solve.steps <= _UNROLLED
+        unroll = solve.steps if few else 1
+        personal, _ = jax.lax.fori_loop(0, solve.steps, step, (start, solve.init(start)), unroll=unroll)
         return Solution(personal, jnp.int32(solve.steps))
 
     Carry = tuple[Tree, Tree, tuple[Tree, Tree], Array]

@@ -133,7 +133,8 @@ def pfedbred(
             else:
                 mu, chosen = choose(w)
 
-            problem = Problem(lambda v: task.loss(v, batches[-1]), mu, family, lam)
+            batch = batches[-1]
+            problem = Problem(lambda v: task.loss(v, batch), mu, family, lam, task.first_layer(batch))
             start = {"local": chosen.local, "theta": theta, "mean": mu}[prox_start]
             theta = prox(problem, solve, start).personal
 

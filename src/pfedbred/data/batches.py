@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfedbred.types import Array, Key, Tree
 
@@ -37,11 +38,11 @@ class Inputs(NamedTuple):
     Images stay bytes until a minibatch is taken, so that they need a quarter of the memory and of the traffic.
     """
 
-    x: Array
-    shift: Array | None = None
-    scale: Array | None = None
+    x: Array | np.ndarray
+    shift: Array | np.ndarray | None = None
+    scale: Array | np.ndarray | None = None
 
-    def take(self, rows: Array) -> Array:
+    def take(self, rows: Array | np.ndarray) -> Array:
         """The inputs of these rows."""
         x = self.x[rows]
         if self.shift is None or self.scale is None:

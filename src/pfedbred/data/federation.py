@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.data.batches import Inputs
@@ -76,10 +75,10 @@ class Federation:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def inputs(self, split: Split) -> Inputs:
-        """The samples of a split, on the device."""
+        """The samples of a split, and how they become inputs."""
         if self.shift is None or self.scale is None:
-            return Inputs(jnp.asarray(split.x))
-        return Inputs(jnp.asarray(split.x), jnp.asarray(self.shift), jnp.asarray(self.scale))
+            return Inputs(split.x)
+        return Inputs(split.x, self.shift, self.scale)
 
     @property
     def clients(self) -> int:

@@ -6,6 +6,8 @@ for each client along the first axis. All of them give the same results to round
     vmap     all clients at once, or ``chunk`` at a time: for GPUs
     in-turn  one after another inside the compiled program: for CPUs, where one client's weights stay in the cache
     loop     one after another in Python: slow and plain, the reference that the others are tested against
+
+On several devices, each runs its share of the clients.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
+from pfedbred.engine.devices import CLIENTS
 from pfedbred.errors import SettingError, nearest
 from pfedbred.types import Tree
 
@@ -62,6 +67,23 @@ def choose(executor: str, chunk: int | None = None) -> str:
     return executor
 
 
-def every(function: One, executor: str, chunk: int | None = None) -> Every:
-    """``function`` for every entry of its second argument."""
-    return EXECUTORS[executor](function, chunk)
+def every(function: One, executor: str, chunk: int | None = None, mesh: Mesh | None = None) -> Every:
+    """``function`` for every entry of its second argument, shared out over the devices of the mesh."""
+    run = EXECUTORS[executor](function, chunk)
+    return run if mesh is None else _shared_out(run, mesh)
+
+
+def _shared_out(run: Every, mesh: Mesh) -> Every:
+    """Every device takes an equal number of entries; the last one is repeated where they do not come out even."""
+    each = jax.shard_map(run, mesh=mesh, in_specs=(P(), P(CLIENTS)), out_specs=P(CLIENTS), check_vma=False)
+
+    def run_all(shared: Tree, items: Tree) -> Tree:
+        count = jax.tree.leaves(items)[0].shape[0]
+        even = -(-count // mesh.size) * mesh.size
+        if even == count:
+            return each(shared, items)
+        rows = jnp.minimum(jnp.arange(even), count - 1)
+        results = each(shared, jax.tree.map(lambda leaf: leaf[rows], items))
+        return jax.tree.map(lambda leaf: leaf[:count], results)
+
+    return run_all

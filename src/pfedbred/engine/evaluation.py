@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from pfedbred.algorithm import Algorithm, Task
 from pfedbred.data.batches import Inputs
 from pfedbred.data.federation import Federation, Split
-from pfedbred.engine import cohort
+from pfedbred.engine import cohort, devices
 from pfedbred.types import Array, Tree
 
 
@@ -89,7 +90,16 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Evaluates one algorithm on one federation."""
 
-    def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, train: Inputs, executor: str) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: Task,
+        federation: Federation,
+        train: Inputs,
+        executor: str,
+        mesh: Mesh | None = None,
+    ) -> None:
+        self._sharding = devices.everywhere(mesh) if mesh else None
         self._predict, self._losses = algorithm.predict, task.losses
         self._clients = federation.clients
         self._sizes = {"train": federation.train.sizes, "test": federation.test.sizes}
@@ -97,9 +107,9 @@ class Evaluator:
         self._width = int(np.clip(2 ** math.ceil(math.log2(max(typical, 1))), 16, 256))
         self.samples = [
             self._on_device(train, federation.train),  # on the device already, for training
-            self._on_device(federation.inputs(federation.test), federation.test),
+            self._on_device(devices.place(federation.inputs(federation.test), self._sharding), federation.test),
         ]
-        self._tally_blocks = cohort.every(self._tally_block, executor, 1024)
+        self._tally_blocks = cohort.every(self._tally_block, executor, 1024, mesh)
 
     def _on_device(self, inputs: Inputs, split: Split) -> Samples:
         starts, clients, lengths = [], [], []
@@ -108,8 +118,9 @@ class Evaluator:
                 clients.append(i)
                 starts.append(start)
                 lengths.append(min(self._width, end - start))
-        blocks = Blocks(*(jnp.asarray(column, jnp.int32) for column in (clients, starts, lengths)))
-        return Samples(inputs, jnp.asarray(split.y), blocks)
+        blocks = Blocks._make(np.asarray(column, np.int32) for column in (clients, starts, lengths))
+        y, blocks = devices.place((split.y, blocks), self._sharding)
+        return Samples(inputs, y, blocks)
 
     def _tally_block(self, shared: tuple[Samples, Tree, Tree], block: Blocks) -> tuple[Tally, Tally]:
         samples, global_, personal = shared

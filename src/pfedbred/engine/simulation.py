@@ -11,11 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from pfedbred.algorithm import Algorithm, Task, Uploads
 from pfedbred.data.batches import ClientData, Inputs, draw_rows
 from pfedbred.data.federation import Federation
-from pfedbred.engine import cohort, evaluation, selection
+from pfedbred.engine import cohort, devices, evaluation, selection
 from pfedbred.errors import SettingError
 from pfedbred.keys import data_key, init_key, select_key
 from pfedbred.types import Array, Key, Tree
@@ -86,18 +87,37 @@ class Simulation:
     def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, plan: Plan) -> None:
         self.algorithm, self.task, self.federation, self.plan = algorithm, task, federation, plan
         self.executor = cohort.choose(plan.executor, plan.chunk)
+        self.mesh = None if self.executor == "loop" else devices.clients_mesh()
         train = federation.train
-        self.shards = Shards(federation.inputs(train), *map(jnp.asarray, (train.y, train.offsets, train.sizes)))
+        self.shards = devices.place(
+            Shards._make((federation.inputs(train), train.y, train.offsets, train.sizes)), self._everywhere
+        )
         selection.check(plan.select(jax.random.key(0), self.shards.sizes), federation.clients)
-        self._evaluator = evaluation.Evaluator(algorithm, task, federation, self.shards.x, self.executor)
-        self._prepare_clients = cohort.every(self._prepare_client, self.executor, plan.chunk)
-        self._train_clients = cohort.every(self._train_client, self.executor, plan.chunk)
-        self._model_clients = cohort.every(self._model_client, self.executor, plan.chunk)
+        self._evaluator = evaluation.Evaluator(algorithm, task, federation, self.shards.x, self.executor, self.mesh)
+        every = partial(cohort.every, executor=self.executor, chunk=plan.chunk, mesh=self.mesh)
+        self._prepare_clients, self._train_clients = every(self._prepare_client), every(self._train_client)
+        self._model_clients = every(self._model_client)
         self._model_one = jax.jit(self._model_client)
-        self._advance = self._compiled(self._rounds, donate=True)
+        self._advance = self._compiled(self._rounds, stays=True)
         self._measure = self._compiled(self._measure_one)
         self._models = self._compiled(self._models_one)
         self.compile_seconds = 0.0
+
+    @property
+    def _everywhere(self) -> NamedSharding | None:
+        return devices.everywhere(self.mesh) if self.mesh else None
+
+    def _shardings(self, states: State) -> State | None:
+        """Where the states of some seeds are: clients spread over the devices if they come out even, the rest on each.
+
+        The first axis is the seeds'.
+        """
+        if self.mesh is None:
+            return None
+        even = self.federation.clients % self.mesh.size == 0
+        clients = devices.spread(self.mesh, 1) if even else self._everywhere
+        placed = jax.tree.map(lambda leaf: self._everywhere, states)
+        return placed._replace(clients=jax.tree.map(lambda leaf: clients, states.clients))
 
     # One client -------------------------------------------------------------------------------------------------
 
@@ -173,8 +193,11 @@ class Simulation:
 
     # All seeds --------------------------------------------------------------------------------------------------
 
-    def _compiled(self, function: Callable[[Shards, Any, State], Any], donate: bool = False) -> Callable[..., Any]:
-        """``function`` for all seeds as one program, compiled at its first call with so many seeds and never again."""
+    def _compiled(self, function: Callable[[Shards, Any, State], Any], stays: bool = False) -> Callable[..., Any]:
+        """``function`` for all seeds as one program, compiled at its first call with so many seeds and never again.
+
+        With ``stays`` it makes states of states, in the same memory. Other results go to every device.
+        """
         if self.executor == "loop":
             return partial(_one_seed_after_another, function)
         seeds = cohort.every(lambda shared, state: function(shared[0], shared[1], state), self.executor)
@@ -184,7 +207,11 @@ class Simulation:
             count = len(states.round)
             if count not in programs:
                 begun = time.perf_counter()
-                jitted = jax.jit(lambda *args: seeds(args[:2], args[2]), donate_argnums=(2,) if donate else ())
+                jitted = jax.jit(
+                    lambda *args: seeds(args[:2], args[2]),
+                    donate_argnums=(2,) if stays else (),
+                    out_shardings=self._shardings(states) if stays else self._everywhere,
+                )
                 programs[count] = jitted.lower(shards, extra, states).compile()
                 self.compile_seconds += time.perf_counter() - begun
             return programs[count](shards, extra, states)
@@ -193,7 +220,12 @@ class Simulation:
 
     def init(self, seeds: Sequence[int]) -> State:
         """The states before the first round, one for each seed along the first axis."""
-        return jax.jit(self._start)(jnp.asarray(seeds, jnp.uint32))
+        return self._placed(self._start, jnp.asarray(seeds, jnp.uint32))
+
+    def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
+        """New states, where they belong."""
+        shapes = jax.eval_shape(start, *arguments)
+        return jax.jit(start, out_shardings=self._shardings(shapes))(*arguments)
 
     def _start(self, seeds: Array) -> State:
         def start(seed: Array) -> State:
@@ -212,7 +244,7 @@ class Simulation:
 
     def meet(self, states: State) -> State:
         """This federation's clients before their first round, with the servers that other clients have trained."""
-        return jax.jit(jax.vmap(self._meet))(states.key, states.server)
+        return self._placed(jax.vmap(self._meet), states.key, states.server)
 
     def trace(self) -> tuple[State, evaluation.Counts]:
         """Shapes and types after a round and its evaluation, without computing them: what cannot work fails here."""

@@ -48,7 +48,7 @@ def mclr(shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> Mode
     def apply(weights: Tree, x: Array) -> Array:
         return dense(weights["output"], _flat(x, weights["output"]["weight"]))
 
-    return Model(init, apply, head=("output",))
+    return Model(init, apply, head=("output",), first="output", rest=lambda weights, z: z)
 
 
 def dnn(shape: tuple[int, ...], classes: int, hidden: int = 100, dtype: Any = jnp.float32) -> Model:
@@ -61,8 +61,10 @@ def dnn(shape: tuple[int, ...], classes: int, hidden: int = 100, dtype: Any = jn
             "output": dense_init(second, hidden, classes, dtype),
         }
 
-    def apply(weights: Tree, x: Array) -> Array:
-        activity = dense(weights["hidden"], _flat(x, weights["hidden"]["weight"]))
-        return dense(weights["output"], jax.nn.leaky_relu(activity, 0.1))
+    def rest(weights: Tree, z: Array) -> Array:
+        return dense(weights["output"], jax.nn.leaky_relu(z, 0.1))
 
-    return Model(init, apply, head=("output",))
+    def apply(weights: Tree, x: Array) -> Array:
+        return rest(weights, dense(weights["hidden"], _flat(x, weights["hidden"]["weight"])))
+
+    return Model(init, apply, head=("output",), first="hidden", rest=rest)

@@ -1,0 +1,198 @@
+"""How long a round takes: the compiled engine beside a plain PyTorch loop, and beside what the machine can do.
+
+    python benchmarks/rounds.py                       # mclr, dnn, cnn, lstm with mg-meta
+    python benchmarks/rounds.py --models dnn --methods fedavg,pfedme,mg-meta,per-fedavg,fedem,fedamp
+    python benchmarks/rounds.py --no-torch            # where there is no PyTorch
+
+Data are random, in the shapes of the paper's experiments: they change nothing in the time. Both sides train all
+clients in every round and average a fifth of them, with R = 20, K = 5. Times are medians of rounds that were not the
+first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import pfedbred
+
+pfedbred.use_all_cores()
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+
+from pfedbred.data.batches import Batch  # noqa: E402
+from pfedbred.data.federation import Federation, Split, offsets_of  # noqa: E402
+from pfedbred.data.text import Text  # noqa: E402
+
+
+class Shapes(NamedTuple):
+    """Of one column of the paper's table."""
+
+    sample: tuple[int, ...]
+    classes: int
+    clients: int
+    samples: int  # of each client
+    batch_size: int
+    words: int = 0
+
+
+SHAPES = {
+    "mclr": Shapes((28, 28), 10, 100, 440, 20),
+    "dnn": Shapes((28, 28), 10, 100, 440, 20),
+    "cnn": Shapes((32, 32, 3), 10, 20, 2000, 20),
+    "lstm": Shapes((25,), 2, 10, 800, 400, 5000),
+}
+GRADIENTS = {"fedavg": 1, "per-fedavg": 2, "pfedme": 5, "mg-meta": 7, "fedamp": 1, "fedem": 3}  # of a local step
+
+
+def federation(shapes: Shapes) -> Federation:
+    """Random samples of those shapes."""
+    rng = np.random.default_rng(0)
+    rows = shapes.clients * shapes.samples
+    if shapes.words:
+        x: np.ndarray = rng.integers(2, shapes.words, (rows, *shapes.sample)).astype(np.int32)
+    else:
+        x = rng.integers(0, 256, (rows, *shapes.sample), dtype=np.uint8)
+    y = rng.integers(0, shapes.classes, rows).astype(np.int32)
+    train = Split(x, y, offsets_of([shapes.samples] * shapes.clients))
+    test = Split(x[: shapes.clients * 10], y[: shapes.clients * 10], offsets_of([10] * shapes.clients))
+    text = Text(tuple(map(str, range(shapes.words - 2)))) if shapes.words else None
+    scale = None if shapes.words else np.asarray(1 / 255, np.float32)
+    return Federation("random", train, test, shapes.classes, scale and np.zeros((), np.float32), scale, text)
+
+
+def ours(model: str, method: str, shapes: Shapes, rounds: int, seeds: int, executor: str) -> dict[str, float]:
+    """Seconds of a round, of five in one program, and of compiling."""
+    experiment = pfedbred.Experiment(model=model, algorithm=method, batch_size=shapes.batch_size, executor=executor)
+    prepared = experiment.prepare(federation(shapes))
+    simulation = prepared.simulation
+    states = jax.block_until_ready(simulation.advance(simulation.init(range(seeds)), 1))
+    compiled = simulation.compile_seconds
+    times = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        states = jax.block_until_ready(simulation.advance(states, 1))
+        times.append(time.perf_counter() - begun)
+    begun = time.perf_counter()
+    states = jax.block_until_ready(simulation.advance(states, 5))
+    five = (time.perf_counter() - begun) / 5
+    simulation.evaluate(states)
+    begun = time.perf_counter()
+    simulation.evaluate(states)
+    evaluation = time.perf_counter() - begun
+    return {"round": min(statistics.median(times), five), "compile": compiled, "evaluation": evaluation}
+
+
+def torch_loop(model: str, method: str, shapes: Shapes, rounds: int, device: str) -> float:
+    """Seconds of a round of the plain loop."""
+    import torch
+    from torch_loop import Loop, network
+
+    torch.manual_seed(0)
+    data = federation(shapes).train
+    x = torch.tensor(data.x).long() if shapes.words else torch.tensor(data.x).float() / 255
+    shape = shapes.sample
+    if model == "cnn":
+        x, shape = x.permute(0, 3, 1, 2).contiguous(), (3, 32, 32)
+    net = network(model, shape, shapes.classes, shapes.words).to(device)
+    loop = Loop(net, x.to(device), torch.tensor(data.y).long().to(device), shapes.clients, shapes.batch_size)
+    times = []
+    for _ in range(rounds + 1):
+        begun = time.perf_counter()
+        loop.round(method, max(1, shapes.clients // 5))
+        if device != "cpu":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times[1:])
+
+
+def work(model: str, method: str, shapes: Shapes) -> tuple[float, float]:
+    """FLOP of a round, and the bytes that its gradient steps cannot avoid: weights and gradients, read and written."""
+    data = federation(shapes)
+    network = pfedbred.models.get(model, data.shape, data.classes, data.words)
+    task = pfedbred.Task(network)
+    weights = jax.eval_shape(network.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((shapes.batch_size, *shapes.sample), jnp.int32 if shapes.words else jnp.float32)
+    batch = Batch(x, jax.ShapeDtypeStruct((shapes.batch_size,), jnp.int32))  # type: ignore[arg-type]
+    cost = jax.jit(jax.grad(task.loss)).lower(weights, batch).cost_analysis()
+    steps = GRADIENTS[method] * 20 * shapes.clients
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(weights))
+    return float(cost["flops"]) * steps if cost else 0.0, 4.0 * size * steps
+
+
+def limits() -> tuple[float, float]:
+    """What a large matrix product and a copy reach here, in FLOP/s and bytes/s."""
+    size = 2048 if jax.default_backend() == "cpu" else 8192
+    a = jnp.ones((size, size))
+    product = jax.jit(lambda a: a @ a)
+    seconds = best_of(lambda: product(a).block_until_ready())
+    long = jnp.ones(2**26)
+    copy = jax.jit(lambda v: v + 1)
+    return 2 * size**3 / seconds, 2 * long.nbytes / best_of(lambda: copy(long).block_until_ready())
+
+
+def best_of(run: Callable[[], Any]) -> float:
+    """Seconds, the best of five."""
+    run()
+    times = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def main() -> None:
+    """Measures and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="mclr,dnn,cnn,lstm")
+    parser.add_argument("--methods", default="mg-meta")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each side")
+    parser.add_argument("--seeds", type=int, default=1, help="of our side")
+    parser.add_argument("--executor", default="auto")
+    parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--json", help="file for the figures")
+    options = parser.parse_args()
+    device = jax.devices()[0]
+    print(
+        f"{device.device_kind} x {jax.device_count()} ({jax.default_backend()}), {platform.machine()}, "
+        f"jax {jax.__version__}"
+    )
+    flops, bandwidth = limits()
+    print(f"a large matrix product: {flops / 1e9:,.0f} GFLOP/s; a copy: {bandwidth / 1e9:,.0f} GB/s")
+    print(
+        f"{'model':<6}{'method':<12}{'ours':>10}{'torch':>11}{'ratio':>8}{'compile':>9}{'evaluate':>10}"
+        f"{'GFLOP/s':>10}{'GB/s':>8}"
+    )
+    records = []
+    for model in options.models.split(","):
+        for method in options.methods.split(","):
+            shapes = SHAPES[model]
+            mine = ours(model, method, shapes, options.rounds, options.seeds, options.executor)
+            on = "cpu" if jax.default_backend() == "cpu" else "cuda"
+            theirs = None if options.no_torch else torch_loop(model, method, shapes, min(options.rounds, 2), on)
+            done, moved = (options.seeds * each for each in work(model, method, shapes))
+            ratio = f"{theirs / mine['round']:.1f}" if theirs else "-"
+            print(
+                f"{model:<6}{method:<12}{1000 * mine['round']:>7.1f} ms"
+                f"{f'{1000 * theirs:.0f} ms' if theirs else '-':>11}{ratio:>8}{mine['compile']:>7.1f} s"
+                f"{1000 * mine['evaluation']:>7.1f} ms"
+                f"{done / mine['round'] / 1e9:>10,.0f}{moved / mine['round'] / 1e9:>8,.0f}",
+                flush=True,
+            )
+            records.append({"model": model, "method": method, "seeds": options.seeds, "torch": theirs, **mine})
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"device": device.device_kind, "jax": jax.__version__, "rows": records}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The devices that share the clients of a round: all of this process, or of all processes of ``jax.distributed``.
+
+Clients are spread over a mesh with one axis, ``clients``. Every device runs its share of them with the same program;
+what all of them need (the data, the server's state) is on each.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pfedbred.types import Tree
+
+CLIENTS = "clients"
+
+
+def use_all_cores() -> None:
+    """Makes each core of the CPU a device of its own, so that clients run on all of them.
+
+    Call it before JAX is used. The command line does it by itself. Once JAX is running it is too late, and nothing
+    changes; neither does it where the number of devices has been set already.
+    """
+    chosen = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    if chosen != -1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", _cores())
+    except RuntimeError:
+        return  # JAX is running already, with the devices it has
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def clients_mesh(devices: int | None = None) -> Mesh | None:
+    """A mesh of all devices (or the first few); None if there is only one."""
+    found = jax.devices()[:devices]
+    return Mesh(np.asarray(found), (CLIENTS,)) if len(found) > 1 else None
+
+
+def spread(mesh: Mesh, axis: int) -> NamedSharding:
+    """Arrays whose axis of that number is the clients'."""
+    return NamedSharding(mesh, PartitionSpec(*(None,) * axis, CLIENTS))
+
+
+def everywhere(mesh: Mesh) -> NamedSharding:
+    """Arrays that every device has."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def place(tree: Tree, sharding: NamedSharding | None) -> Tree:
+    """The arrays on their devices. All processes must give the same arrays."""
+    if sharding is None:
+        return jax.tree.map(jax.numpy.asarray, tree)
+
+    def put(leaf: Any) -> jax.Array:
+        if jax.process_count() == 1:
+            return jax.device_put(leaf, sharding)
+        if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
+        array = np.asarray(leaf)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    return jax.tree.map(put, tree)
