@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")  # leave the user's cache alone
 # Most of the suite's time is compilation: programs that run for milliseconds need not be optimised for long.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 

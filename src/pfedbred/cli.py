@@ -23,7 +23,8 @@ from pfedbred.algorithm import Task, costs
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.console import show_federation, show_outcome, warn_of_divergence, watching
 from pfedbred.data.batches import Batch
-from pfedbred.engine import use_all_cores
+from pfedbred.data.sources import cache_folder
+from pfedbred.engine import keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import Experiment, Prepared, Run, run
 from pfedbred.report import curves
@@ -332,6 +333,7 @@ def main() -> None:
     """Runs the command line. A mistake of the user gets one line and exit code 2, never a traceback."""
     command = typer.main.get_command(app)
     use_all_cores()
+    keep_programs(cache_folder() / "compiled")
     try:
         code = command.main(standalone_mode=False)
     except SettingError as mistake:

@@ -7,6 +7,7 @@ what all of them need (the data, the server's state) is on each.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +32,16 @@ def use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", _cores())
     except RuntimeError:
         return  # JAX is running already, with the devices it has
+
+
+def keep_programs(folder: Path) -> None:
+    """Keeps compiled programs in a folder, so that the same experiment starts at once the next time.
+
+    The command line does it by itself; a folder chosen for JAX already (``JAX_COMPILATION_CACHE_DIR``) stays.
+    """
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def _cores() -> int:

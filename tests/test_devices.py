@@ -1,0 +1,71 @@
+"""Several devices and several processes: the same results as on one, to rounding."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+PROGRAM = """
+import json, sys
+import jax
+devices, processes, number, port = map(int, sys.argv[1:5])
+jax.config.update("jax_num_cpu_devices", devices)
+if processes > 1:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, number)
+assert jax.device_count() == devices * processes
+import pfedbred
+found = {}
+for name, clients in (("mg-meta", 8), ("scaffold", 7)):
+    run = pfedbred.run(
+        algorithm=name, model="dnn", clients=clients, rounds=3, eval_every=2, seeds=2, executor=sys.argv[5],
+        settings={"R": 3}, held_out_clients=0.25 if name == "mg-meta" else None,
+    )
+    scores = run.points[-1].scores
+    found[name] = [model.test.client_loss.tolist() for model in (scores.global_, scores.personal)]
+    if run.newcomers:
+        found["new"] = run.newcomers[-1].personal.test.client_loss.tolist()
+if number == 0:
+    print(json.dumps(found))
+"""
+
+
+def run(devices, processes=1, executor="in-turn"):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(devices), str(processes), str(number), str(port), executor],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for number in range(processes)
+    ]
+    outputs = [each.communicate(timeout=300) for each in started]
+    for each, (_, err) in zip(started, outputs, strict=True):
+        assert each.returncode == 0, err[-2000:]
+    return json.loads(outputs[0][0].splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run(1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "processes", "executor"), [(2, 1, "in-turn"), (4, 1, "in-turn"), (2, 1, "vmap"), (1, 2, "in-turn")]
+)
+def test_results_do_not_depend_on_the_devices(alone, devices, processes, executor):
+    """6 clients and 2 newcomers come out even on 2 devices and not on 4; 7 clients on neither."""
+    found = run(devices, processes, executor)
+    assert found.keys() == alone.keys()
+    for name in alone:
+        np.testing.assert_allclose(np.array(found[name]), np.array(alone[name]), rtol=2e-4, atol=1e-6, err_msg=name)
