@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test lint types check clean
+.PHONY: run test lint types check bench clean
 
 run: $(READY)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
 	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
@@ -26,6 +26,13 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+bench: $(READY)  ## a round beside a plain PyTorch loop; some minutes
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
+	$(BIN)/python benchmarks/rounds.py --models mclr,dnn,cnn
+	$(BIN)/python benchmarks/rounds.py --models lstm --local-steps 2
+	$(BIN)/python benchmarks/rounds.py --models dnn --methods fedavg,per-fedavg,pfedme,fedem,fedamp
+	$(BIN)/python benchmarks/client_models.py --quick
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

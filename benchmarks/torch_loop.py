@@ -15,7 +15,7 @@ from torch import nn
 from torch.func import functional_call
 
 Params = list[torch.Tensor]
-ALPHA, ALPHA_M, ETA, ETA_A, LAM, K, R = 0.01, 0.01, 0.05, 0.01, 15.0, 5, 20
+ALPHA, ALPHA_M, ETA, ETA_A, LAM, K = 0.01, 0.01, 0.05, 0.01, 15.0, 5
 
 
 class Lstm(nn.Module):
@@ -51,8 +51,10 @@ def network(model: str, shape: tuple[int, ...], classes: int, words: int = 0) ->
 class Loop:
     """A federation of N clients, trained one after another."""
 
-    def __init__(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor, clients: int, batch_size: int) -> None:
-        self.net, self.clients, self.batch_size = net, clients, batch_size
+    def __init__(
+        self, net: nn.Module, x: torch.Tensor, y: torch.Tensor, clients: int, batch_size: int, local_steps: int
+    ) -> None:
+        self.net, self.clients, self.batch_size, self.local_steps = net, clients, batch_size, local_steps
         self.names = [name for name, _ in net.named_parameters()]
         self.w: Params = [p.detach().clone() for p in net.parameters()]
         self.x, self.y = x.chunk(clients), y.chunk(clients)
@@ -96,14 +98,14 @@ class Loop:
     def fedavg(self, i: int) -> Params:
         """R steps."""
         w = self.w
-        for _ in range(R):
+        for _ in range(self.local_steps):
             w = self.step(w, self.batch(i), ALPHA)
         return w
 
     def per_fedavg(self, i: int) -> Params:
         """First order."""
         w = self.w
-        for _ in range(R):
+        for _ in range(self.local_steps):
             ahead = self.step(w, self.batch(i), ALPHA)
             gradient = self.gradient(ahead, self.batch(i))
             w = list(torch._foreach_sub(w, torch._foreach_mul(gradient, ALPHA_M)))
@@ -112,7 +114,7 @@ class Loop:
     def pfedme(self, i: int) -> Params:
         """Prox, then a step of the envelope."""
         w = self.w
-        for _ in range(R):
+        for _ in range(self.local_steps):
             self.theta[i] = self.prox(w, w, self.batch(i))
             w = list(torch._foreach_sub(w, torch._foreach_mul(torch._foreach_sub(w, self.theta[i]), ALPHA_M * LAM)))
         return w
@@ -120,7 +122,7 @@ class Loop:
     def mg_meta(self, i: int) -> Params:
         """The meta step moves w; mu adds the memory; prox; a step of the envelope."""
         w = self.w
-        for _ in range(R):
+        for _ in range(self.local_steps):
             first, second = self.batch(i), self.batch(i)
             gradient = self.gradient(self.step(w, first, ETA_A), second)
             w = list(torch._foreach_sub(w, torch._foreach_mul(gradient, ETA_A)))
@@ -134,7 +136,7 @@ class Loop:
     def fedamp(self, i: int) -> Params:
         """R steps held at u_i."""
         w = self.theta[i]
-        for _ in range(R):
+        for _ in range(self.local_steps):
             gradient = self.gradient(w, self.batch(i))
             torch._foreach_add_(gradient, torch._foreach_sub(w, self.u[i]))
             w = list(torch._foreach_sub(w, torch._foreach_mul(gradient, ALPHA)))
@@ -147,7 +149,7 @@ class Loop:
             for m in self.components:
                 functional_call(self.net, dict(zip(self.names, m, strict=True)), (self.x[i],))
         trained = self.components
-        for _ in range(R):
+        for _ in range(self.local_steps):
             batch = self.batch(i)
             trained = [self.step(m, batch, ALPHA) for m in trained]
         return [p for m in trained for p in m]

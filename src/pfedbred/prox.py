@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import optax
 
@@ -160,8 +161,7 @@ def prox(problem: Problem, solve: Solver, start: Tree) -> Solution:
             personal, state = carry
             return solve.update(problem, personal, *slopes(personal), state)
 
-        few = solve.steps <= _UNROLLED
-        unroll = solve.steps if few else 1
+        unroll = solve.steps if solve.steps <= _UNROLLED and not _has_loop(problem.loss, start) else 1
         personal, _ = jax.lax.fori_loop(0, solve.steps, step, (start, solve.init(start)), unroll=unroll)
         return Solution(personal, jnp.int32(solve.steps))
 
@@ -179,6 +179,16 @@ def prox(problem: Problem, solve: Solver, start: Tree) -> Solution:
     begin = (start, solve.init(start), slopes(start), jnp.int32(0))
     personal, _, _, taken = jax.lax.while_loop(unfinished, advance, begin)
     return Solution(personal, taken)
+
+
+def _has_loop(loss: Loss, at: Tree) -> bool:
+    """Whether the loss is a loop itself, as a recurrent network's is: its steps are long, and long to compile."""
+
+    def within(program: Any) -> bool:
+        inner = (each for equation in program.eqns for each in jax.extend.core.jaxprs_in_params(equation.params))
+        return any(each.primitive.name in ("scan", "while") for each in program.eqns) or any(map(within, inner))
+
+    return within(jax.make_jaxpr(loss)(at).jaxpr)
 
 
 def envelope(problem: Problem, solve: Solver, start: Tree) -> Array:
