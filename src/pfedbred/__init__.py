@@ -9,6 +9,7 @@ from pfedbred.engine import Evaluation, Plan, Simulation, State, use_all_cores
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Run, run
 from pfedbred.exports import load_model
+from pfedbred.sweep import Sweep, sweep
 
 __all__ = [
     "ALGORITHMS",
@@ -24,6 +25,7 @@ __all__ = [
     "SettingError",
     "Simulation",
     "State",
+    "Sweep",
     "Task",
     "__version__",
     "from_arrays",
@@ -37,5 +39,6 @@ __all__ = [
     "priors",
     "prox",
     "run",
+    "sweep",
     "use_all_cores",
 ]

@@ -1,9 +1,10 @@
-"""The command line: ``pfedbred run``, ``compare``, ``list``, ``data``, ``export``."""
+"""The command line: ``pfedbred run``, ``compare``, ``sweep``, ``list``, ``data``, ``export``."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 import sys
 import textwrap
@@ -21,13 +22,14 @@ from pfedbred import settings as settings_
 from pfedbred._version import __version__
 from pfedbred.algorithm import Task, costs
 from pfedbred.algorithms.wrappers import WRAPPERS
-from pfedbred.console import show_federation, show_outcome, warn_of_divergence, watching
+from pfedbred.console import progress, show_federation, show_outcome, show_sweep, warn_of_divergence, watching
 from pfedbred.data.batches import Batch
 from pfedbred.data.sources import cache_folder
 from pfedbred.engine import keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import Experiment, Prepared, Run, run
-from pfedbred.report import curves
+from pfedbred.report import curves, heatmap
+from pfedbred.sweep import parse_grid, sweep
 
 app = typer.Typer(
     help="Personalised federated learning with Bregman-divergence priors.",
@@ -156,6 +158,32 @@ def compare_command(
     show_outcome(summaries)
     warn_of_divergence(runs)
     print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
+
+
+@app.command("sweep")
+@_experiment_options(without="")
+def sweep_command(
+    file: File = None,
+    *,
+    grid: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--grid", help="values of a hyper-parameter, such as eta=0.01:0.5:8 or lam=5,15; repeat for more"),
+    ] = None,
+    set_: Settings = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    **options: Any,
+) -> None:
+    """Run one algorithm with many values of its hyper-parameters, as one program, and show the best."""
+    values = parse_grid(grid or [])
+    experiment = Experiment.from_mapping(_merged(file, options, set_))
+    folder = _folder(out, overwrite, f"{_data_name(experiment)}-{experiment.model}-{experiment.algorithm}-sweep")
+    with progress(f"{experiment.algorithm}, {math.prod(map(len, values.values()))} points") as advance:
+        finished = sweep(experiment, values, observe=advance)
+    records.write_sweep(finished, folder)
+    heatmap.draw_sweep(finished, folder / "heatmap.png")
+    show_sweep(finished)
+    print(f"run:     {folder}\npicture: {folder / 'heatmap.png'}")
 
 
 _LISTS: dict[str, Mapping[str, Callable[..., Any]]] = {

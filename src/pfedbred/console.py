@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pfedbred.experiment import Experiment, Point, Prepared, Run
+from pfedbred.sweep import Sweep
 
 console = Console(highlight=False)
 
@@ -41,6 +42,45 @@ def watching(experiments: Sequence[Experiment]) -> Iterator[list[Watcher]]:
     with Progress(*columns, console=console) as progress:
         width = max(len(experiment.algorithm) for experiment in experiments)
         yield [_bar(progress, experiment, width) for experiment in experiments]
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """``advance(done, total)``: a bar on a terminal, a line every ten seconds in a pipe."""
+    if console.is_terminal:
+        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    shown = [time.monotonic()]
+
+    def advance(done: int, total: int) -> None:
+        if done == total or time.monotonic() - shown[0] > 10:
+            shown[0] = time.monotonic()
+            print(f"{what}: round {done}/{total}", flush=True)
+
+    yield advance
+
+
+def show_sweep(sweep: Sweep, most: int = 10) -> None:
+    """The best points, the best personal models first."""
+    g, p = sweep.best_accuracy("global"), sweep.best_accuracy("personal")
+    order = np.argsort(-np.nan_to_num(p, nan=-1.0))[:most]
+    points = f"the best {len(order)} of {len(p)} points" if len(p) > len(order) else f"{len(p)} points"
+    table = Table(
+        title=f"{sweep.experiment.algorithm}, {sweep.experiment.rounds} rounds: {points}, best test accuracy in %",
+        caption=f"{sweep.total_seconds:.1f} s in all, {sweep.compile_seconds:.1f} s of it compiling",
+        title_justify="left",
+        caption_justify="left",
+        box=box.ROUNDED if console.is_terminal else box.ASCII2,
+    )
+    for name in (*sweep.names, "global (G)", "personal (P)"):
+        table.add_column(name, justify="right")
+    for i in order:
+        cells = (f"{each:.4g}" for each in sweep.points[i])
+        table.add_row(*cells, *("-" if np.isnan(each[i]) else f"{100 * each[i]:.2f}" for each in (g, p)))
+    (console if console.is_terminal else Console(highlight=False, width=120)).print(table)
 
 
 def show_federation(prepared: Prepared) -> None:

@@ -28,6 +28,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.engine.evaluation import ModelScores, Scores
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Point, Run
+from pfedbred.sweep import Sweep
 
 
 def make_folder(folder: Path, overwrite: bool = False) -> Path:
@@ -58,7 +59,16 @@ def _remove_runs(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-_RUN_FILES = ("config.yaml", "metrics.jsonl", "summary.json", "curves.png", "table.json", "models.safetensors")
+_RUN_FILES = (
+    "config.yaml",
+    "curves.png",
+    "heatmap.png",
+    "metrics.jsonl",
+    "models.safetensors",
+    "summary.json",
+    "sweep.json",
+    "table.json",
+)
 
 
 def free_name(parent: Path, name: str) -> Path:
@@ -218,6 +228,32 @@ def _mean_std(values: np.ndarray) -> dict[str, float | None]:
     if not np.all(np.isfinite(values)):
         return {"mean": None, "std": None}
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else 0.0}
+
+
+def write_sweep(sweep: Sweep, folder: Path) -> None:
+    """config.yaml and sweep.json: every point with its best accuracies, and what made them."""
+    write_config(folder, plain(sweep.experiment), "sweep --grid ...")
+    g, p = sweep.best_accuracy("global"), sweep.best_accuracy("personal")
+    points = [
+        {**dict(zip(sweep.names, map(float, row), strict=True)), "global": _finite(g[i]), "personal": _finite(p[i])}
+        for i, row in enumerate(sweep.points)
+    ]
+    content = {
+        "algorithm": sweep.experiment.algorithm,
+        "grid": list(sweep.names),
+        "best": sweep.best_point(),
+        "points": points,
+        "seconds": {"compile": round(sweep.compile_seconds, 4), "total": round(sweep.total_seconds, 4)},
+        "version": __version__,
+        "revision": revision(),
+        "platform": platform_facts(),
+        "experiment": plain(sweep.experiment),
+    }
+    write_json(folder / "sweep.json", content)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def write_json(path: Path, value: Any) -> None:

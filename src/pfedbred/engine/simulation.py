@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -30,12 +30,25 @@ class ClientRecord(NamedTuple):
 
 
 class State(NamedTuple):
-    """A run between two rounds. The key never changes; all randomness is derived from it."""
+    """A run between two rounds. The key never changes; all randomness is derived from it.
+
+    ``settings`` are the hyper-parameters that differ between the runs of one program, by name; usually there are none.
+    """
 
     key: Key
     round: Array
     server: Tree
     clients: ClientRecord
+    settings: Mapping[str, Array] = {}  # never changed
+
+
+class Shared(NamedTuple):
+    """What all clients of a round see of it."""
+
+    shards: Shards
+    key: Key
+    server: Tree
+    settings: Mapping[str, Array]
 
 
 class Shards(NamedTuple):
@@ -84,8 +97,17 @@ class Simulation:
       (2,)
     """
 
-    def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, plan: Plan) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: Task,
+        federation: Federation,
+        plan: Plan,
+        vary: Callable[[Mapping[str, Array]], Algorithm] | None = None,
+    ) -> None:
+        """``vary(settings)`` is the algorithm with other hyper-parameters, for the settings given to ``init``."""
         self.algorithm, self.task, self.federation, self.plan = algorithm, task, federation, plan
+        self._vary = vary
         self.executor = cohort.choose(plan.executor, plan.chunk)
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
         train = federation.train
@@ -126,42 +148,43 @@ class Simulation:
         rows = draw_rows(data_key(key, i), offset, size, drawn, draws, self.plan.batch_size)
         return ClientData(shards.x, shards.y, rows, offset, size)
 
-    def _train_client(
-        self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]
-    ) -> tuple[Tree, ClientRecord]:
-        (shards, key, server), (i, record) = shared, item
-        client = self.algorithm.client
+    def _algorithm(self, settings: Mapping[str, Array]) -> Algorithm:
+        return self._vary(settings) if self._vary and settings else self.algorithm
+
+    def _train_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> tuple[Tree, ClientRecord]:
+        (shards, key, server, settings), (i, record) = shared, item
+        client, send = self._algorithm(settings).client, self._algorithm(settings).server.send
         data = self._client_data(shards, key, i, record.drawn, client.draws)
-        upload, state = client.train(self.algorithm.server.send(server, i), record.state, data)
+        upload, state = client.train(send(server, i), record.state, data)
         drawn = record.drawn + jnp.uint32(client.draws * self.plan.batch_size)
         return upload, ClientRecord(state, drawn)
 
-    def _prepare_client(self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]) -> Tree:
-        (shards, key, server), (i, record) = shared, item
-        client = self.algorithm.client
+    def _prepare_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
+        (shards, key, server, settings), (i, record) = shared, item
+        client, send = self._algorithm(settings).client, self._algorithm(settings).server.send
         assert client.prepare is not None
         data = self._client_data(shards, key, i, record.drawn, 0)
-        return client.prepare(self.algorithm.server.send(server, i), record.state, data)
+        return client.prepare(send(server, i), record.state, data)
 
-    def _model_client(self, shared: tuple[Shards, Key, Tree], item: tuple[Array, ClientRecord]) -> Tree:
-        (shards, key, server), (i, record) = shared, item
-        client = self.algorithm.client
+    def _model_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
+        (shards, key, server, settings), (i, record) = shared, item
+        client, send = self._algorithm(settings).client, self._algorithm(settings).server.send
         data = self._client_data(shards, key, i, record.drawn, client.model_draws)
-        return client.model(self.algorithm.server.send(server, i), record.state, data)
+        return client.model(send(server, i), record.state, data)
 
     # One round --------------------------------------------------------------------------------------------------
 
     def _round(self, shards: Shards, state: State) -> State:
-        algorithm = self.algorithm
+        algorithm = self._algorithm(state.settings)
         chosen = self.plan.select(select_key(state.key, state.round), shards.sizes)
         amount = shards.sizes[chosen] if self.plan.weights == "data" else jnp.ones(chosen.shape)
         weight = amount / jnp.sum(amount)
         records = jax.tree.map(lambda leaf: leaf[chosen], state.clients)
         server = state.server
         if algorithm.client.prepare and algorithm.server.prepare:
-            answers = self._prepare_clients((shards, state.key, server), (chosen, records))
+            answers = self._prepare_clients(Shared(shards, state.key, server, state.settings), (chosen, records))
             server = algorithm.server.prepare(server, Uploads(answers, chosen, weight))
-        shared = (shards, state.key, server)
+        shared = Shared(shards, state.key, server, state.settings)
         if self.plan.participation == "all":
             everyone = jnp.arange(self.federation.clients)
             uploads, clients = self._train_clients(shared, (everyone, state.clients))
@@ -174,7 +197,7 @@ class Simulation:
             uploads, records = self._train_clients(shared, (chosen, records))
             clients = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients, records)
         server = algorithm.server.aggregate(server, Uploads(uploads, chosen, weight))
-        return State(state.key, state.round + 1, server, clients)
+        return State(state.key, state.round + 1, server, clients, state.settings)
 
     def _rounds(self, shards: Shards, rounds: Array, state: State) -> State:
         if self.executor == "loop":
@@ -188,8 +211,9 @@ class Simulation:
 
     def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
         everyone = jnp.arange(self.federation.clients)
-        personal = self._model_clients((shards, state.key, state.server), (everyone, state.clients))
-        return self.algorithm.server.model(state.server), personal
+        shared = Shared(shards, state.key, state.server, state.settings)
+        personal = self._model_clients(shared, (everyone, state.clients))
+        return self._algorithm(state.settings).server.model(state.server), personal
 
     # All seeds --------------------------------------------------------------------------------------------------
 
@@ -218,33 +242,40 @@ class Simulation:
 
         return run
 
-    def init(self, seeds: Sequence[int]) -> State:
-        """The states before the first round, one for each seed along the first axis."""
-        return self._placed(self._start, jnp.asarray(seeds, jnp.uint32))
+    def init(self, seeds: Sequence[int], settings: Mapping[str, Any] | None = None) -> State:
+        """The states before the first round, one for each seed along the first axis.
+
+        With ``settings``, each has its own: arrays of one number for each of the seeds, which may repeat.
+        """
+        weights = jax.tree.leaves(jax.eval_shape(self.task.model.init, jax.random.key(0)))
+        own = {name: jnp.asarray(values, jnp.result_type(*weights)) for name, values in (settings or {}).items()}
+        return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
 
     def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
         """New states, where they belong."""
         shapes = jax.eval_shape(start, *arguments)
         return jax.jit(start, out_shardings=self._shardings(shapes))(*arguments)
 
-    def _start(self, seeds: Array) -> State:
-        def start(seed: Array) -> State:
+    def _start(self, seeds: Array, settings: Mapping[str, Array] | None = None) -> State:
+        def start(seed: Array, settings: Mapping[str, Array]) -> State:
             key = jax.random.key(seed)
-            return self._meet(key, self.algorithm.server.init(init_key(key), self.federation.clients))
+            server = self._algorithm(settings).server.init(init_key(key), self.federation.clients)
+            return self._meet(key, server, settings)
 
-        return jax.vmap(start)(seeds)
+        return jax.vmap(start)(seeds, dict(settings or {}))
 
-    def _meet(self, key: Key, server: Tree) -> State:
+    def _meet(self, key: Key, server: Tree, settings: Mapping[str, Array]) -> State:
         """Every client before its first round, with what the server sends it first."""
+        algorithm = self._algorithm(settings)
 
         def record(i: Array) -> ClientRecord:
-            return ClientRecord(self.algorithm.client.init(self.algorithm.server.send(server, i)), jnp.uint32(0))
+            return ClientRecord(algorithm.client.init(algorithm.server.send(server, i)), jnp.uint32(0))
 
-        return State(key, jnp.int32(0), server, jax.vmap(record)(jnp.arange(self.federation.clients)))
+        return State(key, jnp.int32(0), server, jax.vmap(record)(jnp.arange(self.federation.clients)), settings)
 
     def meet(self, states: State) -> State:
         """This federation's clients before their first round, with the servers that other clients have trained."""
-        return self._placed(jax.vmap(self._meet), states.key, states.server)
+        return self._placed(jax.vmap(self._meet), states.key, states.server, states.settings)
 
     def trace(self) -> tuple[State, evaluation.Counts]:
         """Shapes and types after a round and its evaluation, without computing them: what cannot work fails here."""
@@ -254,6 +285,11 @@ class Simulation:
             return state, self._measure_one(self.shards, self._evaluator.samples, state)
 
         return jax.eval_shape(both, jnp.zeros(1, jnp.uint32))
+
+    def state_bytes(self) -> int:
+        """Memory of one run's state."""
+        state = jax.eval_shape(self._start, jnp.zeros(1, jnp.uint32))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.server, state.clients)))
 
     def model_shapes(self) -> tuple[Tree, Tree]:
         """Shapes and types of G and of all P, for one seed."""
@@ -286,7 +322,8 @@ class Simulation:
             raise SettingError(f"there is no client {client}; clients are 0 to {self.federation.clients - 1}")
         state = jax.tree.map(lambda leaf: leaf[seed], states)
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
-        return self._model_one((self.shards, state.key, state.server), (jnp.int32(client), record))
+        shared = Shared(self.shards, state.key, state.server, state.settings)
+        return self._model_one(shared, (jnp.int32(client), record))
 
 
 def _one_seed_after_another(

@@ -18,7 +18,8 @@ _NAMES: dict[Literal["global", "personal"], str] = {
 }
 
 
-def _figure(columns: int, height: float = 4.2) -> tuple[Any, Any]:
+def new_figure(columns: int, height: float = 4.2) -> tuple[Any, Any]:
+    """Panels side by side, in the style of all pictures."""
     # pyplot is left alone: it picks a window system and keeps figures alive
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -70,7 +71,7 @@ def _title(figure: Any, run: Run) -> None:
 
 def draw_run(run: Run, path: Path) -> None:
     """One run: G and P by round, and every client's accuracy under both."""
-    figure, (left, right) = _figure(2)
+    figure, (left, right) = new_figure(2)
     for index, model in enumerate(_NAMES):
         _draw(left, run, model, _NAMES[model], index)
     _finish(left, [run])
@@ -109,7 +110,7 @@ def _draw_clients(axes: Any, run: Run) -> None:
 
 def draw_comparison(runs: Sequence[Run], path: Path) -> None:
     """Several runs side by side: G in one panel, P in the other, on the same scale."""
-    figure, axes = _figure(2)
+    figure, axes = new_figure(2)
     for panel, model in zip(axes, _NAMES, strict=True):
         for index, run in enumerate(runs):
             best = 100 * run.accuracy(model).max(axis=0).mean()
