@@ -253,3 +253,12 @@ def test_auto_suits_the_platform_and_unknown_executors_are_named():
     assert cohort.choose("auto", chunk=3) == "vmap"
     with pytest.raises(pfedbred.SettingError, match="did you mean 'vmap'"):
         cohort.choose("vmpa")
+
+
+def test_models_of_seeds_and_clients_that_are_not_there_are_refused():
+    run = pfedbred.run(federation=small_federation(), rounds=1)
+    for call in (lambda: run.global_model(seed=1), lambda: run.personal_model(0, seed=-1)):
+        with pytest.raises(pfedbred.SettingError, match="there is no seed at position"):
+            call()
+    with pytest.raises(pfedbred.SettingError, match="there is no client 4"):
+        run.personal_model(np.int64(4))

@@ -80,6 +80,13 @@ def test_texts_are_predicted_as_they_are(tmp_path):
     np.testing.assert_allclose(model.logits(list(texts[:4])), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_model_needs_no_file_of_its_prior(tmp_path):
+    np.save(tmp_path / "sigma.npy", np.linspace(1, 2, 650))
+    finished(tmp_path, settings={"R": 2, "sigma": str(tmp_path / "sigma.npy")}, rounds=1)
+    (tmp_path / "sigma.npy").unlink()
+    assert pfedbred.load_model(exports.export(tmp_path, client=1)).logits(np.zeros((1, 64))).shape == (1, 10)
+
+
 def test_a_network_of_ones_own(tmp_path):
     own = models.Model(lambda key: {"w": jax.random.normal(key, (10, 64))}, lambda w, x: x @ w["w"].T)
     run = finished(tmp_path, model=own)

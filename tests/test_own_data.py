@@ -149,3 +149,107 @@ def test_a_path_that_is_not_there():
         pfedbred.load("absent/mine.npz")
     with pytest.raises(pfedbred.SettingError, match="not a kind of file that can be read"):
         pfedbred.load(__file__)
+
+
+def test_the_same_experiment_is_the_same_data(tmp_path):
+    """What a run records of a file that names its clients gives the same training and test samples again."""
+    columns = table()
+    columns |= {"client": columns.pop("shop"), "label": columns.pop("bought")}
+    write_csv(tmp_path / "mine.csv", columns)
+    given = pfedbred.Experiment(dataset=str(tmp_path / "mine.csv"), held_out_clients=0.25)
+    first = given.prepare()
+    again = first.experiment.prepare()
+    np.testing.assert_array_equal(first.simulation.federation.train.x, again.simulation.federation.train.x)
+    np.testing.assert_array_equal(first.newcomers.test.x, again.newcomers.test.x)
+    assert first.experiment.aggregated == 1
+
+
+def test_numbers_that_devices_do_not_have(tmp_path):
+    """64-bit whole numbers are kept if they fit into 32 bits; what cannot be told apart in 32 bits is refused."""
+    y, client = np.arange(8) % 2, np.repeat([0, 1], 4)
+    small = pfedbred.from_arrays(np.arange(16).reshape(8, 2), y, client)
+    assert small.train.x.dtype == np.int32
+    with pytest.raises(pfedbred.SettingError, match=r"feature 1 varies by 7 around 1.7e\+12, more finely"):
+        pfedbred.from_arrays(np.stack([np.arange(8), 1_700_000_000_000 + np.arange(8)], axis=1), y, client)
+    np.savez(tmp_path / "mine.npz", x=np.arange(16, dtype=np.uint16).reshape(8, 2), y=y, client=client)
+    federation = pfedbred.load(str(tmp_path / "mine.npz"))
+    pfedbred.data.store.save(federation, tmp_path / "mine.fed")
+    inputs = np.asarray(federation.inputs(federation.train).take(np.arange(len(federation.train.y))))
+    np.testing.assert_allclose(inputs.std(0), 1, atol=1e-5)
+    with pytest.raises(pfedbred.SettingError, match="must be below 2"):
+        pfedbred.from_clients([(np.full((1, 1), 2**40), np.zeros(1, int))], [(np.zeros((0, 1)), [])])
+
+
+def test_a_constant_feature_becomes_zero():
+    x = np.full((3000, 1), 0.3, np.float32)
+    shift, scale = pfedbred.data.pool.standardise(x, np.arange(3000))
+    np.testing.assert_allclose((x - shift) * scale, 0, atol=1e-6)
+    assert scale == 1
+
+
+def test_labels_that_are_large_numbers_are_numbered(tmp_path):
+    columns = {"client": [0, 0, 1, 1] * 3, "x": list(range(12)), "label": [4294967297, 94110] * 6}
+    write_csv(tmp_path / "mine.csv", columns)
+    federation = pfedbred.load(str(tmp_path / "mine.csv"))
+    assert federation.classes == 2
+    assert set(federation.labels) == {"4294967297", "94110"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"client,x,label\na,1,no\n,2,yes\n", "row 1: column 'client' is empty"),
+        (b"client,x,label\na,1,no\nb,2,\n", "row 1: column 'label' is empty"),
+        ("client,x,label\ncaf\u00e9,1,no\n".encode("latin-1"), "not text in UTF-8"),
+        ("caf\u00e9,x,label\na,1,no\n".encode("latin-1"), "not a text file in UTF-8"),
+        (b"client,x,x,label\na,1,2,no\n", "has the column 'x' twice"),
+        (b"client,x,z,label\na,1,1,no\na,2,1,no\na,abc,1,yes\n", "row 2: column 'x' does not hold numbers"),
+    ],
+)
+def test_cells_that_are_missing_or_strange(content, words, tmp_path):
+    (tmp_path / "mine.csv").write_bytes(content)
+    with pytest.raises(pfedbred.SettingError, match=words):
+        pfedbred.load(str(tmp_path / "mine.csv"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((np.ones((0, 2)), np.ones(0), np.ones(0)), "one row and one label a sample"),
+        ((np.array([["a"], ["b"]]), np.array([0, 1]), np.array([0, 1])), "one row and one label a sample"),
+        ((np.ones((2, 2)), np.array([b"\xff", b"a"]), np.array([0, 1])), "y must be names or numbers, not bytes"),
+        ((np.ones((2, 2)), np.array([0, 1]), np.array(["a", None], object)), "client is empty in row 1"),
+        ((np.ones((2, 2)), np.array([0, 1]), np.array([0.0, np.nan])), "client is empty in row 1"),
+    ],
+)
+def test_strange_arrays_are_refused(arguments, words):
+    with pytest.raises(pfedbred.SettingError, match=words):
+        pfedbred.from_arrays(*arguments)
+
+
+def test_clients_of_mixed_kinds_are_told_apart_by_their_names():
+    federation = pfedbred.from_arrays(np.ones((4, 2)), np.array([0, 1, 0, 1]), np.array([1, "a", 1, "a"], object))
+    assert federation.names == ("1", "a")
+
+
+def test_other_mistakes(tmp_path):
+    np.save(tmp_path / "array.npy", np.ones(3))
+    (tmp_path / "array.npy").rename(tmp_path / "array.npz")
+    with pytest.raises(pfedbred.SettingError, match="cannot read"):
+        pfedbred.load(str(tmp_path / "array.npz"))
+    np.savez(tmp_path / "mine.npz", x=np.ones((4, 2)), y=np.arange(4) % 2, client=np.arange(4) % 2)
+    with pytest.raises(pfedbred.SettingError, match="features names columns of a table"):
+        pfedbred.load(str(tmp_path / "mine.npz"), features=["a"])
+    with pytest.raises(pfedbred.SettingError, match="has no array 'shop'"):
+        pfedbred.load(str(tmp_path / "mine.npz"), client_column="shop")
+    with pytest.raises(pfedbred.SettingError, match="too few for 9 clients"):
+        pfedbred.load(str(tmp_path / "mine.npz"), split="iid", clients=9)
+    (tmp_path / "leaf" / "train").mkdir(parents=True)
+    (tmp_path / "leaf" / "train" / "a.json").write_text("{}")
+    with pytest.raises(pfedbred.SettingError, match="holds LEAF's files"):
+        pfedbred.load(str(tmp_path / "leaf"))
+    with pytest.raises(pfedbred.SettingError, match=r"from_dataset takes a datasets.Dataset"):
+        pfedbred.from_dataset({"train": 1})
+    with pytest.raises(pfedbred.SettingError, match="unknown dataset"):
+        pfedbred.load("x" * 6000)
+    assert len(pfedbred.load("digits", test_fraction=0.0).test.y) == 0

@@ -351,7 +351,9 @@ def export_command(
 ) -> None:
     """Write one model of a finished run as a safetensors file with named tensors."""
     path = exports.export(folder, client=client, seed=seed, out=out)
-    print(f"model: {path}")
+    about = exports.facts(path)
+    whose = f"client {client} ({about['client_name']})" if client is not None else "the global model"
+    print(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}")
 
 
 app.add_typer(data_commands.app, name="data")

@@ -78,6 +78,7 @@ def show_command(
 ) -> None:
     """Print clients, samples and label counts, and draw who has what."""
     path = out or Path(f"{_stem(name)}.png")
+    path = path if path.suffix else path.with_suffix(".png")
     federation = _load(**{key: value for key, value in locals().items() if key not in ("path", "out")})
     describe(federation)
     try:

@@ -78,7 +78,8 @@ class Experiment:
     def resolved(self, federation: Federation | None = None) -> Experiment:
         """The same experiment, checked, with every default filled in. Raises SettingError if it cannot be run.
 
-        What only the data can tell (the number of clients of a file, say) is filled in when the federation is given.
+        Given the federation, that includes what only the data can tell: how many clients a round averages. The number
+        of clients itself stays open where the data decides it, so that the same experiment means the same data.
         """
         checked: dict[str, Any] = {
             name: settings_.check(name, getattr(self, name), hint) for name, hint in settings_.hints(Experiment).items()
@@ -90,13 +91,12 @@ class Experiment:
             raise SettingError(f"seeds must be below 2**32, but the last one would be {last}")
         if federation is None:
             experiment = experiment._with_dataset()
-        elif experiment.clients not in (None, federation.clients):
+            return experiment._with_aggregated(experiment.clients)
+        if experiment.clients not in (None, federation.clients):
             raise SettingError(
                 f"the experiment is for {experiment.clients} clients, the federation has {federation.clients}"
             )
-        else:
-            experiment = dataclasses.replace(experiment, clients=federation.clients)
-        return experiment._with_aggregated()
+        return experiment._with_aggregated(federation.clients)
 
     def _with_dataset(self) -> Experiment:
         """The dataset's own numbers filled in, and paths made absolute, to mean the same wherever they are read."""
@@ -118,16 +118,16 @@ class Experiment:
             split_seed=known.seed if self.split_seed is None else self.split_seed,
         )
 
-    def _with_aggregated(self) -> Experiment:
+    def _with_aggregated(self, clients: int | None) -> Experiment:
         """How many clients a round averages, if the number of clients is known by now."""
         chosen = self._fixed_clients()
         if chosen is None:
             selection.get(str(self.select), 1)
         elif self.aggregated not in (None, len(chosen)):
             raise SettingError(f"aggregated is {self.aggregated}, but select names {len(chosen)} clients")
-        if self.clients is None:
+        if clients is None:
             return self
-        training = self.clients - round((self.held_out_clients or 0) * self.clients)
+        training = clients - round((self.held_out_clients or 0) * clients)
         if chosen is not None:
             selection.check(chosen, training)
         count = len(chosen) if chosen is not None else self.aggregated or max(1, round(training / 5))
@@ -159,11 +159,10 @@ class Experiment:
 
     def federation(self) -> Federation:
         """The data, split over the clients."""
-        prepared = data.is_prepared(self.dataset)  # has its clients already; their number is checked afterwards
         return data.load(
             self.dataset,
             split=self.split,
-            clients=None if prepared else self.clients,
+            clients=self.clients,
             labels_per_client=self.labels_per_client,
             seed=self.split_seed,
             data_dir=self.data_dir,

@@ -52,12 +52,17 @@ def keep(run: Run, folder: Path) -> None:
         "format": _KEPT,
         "model": experiment.model if isinstance(experiment.model, str) else "custom",
         "algorithm": experiment.algorithm,
-        "settings": records.plain(experiment)["settings"],
+        "settings": {**records.plain(experiment)["settings"], **_without_prior(experiment.settings)},
         "seeds": experiment.seed_list,
         "round": run.points[-1].round,
         **_data_facts(federation),
     }
     _save(folder / MODELS_FILE, arrays | _data_arrays(federation), facts)
+
+
+def _without_prior(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Predictions need no prior, whose Sigma may be large or in a file. (FedAMP's sigma is a number.)"""
+    return {} if isinstance(settings.get("sigma", 0.0), int | float) else {"sigma": None}
 
 
 def _data_facts(federation: Federation) -> dict[str, Any]:
@@ -130,6 +135,11 @@ def export(folder: Path, *, client: int | None = None, seed: int | None = None, 
     path = out or default
     _save(path, arrays, about)
     return path
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """What an exported model says of itself."""
+    return _open(path, _EXPORTED, ": make one with 'pfedbred export'")[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import jax
 import numpy as np
 
 from pfedbred import algorithms
@@ -110,6 +111,13 @@ def sweep(
     prepared = dataclasses.replace(experiment, settings=first).prepare(federation)
     experiment, simulation = prepared.experiment, _varying(prepared.experiment, prepared.simulation)
     seeds = experiment.seed_list
+    if not len(simulation.federation.test.y):
+        raise SettingError("there are no test samples to compare the points by")
+    try:
+        own = {name: np.ones(1, np.float32) for name in names}
+        simulation.trace(own)
+    except jax.errors.ConcretizationTypeError:
+        raise SettingError(f"{' or '.join(names)} decides the program itself, and a sweep is one program") from None
     together = int(np.clip(memory // max(1, simulation.state_bytes() * len(seeds)), 1, len(points)))
     groups = math.ceil(len(points) / together)
     together = math.ceil(len(points) / groups)  # groups of nearly equal size: the last one is filled up
@@ -153,6 +161,8 @@ def _check(experiment: Experiment, grid: Grid) -> None:
     """Refuses what cannot be in a grid, and values that the setting does not allow."""
     if not grid:
         raise SettingError("a sweep needs a grid, such as --grid eta=0.01:0.5:8")
+    if experiment.held_out_clients:
+        raise SettingError("a sweep has no use for held-out clients: leave held_out_clients out")
     if experiment.executor == "loop":
         raise SettingError("a sweep is one compiled program; the executor loop has none")
     known = settings_.declared(algorithms.factory(experiment.algorithm))

@@ -121,14 +121,11 @@ TEST_FRACTION = 0.25
 
 def is_file(dataset: str) -> bool:
     """Whether that is a path and not the name of a dataset."""
-    return dataset not in DATASETS and (
+    if dataset in DATASETS or len(dataset) > 4000:
+        return False
+    return (
         Path(dataset).suffix in (store.SUFFIX, ".npz", ".csv", ".parquet") or "/" in dataset or Path(dataset).is_dir()
     )
-
-
-def is_prepared(dataset: str) -> bool:
-    """Whether that is the path of a prepared federation."""
-    return is_file(dataset) and Path(dataset).suffix == store.SUFFIX
 
 
 def find(dataset: str) -> tuple[Dataset, dict[str, Any]]:
@@ -171,7 +168,7 @@ def load(
     """
     columns = {"client_column": client_column, "label_column": label_column, "features": features}
     if is_file(dataset):
-        if is_prepared(dataset):
+        if Path(dataset).suffix == store.SUFFIX:
             given = {"split": split, "clients": clients, "labels_per_client": labels_per_client, "split_seed": seed}
             for name, value in {**given, "glove": glove, "test_fraction": test_fraction, **columns}.items():
                 if value is not None:
@@ -212,6 +209,8 @@ def _split(
         raise SettingError(f"labels_per_client is not for the split {split}; there is labels({labels_per_client})")
     if test_fraction is not None and ("test_fraction" not in accepted or not 0 <= test_fraction < 1):
         raise SettingError(f"test_fraction = {test_fraction} cannot be had with the split {split}")
+    if test_fraction is not None and pool.is_test is not None:
+        raise SettingError(f"{pool.name} is divided into training and test already: test_fraction cannot be chosen")
     if "test_fraction" in accepted and (test_fraction is not None or name != "paper"):
         options["test_fraction"] = TEST_FRACTION if test_fraction is None else test_fraction
     options = {key: value for key, value in options.items() if key in accepted}

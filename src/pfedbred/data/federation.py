@@ -131,6 +131,12 @@ def from_clients(train: Sequence[Samples], test: Sequence[Samples], *, name: str
     for i, (x, y) in enumerate(test):
         if len(x) != len(y):
             raise SettingError(f"client {i} has {len(x)} test inputs and {len(y)} labels")
+    for i, (x, y) in enumerate([*train, *test]):
+        if np.ndim(y) != 1 or np.ndim(x) < 2:
+            raise SettingError(
+                f"client {i % len(train)} has inputs of shape {np.shape(x)} and labels of shape {np.shape(y)}; "
+                "one row and one label a sample"
+            )
     shape = np.shape(train[0][0])[1:]
     for i, (x, _) in enumerate([*train, *test]):
         if np.shape(x)[1:] != shape:
@@ -145,8 +151,16 @@ def from_clients(train: Sequence[Samples], test: Sequence[Samples], *, name: str
 
 
 def _flatten(clients: Sequence[Samples]) -> Split:
-    x = np.concatenate([np.asarray(x) for x, _ in clients])
-    y = np.concatenate([np.asarray(y) for _, y in clients])
+    filled = [(np.asarray(x), np.asarray(y)) for x, y in clients if len(y)]
+    if not filled:
+        return Split(np.zeros((0, *np.shape(clients[0][0])[1:])), np.zeros(0, np.int32), offsets_of([0] * len(clients)))
+    x, y = (np.concatenate(parts) for parts in zip(*filled, strict=True))
+    if x.dtype.kind not in "biuf":
+        raise SettingError(f"inputs must be numbers, not {x.dtype}; for texts there is from_arrays")
+    if x.dtype.kind in "iu" and x.dtype.itemsize > 4:
+        if len(x) and np.abs(x.astype(float)).max() >= 2**31:
+            raise SettingError("whole-number inputs must be below 2**31: scale them, or give them as floating point")
+        x = x.astype(np.int32)
     return Split(x, y, offsets_of([len(y) for _, y in clients]))
 
 

@@ -64,6 +64,8 @@ def read_leaf(files: list[tuple[Path, bool | None]]) -> LeafSamples:
         begin, path, user = max(each for each in begins if each[0] <= row)
         return f"{path}, user {user!r}, sample {row - begin}"
 
+    if not y:
+        raise SettingError(f"{files[0][0]} holds no samples")
     divided = np.asarray(is_test) if any(test is not None for _, test in files) else None
     return LeafSamples(x, y, np.asarray(owner, np.int64), tuple(numbers), divided, origin)
 
@@ -114,6 +116,8 @@ def by_writer(pool: Pool, *, clients: int | None, seed: int, test_fraction: floa
         chosen = sampled_owners(pool, fraction=0.05, min_samples=2, at_least=198, rng=rng)
     else:
         chosen = np.arange(len(pool.owners))
+    if not len(chosen):
+        raise SettingError(f"{pool.name} has no writer with at least 2 samples")
     return of_owners(pool, chosen, test_fraction, rng)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedbred.data.leaf import leaf_files
 from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
 from pfedbred.data.tables import Table, read_csv, read_parquet
 from pfedbred.errors import SettingError
@@ -25,22 +26,17 @@ def pool_from_arrays(
     """
     where = where or name
     x, y = np.asarray(x), np.asarray(y)
-    if x.dtype.kind in "US" or (x.dtype == object and all(isinstance(each, str) for each in x.ravel())):
-        x = x.astype(str).astype(object)
-    elif x.dtype.kind not in "biuf":
-        raise SettingError(f"{where}: x must be numbers or texts, not {x.dtype}")
-    if x.ndim < (1 if x.dtype == object else 2) or y.ndim != 1 or len(x) != len(y):
+    texts = x.dtype.kind in "US" or (x.dtype == object and all(isinstance(each, str) for each in x.ravel()))
+    if (x.ndim != 1 if texts else x.ndim < 2) or y.ndim != 1 or len(x) != len(y) or not len(y):
         raise SettingError(f"{where}: x of shape {x.shape} and y of shape {y.shape}; one row and one label a sample")
+    x = x.astype(str).astype(object) if texts else compact(x, where)
     owner, owners = None, None
     if client is not None:
         client = np.asarray(client)
         if client.shape != y.shape:
             raise SettingError(f"{where}: client has shape {client.shape}, y {y.shape}")
-        different, owner = np.unique(client, return_inverse=True)
-        owners = tuple(str(each) for each in different)
+        owner, owners = _numbered(client, f"{where}: client")
     y, labels, classes = _labels(y, where)
-    if x.dtype.kind == "f" or x.dtype == bool:
-        x = x.astype(np.float32)
     return Pool(
         name,
         x,
@@ -66,8 +62,42 @@ def _labels(y: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...] | No
     if y.dtype.kind == "f":
         strange = np.flatnonzero(~np.isfinite(y) | (y != np.round(y)))
         raise SettingError(f"{where}, row {strange[0]}: label {y[strange[0]]} is neither a whole number nor a name")
-    different, number = np.unique(y.astype(str), return_inverse=True)
-    return number.astype(np.int32), tuple(str(each) for each in different), len(different)
+    number, names = _numbered(y, f"{where}: y")
+    return number.astype(np.int32), names, len(names)
+
+
+def _numbered(values: np.ndarray, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Names or numbers as numbers from 0, and what each stands for."""
+    if values.dtype.kind == "S":
+        raise SettingError(f"{what} must be names or numbers, not bytes")
+    missing = np.flatnonzero([each is None or each != each or each == "" for each in values.tolist()])
+    if len(missing):
+        raise SettingError(f"{what} is empty in row {missing[0]}")
+    different, number = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
+    return number, tuple(str(each) for each in different)
+
+
+def compact(x: np.ndarray, where: str) -> np.ndarray:
+    """Numbers in a type that devices have: bytes stay, whole numbers become 32-bit ones, others float32.
+
+    What 32 bits cannot tell apart is refused rather than rounded away.
+    """
+    if x.dtype.kind not in "biuf":
+        raise SettingError(f"{where}: x must be numbers or texts, not {x.dtype}")
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind in "iu" and (np.abs(x.astype(float)) < 2**31).all():
+        return x.astype(np.int32)
+    if x.dtype.itemsize > 4 and x.ndim == 2 and np.isfinite(x).all():
+        values = x.astype(np.float64)
+        spread, size = np.ptp(values, axis=0), np.abs(values).max(axis=0)
+        fine = np.flatnonzero((spread > 0) & (spread < 1e-4 * size))
+        if len(fine):
+            raise SettingError(
+                f"{where}: feature {fine[0]} varies by {spread[fine[0]]:g} around {values[0, fine[0]]:g}, more finely "
+                "than 32-bit numbers can tell: subtract an offset from it"
+            )
+    return x.astype(np.float32)
 
 
 def pool_from_file(
@@ -76,13 +106,17 @@ def pool_from_file(
     """A pool from an .npz, a .csv, a .parquet, or a folder of .parquet files."""
     if path.is_dir():
         parts = sorted(path.glob("*.parquet"))
+        if not parts and leaf_files(path):
+            raise SettingError(f"{path} holds LEAF's files: use --dataset femnist or sent140 with --data-dir above it")
         if not parts:
             raise SettingError(f"{path} holds no .parquet files")
         return _pool_from_table(read_parquet(parts), str(path), client_column, label_column, features)
     if not path.exists():
         raise SettingError(f"there is no file {path}")
     if path.suffix == ".npz":
-        return _pool_from_npz(path, client_column or "client", label_column or "y")
+        if features:
+            raise SettingError(f"features names columns of a table; {path} has one array x")
+        return _pool_from_npz(path, client_column, label_column or "y")
     if path.suffix == ".csv":
         return _pool_from_table(read_csv(path), str(path), client_column, label_column, features)
     if path.suffix == ".parquet":
@@ -99,25 +133,28 @@ def pool_from_dataset(
     name: str = "custom",
 ) -> Pool:
     """A pool from a `datasets.Dataset`."""
+    if not hasattr(dataset, "with_format") or not hasattr(dataset, "num_rows") or isinstance(dataset, dict):
+        raise SettingError(f"from_dataset takes a datasets.Dataset, one of its parts, not a {type(dataset).__name__}")
     table = dataset.with_format("arrow")[:]  # in the dataset's own order: shuffles and selections count
     return _pool_from_table(Table.of([table], [name], ()), name, client_column, label_column, features)
 
 
-def _pool_from_npz(path: Path, client: str, label: str) -> Pool:
+def _pool_from_npz(path: Path, client_column: str | None, label: str) -> Pool:
+    client = client_column or "client"
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            for column in ("x", label):
+            for column in ("x", label, *((client,) if client_column else ())):
                 if column not in arrays:
                     raise SettingError(f"{path} has no array {column!r}, only {', '.join(arrays)}")
             found = {column: arrays[column] for column in ("x", label, client) if column in arrays}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, zlib.error) as problem:
+    except (OSError, TypeError, ValueError, zipfile.BadZipFile, EOFError, zlib.error) as problem:
         if isinstance(problem, SettingError):
             raise
         raise SettingError(
             f"cannot read {path}: {str(problem).splitlines()[0] if str(problem) else 'damaged'}"
         ) from None
     x = found["x"]
-    normalise = standardise if x.ndim == 2 and x.dtype.kind in "if" and x.dtype != np.uint8 else None
+    normalise = standardise if x.ndim == 2 and x.dtype.kind in "biuf" and x.dtype != np.uint8 else None
     return pool_from_arrays(x, found[label], found.get(client), name=path.stem, normalise=normalise, where=str(path))
 
 
@@ -128,8 +165,9 @@ def _pool_from_table(
     label = label_column or next((each for each in ("label", "y") if each in table.columns), "label")
     client = client_column or next((each for each in ("client",) if each in table.columns), None)
     number, names = table.names(label)
-    values = [int(each) for each in names] if all(each.isdecimal() for each in names) else None
-    y, labels = (np.asarray(values)[number], None) if values else (number, names)
+    y, labels = number, names
+    if all(each.isdecimal() for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
+        y, labels = np.asarray([int(each) for each in names])[number], ()  # numbers already, with few left out
     owner, owners = table.names(client) if client else (None, None)
     chosen = list(features) if features else [each for each in table.columns if each not in (label, client)]
     if not chosen:
@@ -141,7 +179,7 @@ def _pool_from_table(
     elif len(chosen) == 1 and table.holds_texts(chosen[0]):
         x = table.texts(chosen[0])
     else:
-        x, normalise = table.numbers(chosen), standardise
+        x, normalise = compact(table.numbers(chosen), where), standardise
     return Pool(
         Path(where).stem,
         x,
@@ -149,7 +187,7 @@ def _pool_from_table(
         int(y.max()) + 1,
         owner=owner,
         owners=owners,
-        labels=labels,
+        labels=labels or None,
         normalise=normalise,
         origin=table.origin,
     )

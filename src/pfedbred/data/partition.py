@@ -76,7 +76,7 @@ def column(pool: Pool, *, clients: int | None, seed: int, test_fraction: float) 
     if clients is not None:
         if clients > len(everyone):
             raise SettingError(f"{pool.name} has {len(everyone)} clients, not {clients}")
-        everyone = np.sort(rng.choice(everyone, clients, replace=False))
+        everyone = np.sort(np.random.default_rng([seed, 2]).choice(everyone, clients, replace=False))
     return of_owners(pool, everyone, test_fraction, rng)
 
 
@@ -120,7 +120,7 @@ def by_labels(pool: Pool, *, clients: int, labels_per_client: int, seed: int, te
                 f"label {label} has {len(rows)} samples, too few for its {len(holders)} clients: use fewer clients"
             )
         for u, mine in zip(holders, _deal(rows, len(holders), rng), strict=True):
-            held_out = min(len(mine) - 1, max(1, round(test_fraction * len(mine))))
+            held_out = min(len(mine) - 1, max(1 if test_fraction else 0, round(test_fraction * len(mine))))
             test[u].append(mine[:held_out])
             train[u].append(mine[held_out:])
     mixed = [[rng.permutation(np.concatenate(parts)) for parts in side] for side in (train, test)]
@@ -141,6 +141,8 @@ def _partition(partitioner: Any, pool: Pool, order: np.ndarray, clients: int) ->
     """What one of flwr-datasets' partitioners makes of the pool, its rows in that order. It sees labels only."""
     import datasets
 
+    if clients > len(order):
+        raise SettingError(f"{pool.name} has {len(order)} samples, too few for {clients} clients: use fewer clients")
     table = datasets.Dataset.from_dict({"row": order, "label": pool.y[order]})
     partitioner.dataset = table
     try:

@@ -88,7 +88,8 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
     """The federation that the assignment makes of the pool."""
     for i, rows in enumerate(assignment.train):
         if not len(rows):
-            raise SettingError(f"{pool.name}: client {i} has no training samples: use fewer clients")
+            name = f" ({assignment.names[i]!r})" if assignment.names else ""
+            raise SettingError(f"{pool.name}: client {i}{name} has no training samples")
     train, test = (np.concatenate(part).astype(np.int64) for part in (assignment.train, assignment.test))
     x, text, about = pool.x, None, dict(about)
     if pool.is_text:
@@ -121,14 +122,17 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
 
 
 def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each feature, without a copy of x in floating point."""
-    total, squares = np.zeros(x.shape[1:]), np.zeros(x.shape[1:])
+    """Mean and standard deviation of each feature, without a copy of x in floating point.
+
+    Measured from the first sample, so that a feature far from zero does not lose its digits and a constant one is.
+    """
+    total, squares, first = np.zeros(x.shape[1:]), np.zeros(x.shape[1:]), x[0].astype(np.float64)
     for begin in range(0, len(x), 4096):
-        piece = x[begin : begin + 4096].astype(np.float64)
+        piece = x[begin : begin + 4096].astype(np.float64) - first
         total += piece.sum(axis=0)
         squares += (piece**2).sum(axis=0)
     mean = total / len(x)
-    return mean, np.sqrt(np.maximum(squares / len(x) - mean**2, 0))
+    return first + mean, np.sqrt(np.maximum(squares / len(x) - mean**2, 0))
 
 
 def by_pixel(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

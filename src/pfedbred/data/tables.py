@@ -33,6 +33,10 @@ class Table:
             for column in columns:
                 if column not in part.column_names:
                     raise SettingError(f"{name} has no column {column!r}, only {', '.join(part.column_names)}")
+        for part, name in zip(parts, names, strict=True):
+            twice = [column for column in part.column_names if part.column_names.count(column) > 1]
+            if twice:
+                raise SettingError(f"{name} has the column {twice[0]!r} twice")
         kept = [part.select(list(columns)) if columns else part for part in parts]
         begins = np.concatenate([[0], np.cumsum([part.num_rows for part in parts])[:-1]]).astype(int).tolist()
         try:
@@ -78,9 +82,14 @@ class Table:
 
     def names(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """A column of names or numbers: which of its different values each row has, and those values in order."""
-        cells = self._cells(column)
+        values = np.asarray(self._cells(column).to_numpy())
+        for row, value in enumerate(values.tolist()):
+            if isinstance(value, bytes):
+                raise SettingError(f"{self.origin(row)}: column {column!r} is not text in UTF-8")
+            if value == "" or value != value:
+                raise SettingError(f"{self.origin(row)}: column {column!r} is empty")
         try:
-            different, number = np.unique(np.asarray(cells.to_numpy()), return_inverse=True)
+            different, number = np.unique(values, return_inverse=True)
         except (TypeError, ValueError):
             raise SettingError(f"{self.origin(0)}: column {column!r} must hold names or numbers") from None
         return number.astype(np.int64), tuple(str(each) for each in different)
@@ -112,10 +121,11 @@ class Table:
         for column in columns:
             values = np.asarray(self._cells(column).to_numpy())
             if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
+                row = next((row for row, value in enumerate(values.tolist()) if not _is_number(value)), 0)
                 raise SettingError(
-                    f"{self.origin(0)}: column {column!r} does not hold numbers; name the features to use"
+                    f"{self.origin(row)}: column {column!r} does not hold numbers; name the features to use"
                 )
-            found.append(values.astype(np.float32))
+            found.append(values.astype(np.float64))
         return np.stack(found, axis=1)
 
     def images(self, column: str) -> np.ndarray:
@@ -138,6 +148,14 @@ class Table:
                 yield np.asarray(Image.open(io.BytesIO(cell["bytes"])))
             except (UnidentifiedImageError, OSError, TypeError, KeyError, ValueError, SyntaxError):
                 raise SettingError(f"{self.origin(row)} does not hold an image") from None
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def read_parquet(paths: Sequence[Path], columns: Sequence[str] = ()) -> Table:
@@ -165,6 +183,8 @@ def read_csv(path: Path) -> Table:
         raise SettingError(f"reading {path} {_NEEDS}") from None
     try:
         return Table.of([pyarrow.csv.read_csv(path)], [str(path)], ())
+    except UnicodeDecodeError:
+        raise SettingError(f"cannot read {path}: it is not a text file in UTF-8") from None
     except (OSError, pyarrow.ArrowException) as problem:
         raise SettingError(f"cannot read {path}: {_first_line(problem)}") from None
 

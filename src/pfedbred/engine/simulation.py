@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 
 from pfedbred.algorithm import Algorithm, Task, Uploads
@@ -277,14 +278,14 @@ class Simulation:
         """This federation's clients before their first round, with the servers that other clients have trained."""
         return self._placed(jax.vmap(self._meet), states.key, states.server, states.settings)
 
-    def trace(self) -> tuple[State, evaluation.Counts]:
+    def trace(self, settings: Mapping[str, Any] | None = None) -> tuple[State, evaluation.Counts]:
         """Shapes and types after a round and its evaluation, without computing them: what cannot work fails here."""
 
-        def both(seeds: Array) -> tuple[State, evaluation.Counts]:
-            state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds)))
+        def both(seeds: Array, settings: Mapping[str, Array]) -> tuple[State, evaluation.Counts]:
+            state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds, settings)))
             return state, self._measure_one(self.shards, self._evaluator.samples, state)
 
-        return jax.eval_shape(both, jnp.zeros(1, jnp.uint32))
+        return jax.eval_shape(both, jnp.zeros(1, jnp.uint32), dict(settings or {}))
 
     def state_bytes(self) -> int:
         """Memory of one run's state."""
@@ -314,11 +315,17 @@ class Simulation:
 
     def global_model(self, states: State, seed: int = 0) -> Tree:
         """G of the seed at that position."""
+        self._check_seed(states, seed)
         return self.algorithm.server.model(jax.tree.map(lambda leaf: leaf[seed], states.server))
 
-    def personal_model(self, states: State, client: int, seed: int = 0) -> Tree:
+    def _check_seed(self, states: State, seed: int) -> None:
+        if not 0 <= seed < len(states.round):
+            raise SettingError(f"there is no seed at position {seed}; positions are 0 to {len(states.round) - 1}")
+
+    def personal_model(self, states: State, client: Any, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
-        if isinstance(client, int) and not 0 <= client < self.federation.clients:  # it may be traced
+        self._check_seed(states, seed)
+        if isinstance(client, int | np.integer) and not 0 <= client < self.federation.clients:  # it may be traced
             raise SettingError(f"there is no client {client}; clients are 0 to {self.federation.clients - 1}")
         state = jax.tree.map(lambda leaf: leaf[seed], states)
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
