@@ -1,11 +1,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
 .PHONY: run test lint types check bench clean
 
-run: $(READY)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
+run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
 	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
 
 test: $(READY)  ## all tests
@@ -20,15 +21,21 @@ types: $(READY)
 
 check: lint types test
 
-$(READY): pyproject.toml constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+$(INSTALLED): pyproject.toml constraints.txt  # what it takes to run
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "pfedbred needs Python 3.11 or newer; name one with: make PYTHON=python3.12 run"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(READY): $(INSTALLED)  # and to test
+	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
 bench: $(READY)  ## a round beside a plain PyTorch loop; some minutes
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
+	$(PIP_INSTALL) 'torch==2.13.0'
 	$(BIN)/python benchmarks/rounds.py --models mclr,dnn,cnn
 	$(BIN)/python benchmarks/rounds.py --models lstm --local-steps 2
 	$(BIN)/python benchmarks/rounds.py --models dnn --methods fedavg,per-fedavg,pfedme,fedem,fedamp
