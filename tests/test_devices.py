@@ -69,3 +69,36 @@ def test_results_do_not_depend_on_the_devices(alone, devices, processes, executo
     assert found.keys() == alone.keys()
     for name in alone:
         np.testing.assert_allclose(np.array(found[name]), np.array(alone[name]), rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_command_line_in_two_processes(tmp_path):
+    """The first process writes the run folder, and it is that of one process; the other writes nothing."""
+    command = [sys.executable, "-m", "pfedbred"]
+    options = ["run", "--rounds", "2", "--clients", "6", "--set", "R=2", "--out"]
+    subprocess.run([*command, *options, "one"], cwd=tmp_path, check=True, capture_output=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    started = []
+    for number in range(2):
+        names = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(number)}
+        arguments = [*command, "--distributed", *options, "two"]
+        environment = {**os.environ, **names, "JAX_NUM_CPU_DEVICES": "1"}
+        started.append(
+            subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+    outputs = [each.communicate(timeout=300) for each in started]
+    assert [each.returncode for each in started] == [0, 0], outputs
+    assert b"best test accuracy" in outputs[0][0]
+    assert b"accuracy" not in outputs[1][0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    one, two = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two"))
+    assert two["platform"]["devices"] == 2
+    for model in ("global", "personal"):
+        assert two[model]["final_loss"]["mean"] == pytest.approx(one[model]["final_loss"]["mean"], rel=1e-4)
+
+
+def test_processes_that_do_not_find_each_other_say_so(call):
+    code, _, err = call("--distributed", "run")
+    assert code == 2
+    assert "cannot join the other processes" in err

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import os
 import re
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +27,7 @@ from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.console import progress, show_federation, show_outcome, show_sweep, warn_of_divergence, watching
 from pfedbred.data.batches import Batch
 from pfedbred.data.sources import cache_folder
-from pfedbred.engine import keep_programs, use_all_cores
+from pfedbred.engine import join_processes, keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import Experiment, Prepared, Run, run
 from pfedbred.report import curves, heatmap
@@ -294,7 +296,19 @@ def _settings_of_each(names: Sequence[str], shared: Mapping[str, Any]) -> list[d
     return [{name: value for name, value in shared.items() if name in each} for each in known]
 
 
+def _stay_silent() -> None:
+    """All processes do the same; the first one speaks and writes, the others into nothing."""
+    global _elsewhere
+    _elsewhere = tempfile.TemporaryDirectory(prefix="pfedbred-")
+    sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
+
+
+_elsewhere: tempfile.TemporaryDirectory[str] | None = None
+
+
 def _folder(out: Path | None, overwrite: bool, name: str) -> Path:
+    if _elsewhere:
+        return records.make_folder(Path(_elsewhere.name), overwrite)
     return records.make_folder(out or records.free_name(Path("runs"), name), overwrite)
 
 
@@ -328,8 +342,13 @@ def _run_into(folder: Path, prepared: Prepared, watcher: Any, keep_models: bool 
 def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="this is one of several processes that share the clients")
+    ] = False,
 ) -> None:
     """Personalised federated learning with Bregman-divergence priors."""
+    if distributed and not join_processes():
+        _stay_silent()
     if version:
         print(__version__)
     elif context.invoked_subcommand is None:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pfedbred.errors import SettingError
 from pfedbred.types import Tree
 
 CLIENTS = "clients"
@@ -32,6 +33,25 @@ def use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", _cores())
     except RuntimeError:
         return  # JAX is running already, with the devices it has
+
+
+def join_processes() -> bool:
+    """Makes this process one of several that run the same program; returns whether it is the first of them.
+
+    On a cluster JAX finds out by itself where the others are (Slurm, Open MPI, Kubernetes, cloud TPUs). Elsewhere three
+    environment variables say it: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    """
+    given = [os.environ.get(f"JAX_{name}") for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")]
+    try:
+        if all(given):
+            address, processes, number = given
+            jax.distributed.initialize(address, int(processes or 0), int(number or 0))
+        else:
+            jax.distributed.initialize()
+    except (RuntimeError, ValueError) as problem:
+        reason = str(problem).splitlines()[0]
+        raise SettingError(f"cannot join the other processes: {reason}") from None
+    return jax.process_index() == 0
 
 
 def keep_programs(folder: Path) -> None:
