@@ -20,6 +20,8 @@ import pfedbred
 import pfedbred.cli
 
 jax.config.update("jax_enable_x64", True)
+if jax.config.jax_num_cpu_devices == -1:  # else the first test of the command line would decide for those after it
+    jax.config.update("jax_num_cpu_devices", 1)
 settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("default")
 

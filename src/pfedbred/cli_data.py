@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,67 +22,66 @@ app = typer.Typer(help="Prepare data as one file, and look at it.", no_args_is_h
 Name = Annotated[
     str, typer.Argument(help="a dataset by name, or a file of your own: .npz, .csv, .parquet, .fed, a folder")
 ]
-Split = Annotated[str | None, typer.Option(help="paper, column, iid, dirichlet(0.5), labels(3) or quantity(0.5)")]
-Clients = Annotated[int | None, typer.Option(min=1, help="clients to split the data over")]
-Labels = Annotated[int | None, typer.Option(min=1, help="labels each client holds in the paper's split")]
-Seed = Annotated[int | None, typer.Option("--split-seed", min=0, max=2**32 - 1, help="seed of the split")]
-DataDir = Annotated[str | None, typer.Option(help="folder with the data; else $PFEDBRED_DATA, the cache, a download")]
-Glove = Annotated[str | None, typer.Option(help="a GloVe file of word vectors, for texts")]
-TestFraction = Annotated[float | None, typer.Option(help="of each client's samples [default: 0.25]")]
-ClientColumn = Annotated[str | None, typer.Option(help="the column that says whose a sample is [default: client]")]
-LabelColumn = Annotated[str | None, typer.Option(help="the column with the labels [default: label or y]")]
-Features = Annotated[
-    str | None, typer.Option(help="the columns that are inputs, separated by commas; all others if not given")
-]
 Out = Annotated[Path | None, typer.Option("--out", help="the file to write")]
+
+_OPTIONS: dict[str, Any] = {
+    "split": Annotated[str | None, typer.Option(help="paper, column, iid, dirichlet(0.5), labels(3) or quantity(0.5)")],
+    "clients": Annotated[int | None, typer.Option(min=1, help="clients to split the data over")],
+    "labels_per_client": Annotated[
+        int | None, typer.Option(min=1, help="labels each client holds in the paper's split")
+    ],
+    "seed": Annotated[int | None, typer.Option("--split-seed", min=0, max=2**32 - 1, help="seed of the split")],
+    "data_dir": Annotated[
+        str | None, typer.Option(help="folder with the data; else $PFEDBRED_DATA, the cache, a download")
+    ],
+    "glove": Annotated[str | None, typer.Option(help="a GloVe file of word vectors, for texts")],
+    "test_fraction": Annotated[float | None, typer.Option(help="of each client's samples [default: 0.25]")],
+    "client_column": Annotated[
+        str | None, typer.Option(help="the column that says whose a sample is [default: client]")
+    ],
+    "label_column": Annotated[str | None, typer.Option(help="the column with the labels [default: label or y]")],
+    "features": Annotated[
+        str | None, typer.Option(help="the columns that are inputs, separated by commas; all others if not given")
+    ],
+}
+"""The options of both commands: those of :func:`pfedbred.load`."""
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options above, in the place of its ``**options``."""
+    own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "options"]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    signature = inspect.Signature([*own, *added])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+    return command
 
 
 @app.command("prepare")
-def prepare_command(
-    name: Name,
-    split: Split = None,
-    clients: Clients = None,
-    labels_per_client: Labels = None,
-    split_seed: Seed = None,
-    data_dir: DataDir = None,
-    glove: Glove = None,
-    test_fraction: TestFraction = None,
-    client_column: ClientColumn = None,
-    label_column: LabelColumn = None,
-    features: Features = None,
-    out: Out = None,
-) -> None:
+@_with_options
+def prepare_command(name: Name, *, out: Out = None, **options: Any) -> None:
     """Write a federation as one file that needs nothing else to be read."""
     path = out or Path(f"{_stem(name)}{data.store.SUFFIX}")
     if path.suffix != data.store.SUFFIX:
         raise SettingError(f"a prepared federation is called something{data.store.SUFFIX}, not {path.name!r}")
     if not path.parent.is_dir():
         raise SettingError(f"there is no folder {path.parent}")
-    federation = _load(**{key: value for key, value in locals().items() if key not in ("path", "out")})
+    federation = _load(name, **options)
     data.store.save(federation, path)
     describe(federation)
     print(f"file: {path} ({path.stat().st_size / 1e6:.1f} MB); use it with --dataset {path}")
 
 
 @app.command("show")
-def show_command(
-    name: Name,
-    split: Split = None,
-    clients: Clients = None,
-    labels_per_client: Labels = None,
-    split_seed: Seed = None,
-    data_dir: DataDir = None,
-    glove: Glove = None,
-    test_fraction: TestFraction = None,
-    client_column: ClientColumn = None,
-    label_column: LabelColumn = None,
-    features: Features = None,
-    out: Out = None,
-) -> None:
+@_with_options
+def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
     """Print clients, samples and label counts, and draw who has what."""
     path = out or Path(f"{_stem(name)}.png")
     path = path if path.suffix else path.with_suffix(".png")
-    federation = _load(**{key: value for key, value in locals().items() if key not in ("path", "out")})
+    federation = _load(name, **options)
     describe(federation)
     try:
         draw_distribution(federation, path)
@@ -93,20 +95,10 @@ def _stem(name: str) -> str:
     return "".join(each if each.isalnum() or each in "-_." else "-" for each in stem).strip("-.") or "data"
 
 
-def _load(name: str, split_seed: int | None, features: str | None, **options: Any) -> Federation:
+def _load(name: str, features: str | None, **options: Any) -> Federation:
     chosen = [each.strip() for each in features.split(",")] if features else None
-    with console.status(f"reading {name}") if console.is_terminal else _Silence():
-        return data.load(name, seed=split_seed, features=chosen, **options)
-
-
-class _Silence:
-    """In a pipe there is nothing to spin."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
+    with console.status(f"reading {name}") if console.is_terminal else nullcontext():
+        return data.load(name, features=chosen, **options)
 
 
 def describe(federation: Federation) -> None:

@@ -230,6 +230,8 @@ class Simulation:
 
         def run(shards: Shards, extra: Any, states: State) -> Any:
             count = len(states.round)
+            if self.mesh and jax.process_count() == 1:
+                states = jax.device_put(states, self._shardings(states))  # a caller may have made them elsewhere
             if count not in programs:
                 begun = time.perf_counter()
                 jitted = jax.jit(
@@ -318,8 +320,8 @@ class Simulation:
         self._check_seed(states, seed)
         return self.algorithm.server.model(jax.tree.map(lambda leaf: leaf[seed], states.server))
 
-    def _check_seed(self, states: State, seed: int) -> None:
-        if not 0 <= seed < len(states.round):
+    def _check_seed(self, states: State, seed: Any) -> None:
+        if isinstance(seed, int | np.integer) and not 0 <= seed < len(states.round):  # it may be traced
             raise SettingError(f"there is no seed at position {seed}; positions are 0 to {len(states.round) - 1}")
 
     def personal_model(self, states: State, client: Any, seed: int = 0) -> Tree:
