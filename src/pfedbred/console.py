@@ -68,18 +68,25 @@ def show_sweep(sweep: Sweep, most: int = 10) -> None:
     g, p = sweep.best_accuracy("global"), sweep.best_accuracy("personal")
     order = np.argsort(-np.nan_to_num(p, nan=-1.0))[:most]
     points = f"the best {len(order)} of {len(p)} points" if len(p) > len(order) else f"{len(p)} points"
-    table = Table(
-        title=f"{sweep.experiment.algorithm}, {sweep.experiment.rounds} rounds: {points}, best test accuracy in %",
-        caption=f"{sweep.total_seconds:.1f} s in all, {sweep.compile_seconds:.1f} s of it compiling",
-        title_justify="left",
-        caption_justify="left",
-        box=box.ROUNDED if console.is_terminal else box.ASCII2,
+    table = _table(
+        f"{sweep.experiment.algorithm}, {sweep.experiment.rounds} rounds: {points}, best test accuracy in %",
+        f"{sweep.total_seconds:.1f} s in all, {sweep.compile_seconds:.1f} s of it compiling",
     )
     for name in (*sweep.names, "global (G)", "personal (P)"):
         table.add_column(name, justify="right")
     for i in order:
         cells = (f"{each:.4g}" for each in sweep.points[i])
         table.add_row(*cells, *("-" if np.isnan(each[i]) else f"{100 * each[i]:.2f}" for each in (g, p)))
+    _print(table)
+
+
+def _table(title: str, caption: str) -> Table:
+    frame = box.ROUNDED if console.is_terminal else box.ASCII2
+    return Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=frame)
+
+
+def _print(table: Table) -> None:
+    """In a file nothing is too wide."""
     (console if console.is_terminal else Console(highlight=False, width=120)).print(table)
 
 
@@ -148,12 +155,9 @@ def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
     """One row for each run: the best accuracy of G and of P, the worst-off clients, and the time of a round."""
     first = summaries[0]
     seeds = "mean ± standard deviation over seeds; " if first["seeds"] > 1 else ""
-    table = Table(
-        title=f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: best test accuracy in %",
-        caption=f"{seeds}worst tenth: mean P of the worst-off tenth of the clients, at the end{_explained(first)}",
-        title_justify="left",
-        caption_justify="left",
-        box=box.ROUNDED if console.is_terminal else box.ASCII2,
+    table = _table(
+        f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: best test accuracy in %",
+        f"{seeds}worst tenth: mean P of the worst-off tenth of the clients, at the end{_explained(first)}",
     )
     newcomers = first["newcomers"]
     joined = ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
@@ -172,10 +176,7 @@ def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
             f"{1000 * summary['seconds']['round']:.1f}",
             style="bold" if leads else None,
         )
-    if console.is_terminal:
-        console.print(table)
-    else:
-        Console(highlight=False, width=120).print(table)  # in a file nothing is too wide
+    _print(table)
 
 
 def _joined(summary: dict[str, Any]) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.special import xlogy
 
 from pfedbred.errors import SettingError, nearest
+from pfedbred.newton import argmax, hessian_solve
 from pfedbred.types import Array, Key, Tree
 
 _REALS = (-math.inf, math.inf)
@@ -402,11 +403,11 @@ def from_log_partition(
     @jax.jit  # called outside of a compiled program, the Newton loop would be compiled anew each time
     def grad_conjugate(x: Tree) -> Tree:
         begin = to_natural(optax.tree.zeros_like(x)) if start is None else start
-        return _argmax(g, x, begin)
+        return argmax(g, x, begin)
 
     def solve_hessian(s: Tree, v: Tree) -> Tree:
         flat_s, unravel = ravel_pytree(s)
-        return unravel(_hessian_solve(lambda u: ravel_pytree(grad_g(unravel(u)))[0], flat_s, ravel_pytree(v)[0]))
+        return unravel(hessian_solve(lambda u: ravel_pytree(grad_g(unravel(u)))[0], flat_s, ravel_pytree(v)[0]))
 
     def conjugate(x: Tree) -> Array:
         s = grad_conjugate(x)
@@ -434,65 +435,6 @@ def from_log_partition(
         to_natural=to_natural,
         from_natural=from_natural,
     )
-
-
-def _hessian_solve(gradient: Callable[[Array], Array], s: Array, b: Array) -> Array:
-    """x with Hess(s) x = b, for the Hessian of which ``gradient`` is the gradient, by conjugate gradients."""
-
-    def by_conjugate_gradients(product: Callable[[Array], Array], b: Array) -> Array:
-        return jax.scipy.sparse.linalg.cg(product, b, tol=float(jnp.finfo(b.dtype).eps), maxiter=10 * b.size)[0]
-
-    # cg alone does not transpose inside jit (jax 0.10); wrapped like this it does.
-    product = jax.linearize(gradient, s)[1]
-    return jax.lax.custom_linear_solve(product, b, by_conjugate_gradients, symmetric=True)
-
-
-def _argmax(g: Callable[[Tree], Array], x: Tree, start: Tree, newton_steps: int = 100) -> Tree:
-    """argmax_s <x, s> - g(s) by damped Newton, differentiable in x through the optimality condition."""
-    target, unravel = ravel_pytree(x)
-    begin = ravel_pytree(start)[0].astype(target.dtype)
-    eps = jnp.finfo(target.dtype).eps
-
-    def gradient(s: Array) -> Array:
-        return ravel_pytree(jax.grad(g)(unravel(s)))[0]
-
-    def newton(target: Array, begin: Array) -> Array:
-        def objective(s: Array) -> Array:
-            return g(unravel(s)) - jnp.vdot(target, s)
-
-        def unfinished(carry: tuple[Array, Array, Array]) -> Array:
-            step, _, moved = carry
-            return (step < newton_steps) & moved
-
-        def improve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            step, s, _ = carry
-            here, slope = jax.value_and_grad(objective)(s)
-            direction = _hessian_solve(gradient, s, -slope)
-
-            def too_long(length: Array) -> Array:
-                # A step outside the domain of g gives inf or nan, which is not "<=".
-                # The slack lets the last steps through, where the gain is below rounding.
-                gain = 1e-4 * length * jnp.vdot(slope, direction)
-                slack = 8 * eps * (1 + jnp.abs(here))
-                return ~(objective(s + length * direction) <= here + gain + slack) & (length > 1e-10)
-
-            length = jax.lax.while_loop(too_long, lambda t: t / 2, jnp.ones((), s.dtype))
-            change = length * direction
-            moved = jnp.linalg.norm(change) > 4 * eps * (1 + jnp.linalg.norm(s))
-            return step + 1, s + change, moved
-
-        solution = jax.lax.while_loop(unfinished, improve, (jnp.int32(0), begin, jnp.array(True)))[1]
-        miss = jnp.linalg.norm(gradient(solution) - target)
-        return jnp.where(miss <= jnp.sqrt(eps) * (1 + jnp.linalg.norm(target)), solution, jnp.nan)
-
-    solve = jax.custom_jvp(newton)
-
-    @solve.defjvp
-    def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-        solution = solve(*primals)
-        return solution, _hessian_solve(gradient, solution, tangents[0])  # grad g(s) = x, so Hess g(s) ds = dx
-
-    return unravel(solve(target, begin))
 
 
 PRIORS: dict[str, Callable[..., Family]] = {

@@ -96,55 +96,55 @@ def cifar10_pool(data_dir: str | None) -> Pool:
     return image_pool("cifar10", data_dir, to_plus_minus_one)
 
 
-def femnist_pool(data_dir: str | None) -> Pool:
-    """FEMNIST with its writers, from the hub's files or from LEAF's."""
-    folder = find("femnist", data_dir, lambda folder: leaf_files(folder) or _parts(folder))
+class _Owned(NamedTuple):
+    """Samples with their owners, whichever way they were stored."""
+
+    x: np.ndarray
+    y: np.ndarray
+    owner: np.ndarray
+    owners: tuple[str, ...]
+    is_test: np.ndarray | None
+    origin: Callable[[int], str]
+    raw: bool  # what LEAF has written, it has sampled
+
+
+def _owned(
+    name: str,
+    data_dir: str | None,
+    from_leaf: Callable[[list[Any], Callable[[int], str]], np.ndarray],
+    from_hub: Callable[[Table], tuple[np.ndarray, np.ndarray]],
+    owner_column: str,
+) -> _Owned:
+    """A dataset from LEAF's files, or else from the hub's."""
+    folder = find(name, data_dir, lambda folder: leaf_files(folder) or _parts(folder))
     if folder and leaf_files(folder):
         found = read_leaf(leaf_files(folder))
-        x, y = _leaf_images(found.x, found.origin), _labels(found.y, found.origin)
-        owner, owners, is_test, origin = found.owner, found.owners, found.is_test, found.origin
-    else:
-        samples = table("femnist", data_dir)
-        x, y = samples.images("image"), samples.whole_numbers("character")
-        (owner, owners), is_test, origin = samples.names("writer_id"), None, samples.origin
-    return Pool(
-        "femnist",
-        x,
-        y,
-        classes=int(y.max()) + 1,
-        owner=owner,
-        owners=owners,
-        is_test=is_test,
-        normalise=to_unit_interval,
-        origin=origin,
-        raw=is_test is None,
-    )
+        x, y = from_leaf(found.x, found.origin), _labels(found.y, found.origin)
+        return _Owned(x, y, found.owner, found.owners, found.is_test, found.origin, raw=False)
+    samples = table(name, data_dir)
+    x, y = from_hub(samples)
+    return _Owned(x, y, *samples.names(owner_column), None, samples.origin, raw=True)
+
+
+def femnist_pool(data_dir: str | None) -> Pool:
+    """FEMNIST with its writers."""
+
+    def from_hub(samples: Table) -> tuple[np.ndarray, np.ndarray]:
+        return samples.images("image"), samples.whole_numbers("character")
+
+    found = _owned("femnist", data_dir, _leaf_images, from_hub, "writer_id")
+    return Pool("femnist", classes=int(found.y.max()) + 1, normalise=to_unit_interval, **found._asdict())
 
 
 def sent140_pool(data_dir: str | None) -> Pool:
-    """Sent140's tweets with their authors, from LEAF's files or from the hub's."""
-    folder = find("sent140", data_dir, lambda folder: leaf_files(folder) or _parts(folder))
-    if folder and leaf_files(folder):
-        found = read_leaf(leaf_files(folder))
-        texts, y = _tweets(found.x, found.origin), _labels(found.y, found.origin)
-        owner, owners, is_test, origin = found.owner, found.owners, found.is_test, found.origin
-    else:
-        samples = table("sent140", data_dir)
-        texts, y = samples.texts("text"), samples.whole_numbers("sentiment")
-        y = (y == 4).astype(np.int32)  # the hub's numbers are 0 and 4
-        (owner, owners), is_test, origin = samples.names("user"), None, samples.origin
-    return Pool(
-        "sent140",
-        texts,
-        y,
-        classes=2,
-        owner=owner,
-        owners=owners,
-        is_test=is_test,
-        labels=("negative", "positive"),
-        origin=origin,
-        raw=not (folder and leaf_files(folder)),  # what LEAF has written, it has sampled
-    )
+    """Sent140's tweets with their authors."""
+
+    def from_hub(samples: Table) -> tuple[np.ndarray, np.ndarray]:
+        positive = samples.whole_numbers("sentiment") == 4  # the hub's numbers are 0 and 4
+        return samples.texts("text"), positive.astype(np.int32)
+
+    found = _owned("sent140", data_dir, _tweets, from_hub, "user")
+    return Pool("sent140", classes=2, labels=("negative", "positive"), **found._asdict())
 
 
 def _leaf_images(x: list[Any], origin: Callable[[int], str]) -> np.ndarray:
