@@ -56,6 +56,8 @@ def test_a_newcomer_is_met_with_the_global_model():
         assert result.newcomers[0].personal.test.accuracy[seed] == pytest.approx(expected)
     first, last = result.newcomers[0].personal.train.loss, result.newcomers[-1].personal.train.loss
     assert np.all(last < first)
+    for evaluation in result.newcomers:  # the server does not learn from them
+        np.testing.assert_array_equal(evaluation.global_.test.loss, result.newcomers[0].global_.test.loss)
 
 
 def test_a_newcomer_trains_alone():
