@@ -161,7 +161,7 @@ def message_passing(
     for chosen in run.chosen_by_round:
         for i in run.clients:
             if run.trains(i, chosen):
-                w = own[i]
+                w = own[i] if run.read[i] else sent[i]  # a client begins with the first message it receives
                 for batch in run.next(i, settings.R):
                     w = w - settings.alpha * (gradient(w, batch) + pull * (w - sent[i]))
                 own[i] = w
@@ -169,7 +169,8 @@ def message_passing(
             uploaded[i] = own[i]
         made = cloud_models(uploaded, weights(uploaded, settings))
         sent = [run.momentum(sent[i], made[i]) for i in run.clients]
-    return sum(sent[1:], sent[0]) / len(sent), own
+    personal = [own[i] if run.read[i] else sent[i] for i in run.clients]
+    return sum(sent[1:], sent[0]) / len(sent), personal
 
 
 def fedamp(run: Run, start: Vector) -> tuple[Vector, list[Vector]]:

@@ -234,16 +234,18 @@ def run(
       chosen_by_round: of each round, whose uploads are averaged.
       participation: ``all`` clients train in every round, or the ``sample`` of the chosen.
     """
-    clients = [Client(theta=w, memory=w) for _ in sizes]
+    clients: list[Client | None] = [None for _ in sizes]  # until the first message, of which each makes its state
     count = minibatches_per_round(name, settings)
     for chosen in chosen_by_round:
         local = {}
         for i, client in enumerate(clients):
             if participation == "all" or i in chosen:
+                client = client or Client(theta=w, memory=w)
+                clients[i] = client
                 batches = sequences[i][client.read : client.read + count]
                 client.read += count
                 local[i] = client_round(name, settings, w, client, batches)
         w = server_step(settings, w, [local[i] for i in chosen], [sizes[i] for i in chosen])
     if name == "fedavg":  # it has one model only: the paper's table lists it under G alone
         return w, [w for _ in clients]
-    return w, [client.theta for client in clients]
+    return w, [client.theta if client else w for client in clients]

@@ -190,6 +190,8 @@ def run(
     for chosen in chosen_by_round:
         uploads = {}
         for i, client in enumerate(clients):
+            if client.read == 0:
+                client.v = w  # it begins with the first message it trains on
             if participation == "all" or i in chosen:
                 batches = sequences[i][client.read : client.read + count]
                 assert len(batches) == count
@@ -197,5 +199,8 @@ def run(
                 uploads[i] = ROUNDS[name](w, client, batches, s)
         if name != "local":
             w = server(name, w, [uploads[i] for i in chosen], [sizes[i] for i in chosen], s)
+    for client in clients:
+        if client.read == 0:
+            client.v = w
     models = [personal(name, w, client, sequences[i][client.read :], s) for i, client in enumerate(clients)]
     return w, models, clients

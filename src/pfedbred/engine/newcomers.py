@@ -9,8 +9,9 @@ from __future__ import annotations
 from pfedbred.algorithm import Algorithm
 from pfedbred.data.federation import Federation
 from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.round import Plan
 from pfedbred.engine.selection import fixed
-from pfedbred.engine.simulation import Plan, Simulation, State
+from pfedbred.engine.simulation import Simulation, State
 
 
 def join(simulation: Simulation, states: State, newcomers: Federation, rounds: int) -> list[Evaluation]:

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pfedbred.algorithm import Algorithm, Task, Uploads
-from pfedbred.data.batches import ClientData, Inputs, draw_rows
+from pfedbred.algorithm import Algorithm, Task
 from pfedbred.data.federation import Federation
 from pfedbred.engine import cohort, devices, evaluation, selection
+from pfedbred.engine.round import ClientRecord, Plan, Round, Shards, Shared, shards_of
 from pfedbred.errors import SettingError
-from pfedbred.keys import data_key, init_key, select_key
+from pfedbred.keys import init_key, select_key
 from pfedbred.types import Array, Key, Tree
-
-
-class ClientRecord(NamedTuple):
-    """What the engine keeps for each client: the algorithm's state, and how many samples the client has read."""
-
-    state: Tree
-    drawn: Array
 
 
 class State(NamedTuple):
@@ -41,46 +33,6 @@ class State(NamedTuple):
     server: Tree
     clients: ClientRecord
     settings: Mapping[str, Array] = {}  # never changed
-
-
-class Shared(NamedTuple):
-    """What all clients of a round see of it."""
-
-    shards: Shards
-    key: Key
-    server: Tree
-    settings: Mapping[str, Array]
-
-
-class Shards(NamedTuple):
-    """The training samples on the device."""
-
-    x: Inputs
-    y: Array
-    offsets: Array
-    sizes: Array
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How rounds are run, apart from what the algorithm does.
-
-    Attributes:
-      select: I, whose uploads are averaged.
-      participation: ``all`` clients train in every round and the selected are averaged (the paper's experiments), or
-        only the ``sample`` that is averaged trains (practice).
-      weights: of the average, by training samples (``data``) or ``uniform``.
-      batch_size: samples in a minibatch.
-      executor: see :mod:`pfedbred.engine.cohort`.
-      chunk: clients that ``vmap`` runs at a time; all if None.
-    """
-
-    select: selection.Select
-    participation: Literal["all", "sample"] = "all"
-    weights: Literal["data", "uniform"] = "data"
-    batch_size: int = 20
-    executor: str = "auto"
-    chunk: int | None = None
 
 
 class Simulation:
@@ -108,19 +60,13 @@ class Simulation:
     ) -> None:
         """``vary(settings)`` is the algorithm with other hyper-parameters, for the settings given to ``init``."""
         self.algorithm, self.task, self.federation, self.plan = algorithm, task, federation, plan
-        self._vary = vary
         self.executor = cohort.choose(plan.executor, plan.chunk)
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
-        train = federation.train
-        self.shards = devices.place(
-            Shards._make((federation.inputs(train), train.y, train.offsets, train.sizes)), self._everywhere
-        )
+        self.shards = devices.place(shards_of(federation, np.arange(federation.clients)), self._everywhere)
         selection.check(plan.select(jax.random.key(0), self.shards.sizes), federation.clients)
         self._evaluator = evaluation.Evaluator(algorithm, task, federation, self.shards.x, self.executor, self.mesh)
-        every = partial(cohort.every, executor=self.executor, chunk=plan.chunk, mesh=self.mesh)
-        self._prepare_clients, self._train_clients = every(self._prepare_client), every(self._train_client)
-        self._model_clients = every(self._model_client)
-        self._model_one = jax.jit(self._model_client)
+        self.round = Round(algorithm, plan, self.executor, self.mesh, vary)
+        self._model_one = jax.jit(self.round.model_client)
         self._advance = self._compiled(self._rounds, stays=True)
         self._measure = self._compiled(self._measure_one)
         self._models = self._compiled(self._models_one)
@@ -142,62 +88,24 @@ class Simulation:
         placed = jax.tree.map(lambda leaf: self._everywhere, states)
         return placed._replace(clients=jax.tree.map(lambda leaf: clients, states.clients))
 
-    # One client -------------------------------------------------------------------------------------------------
-
-    def _client_data(self, shards: Shards, key: Key, i: Array, drawn: Array, draws: int) -> ClientData:
-        offset, size = shards.offsets[i], shards.sizes[i]
-        rows = draw_rows(data_key(key, i), offset, size, drawn, draws, self.plan.batch_size)
-        return ClientData(shards.x, shards.y, rows, offset, size)
-
-    def _algorithm(self, settings: Mapping[str, Array]) -> Algorithm:
-        return self._vary(settings) if self._vary and settings else self.algorithm
-
-    def _train_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> tuple[Tree, ClientRecord]:
-        (shards, key, server, settings), (i, record) = shared, item
-        client, send = self._algorithm(settings).client, self._algorithm(settings).server.send
-        data = self._client_data(shards, key, i, record.drawn, client.draws)
-        upload, state = client.train(send(server, i), record.state, data)
-        drawn = record.drawn + jnp.uint32(client.draws * self.plan.batch_size)
-        return upload, ClientRecord(state, drawn)
-
-    def _prepare_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
-        (shards, key, server, settings), (i, record) = shared, item
-        client, send = self._algorithm(settings).client, self._algorithm(settings).server.send
-        assert client.prepare is not None
-        data = self._client_data(shards, key, i, record.drawn, 0)
-        return client.prepare(send(server, i), record.state, data)
-
-    def _model_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
-        (shards, key, server, settings), (i, record) = shared, item
-        client, send = self._algorithm(settings).client, self._algorithm(settings).server.send
-        data = self._client_data(shards, key, i, record.drawn, client.model_draws)
-        return client.model(send(server, i), record.state, data)
-
     # One round --------------------------------------------------------------------------------------------------
 
     def _round(self, shards: Shards, state: State) -> State:
-        algorithm = self._algorithm(state.settings)
         chosen = self.plan.select(select_key(state.key, state.round), shards.sizes)
-        amount = shards.sizes[chosen] if self.plan.weights == "data" else jnp.ones(chosen.shape)
-        weight = amount / jnp.sum(amount)
+        shared = Shared(shards, state.key, state.server, state.settings)
         records = jax.tree.map(lambda leaf: leaf[chosen], state.clients)
-        server = state.server
-        if algorithm.client.prepare and algorithm.server.prepare:
-            answers = self._prepare_clients(Shared(shards, state.key, server, state.settings), (chosen, records))
-            server = algorithm.server.prepare(server, Uploads(answers, chosen, weight))
-        shared = Shared(shards, state.key, server, state.settings)
         if self.plan.participation == "all":
+            shared = self.round.prepared(shared, chosen, records)
             everyone = jnp.arange(self.federation.clients)
-            uploads, clients = self._train_clients(shared, (everyone, state.clients))
-            uploads = jax.tree.map(lambda leaf: leaf[chosen], uploads)
-            if algorithm.client.synced:
+            uploads, clients = self.round.train(shared, (everyone, state.clients))
+            server = self.round.aggregated(shared, chosen, jax.tree.map(lambda leaf: leaf[chosen], uploads))
+            if self.round.algorithm(state.settings).client.synced:
                 trained = jax.tree.map(lambda leaf: leaf[chosen], clients.state)
                 states = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients.state, trained)
                 clients = ClientRecord(states, clients.drawn)
         else:
-            uploads, records = self._train_clients(shared, (chosen, records))
+            server, records = self.round.of_sample(shared, chosen, records)
             clients = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients, records)
-        server = algorithm.server.aggregate(server, Uploads(uploads, chosen, weight))
         return State(state.key, state.round + 1, server, clients, state.settings)
 
     def _rounds(self, shards: Shards, rounds: Array, state: State) -> State:
@@ -213,8 +121,8 @@ class Simulation:
     def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
         everyone = jnp.arange(self.federation.clients)
         shared = Shared(shards, state.key, state.server, state.settings)
-        personal = self._model_clients(shared, (everyone, state.clients))
-        return self._algorithm(state.settings).server.model(state.server), personal
+        personal = self.round.model(shared, (everyone, state.clients))
+        return self.round.algorithm(state.settings).server.model(state.server), personal
 
     # All seeds --------------------------------------------------------------------------------------------------
 
@@ -262,14 +170,14 @@ class Simulation:
     def _start(self, seeds: Array, settings: Mapping[str, Array] | None = None) -> State:
         def start(seed: Array, settings: Mapping[str, Array]) -> State:
             key = jax.random.key(seed)
-            server = self._algorithm(settings).server.init(init_key(key), self.federation.clients)
+            server = self.round.algorithm(settings).server.init(init_key(key), self.federation.clients)
             return self._meet(key, server, settings)
 
         return jax.vmap(start)(seeds, dict(settings or {}))
 
     def _meet(self, key: Key, server: Tree, settings: Mapping[str, Array]) -> State:
         """Every client before its first round, with what the server sends it first."""
-        algorithm = self._algorithm(settings)
+        algorithm = self.round.algorithm(settings)
 
         def record(i: Array) -> ClientRecord:
             return ClientRecord(algorithm.client.init(algorithm.server.send(server, i)), jnp.uint32(0))
