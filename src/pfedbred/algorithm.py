@@ -213,6 +213,12 @@ def costs(algorithm: Algorithm, task: Task, sample: Batch) -> Costs:
     return Costs(*(_entries(tree) / _entries(found.weights) for tree in (found.message, found.upload, found.state)))
 
 
+def state_bytes(algorithm: Algorithm, task: Task, sample: Batch) -> int:
+    """What one client keeps."""
+    kept = exchange(algorithm, task, sample).state
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+
+
 def _entries(tree: Tree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pfedbred.data.federation import Federation
+from pfedbred.engine import StreamedSimulation
 from pfedbred.experiment import Experiment, Point, Prepared, Run
 from pfedbred.sweep import Sweep
 
@@ -92,14 +95,18 @@ def _print(table: Table) -> None:
 
 def show_federation(prepared: Prepared) -> None:
     """One line on the data."""
-    federation = prepared.simulation.federation
+    simulation = prepared.simulation
+    federation = simulation.federation
     words = f", word vectors {federation.about['embedding']}" if federation.text else ""
     held = f"; {prepared.newcomers.clients} more clients held out" if prepared.newcomers else ""
-    print(
-        f"{federation.name}: {federation.clients:,} clients, {len(federation.train.y):,} training and "
-        f"{len(federation.test.y):,} test samples, {federation.classes} labels{words}{held}",
-        flush=True,
-    )
+    samples = "samples made on demand"
+    if isinstance(federation, Federation):
+        samples = f"{len(federation.train.y):,} training and {len(federation.test.y):,} test samples"
+    print(f"{federation.name}: {federation.clients:,} clients, {samples}, {federation.classes} labels{words}{held}")
+    if isinstance(simulation, StreamedSimulation):
+        where = "in memory" if simulation.store == "memory" else "in a file"
+        print(f"  the sampled clients' states are kept {where}; {len(simulation.scored):,} clients are scored")
+    sys.stdout.flush()
 
 
 def _bar(progress: Progress, experiment: Experiment, width: int) -> Watcher:

@@ -10,13 +10,26 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pfedbred import algorithms, data, models
 from pfedbred import settings as settings_
-from pfedbred.algorithm import Task
+from pfedbred.algorithm import Algorithm, Task, state_bytes
+from pfedbred.data.batches import Batch
 from pfedbred.data.federation import Federation
-from pfedbred.engine import Evaluation, Plan, Simulation, State, cohort, selection
+from pfedbred.data.population import Population
+from pfedbred.engine import (
+    Evaluation,
+    Plan,
+    Simulation,
+    State,
+    StreamedSimulation,
+    client_store,
+    cohort,
+    devices,
+    selection,
+)
 from pfedbred.engine.newcomers import join
 from pfedbred.errors import SettingError, nearest
 from pfedbred.settings import Count, Fraction, NonNegativeCount, Seed
@@ -60,6 +73,13 @@ class Experiment:
     select: str | list[int] = _option(
         "uniform", "how they are chosen: uniform, by-data, or client numbers such as 0,3,5"
     )
+    store: Literal["auto", "device", "memory", "file"] = _option(
+        "auto", "where clients are between their rounds: device, memory or file; auto is the first that has room"
+    )
+    store_dir: str | None = _option(None, "folder for the file of client states; that for temporary files if not given")
+    scored_clients: Count | None = _option(
+        None, "clients that are evaluated, a fixed random sample, where they are not on the device [default: 1000]"
+    )
     weights: Literal["data", "uniform"] = _option("data", "their weights: by training samples, or uniform")
     batch_size: Count = _option(20, "samples in a minibatch")
     eval_every: Count = _option(1, "rounds between evaluations")
@@ -67,7 +87,7 @@ class Experiment:
     chunk: Count | None = _option(None, "clients that vmap runs at a time; all if not given")
 
     @staticmethod
-    def from_mapping(given: Mapping[str, Any], federation: Federation | None = None) -> Experiment:
+    def from_mapping(given: Mapping[str, Any], federation: Federation | Population | None = None) -> Experiment:
         """An experiment from plain values, each checked; what is not given keeps its default."""
         known = [each.name for each in dataclasses.fields(Experiment)]
         for name in given:
@@ -75,7 +95,7 @@ class Experiment:
                 raise SettingError(f"unknown option {name!r}{nearest(name, known)}")
         return Experiment(**given).resolved(federation)
 
-    def resolved(self, federation: Federation | None = None) -> Experiment:
+    def resolved(self, federation: Federation | Population | None = None) -> Experiment:
         """The same experiment, checked, with every default filled in. Raises SettingError if it cannot be run.
 
         Given the federation, that includes what only the data can tell: how many clients a round averages. The number
@@ -103,6 +123,7 @@ class Experiment:
         experiment = dataclasses.replace(
             self,
             data_dir=self.data_dir and _absolute(self.data_dir),
+            store_dir=self.store_dir and _absolute(self.store_dir),
             glove=self.glove and _absolute(self.glove),
         )
         if data.is_file(self.dataset):
@@ -157,8 +178,12 @@ class Experiment:
         """The seeds of the run."""
         return list(range(self.seed, self.seed + self.seeds))
 
-    def federation(self) -> Federation:
-        """The data, split over the clients."""
+    def federation(self) -> Federation | Population:
+        """The data, split over the clients; made on demand if it can be and all of it is too much, or is to be."""
+        if self.participation == "sample" and self.store != "device":
+            found = data.population(self.dataset, split=self.split, clients=self.clients, seed=self.split_seed)
+            if found and self._store(found, states=0) != "device":
+                return found
         return data.load(
             self.dataset,
             split=self.split,
@@ -169,13 +194,25 @@ class Experiment:
             glove=self.glove,
         )
 
-    def prepare(self, federation: Federation | None = None) -> Prepared:
+    def _store(self, federation: Federation | Population, states: int) -> str:
+        return client_store.choose(
+            self.store,
+            sampled=self.participation == "sample",
+            samples=federation.bytes,
+            states=states,
+            device=devices.device_memory(),
+            host=devices.host_memory(),
+        )
+
+    def prepare(self, federation: Federation | Population | None = None) -> Prepared:
         """Ready to run on ``federation``, or on the named dataset. What cannot work fails here."""
         if federation is None:
             federation = self.resolved().federation()
         experiment = self.resolved(federation)
         newcomers = None
         if experiment.held_out_clients:
+            if isinstance(federation, Population):
+                raise SettingError("held_out_clients needs all clients at hand, and these are made on demand")
             federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
         task = Task(models.get(experiment.model, federation.shape, federation.classes, federation.words))
         algorithm = algorithms.make(experiment.algorithm, task, experiment.settings)
@@ -189,9 +226,27 @@ class Experiment:
             experiment.executor,
             experiment.chunk,
         )
-        simulation = Simulation(algorithm, task, federation, plan)
+        simulation = experiment._simulation(algorithm, task, federation, plan)
         simulation.trace()
         return Prepared(experiment, simulation, newcomers)
+
+    def _simulation(
+        self, algorithm: Algorithm, task: Task, federation: Federation | Population, plan: Plan
+    ) -> Simulation | StreamedSimulation:
+        """Where the clients are kept decides how it runs."""
+        sample = Batch(jnp.zeros((1, *federation.shape), jnp.int32 if federation.text else float), jnp.zeros(1, int))
+        states = federation.clients * self.seeds * state_bytes(algorithm, task, sample)
+        store = self._store(federation, states)
+        if store == "device" and isinstance(federation, Federation):
+            if self.scored_clients:
+                raise SettingError("scored_clients is for clients in memory or in a file: on the device all are scored")
+            return Simulation(algorithm, task, federation, plan)
+        if self.select == "by-data" and isinstance(federation, Population):
+            raise SettingError("select by-data needs all clients' sizes, and these clients are made on demand")
+        where: Any = store
+        return StreamedSimulation(
+            algorithm, task, federation, plan, where, folder=self.store_dir, scored=self.scored_clients
+        )
 
 
 def _absolute(path: str) -> str:
@@ -202,7 +257,7 @@ class Prepared(NamedTuple):
     """An experiment with every default filled in, its programs, and the clients that are held out of training."""
 
     experiment: Experiment
-    simulation: Simulation
+    simulation: Simulation | StreamedSimulation
     newcomers: Federation | None
 
 
@@ -235,7 +290,7 @@ class Run:
     compile_seconds: float
     round_seconds: list[float]
     total_seconds: float
-    simulation: Simulation
+    simulation: Simulation | StreamedSimulation
     states: State
     newcomers: list[Evaluation] | None = None
 
@@ -256,7 +311,7 @@ class Run:
 def run(
     experiment: Experiment | None = None,
     *,
-    federation: Federation | None = None,
+    federation: Federation | Population | None = None,
     prepared: Prepared | None = None,
     observe: Callable[[Point], None] | None = None,
     **options: Any,

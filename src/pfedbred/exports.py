@@ -20,6 +20,7 @@ from pfedbred import algorithms, models, records, tensors
 from pfedbred.algorithm import Algorithm, Task, exchange
 from pfedbred.data.batches import Batch, Inputs
 from pfedbred.data.federation import Federation
+from pfedbred.data.population import Population
 from pfedbred.data.text import Text
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Run
@@ -65,7 +66,7 @@ def _without_prior(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {} if isinstance(settings.get("sigma", 0.0), int | float) else {"sigma": None}
 
 
-def _data_facts(federation: Federation) -> dict[str, Any]:
+def _data_facts(federation: Federation | Population) -> dict[str, Any]:
     return {
         "dataset": federation.name,
         "shape": list(federation.shape),
@@ -77,7 +78,7 @@ def _data_facts(federation: Federation) -> dict[str, Any]:
     }
 
 
-def _data_arrays(federation: Federation) -> dict[str, np.ndarray]:
+def _data_arrays(federation: Federation | Population) -> dict[str, np.ndarray]:
     """What turns a sample into the model's input."""
     vectors = federation.text.vectors if federation.text else None
     given = {"input.shift": federation.shift, "input.scale": federation.scale, "input.vectors": vectors}

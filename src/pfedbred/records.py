@@ -24,7 +24,6 @@ import numpy as np
 import yaml
 
 from pfedbred._version import __version__
-from pfedbred.data.federation import Federation
 from pfedbred.engine.evaluation import ModelScores, Scores
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Point, Run
@@ -176,7 +175,7 @@ def summary(run: Run) -> dict[str, Any]:
             "round": float(f"{np.median(run.round_seconds):.4g}"),
             "total": round(run.total_seconds, 4),
         },
-        "data": federation_facts(run.simulation.federation),
+        "data": run.simulation.federation.facts,
         "newcomers": _newcomers(run),
         "version": __version__,
         "revision": revision(),
@@ -197,18 +196,6 @@ def _outcome(run: Run, model: Any) -> dict[str, Any]:
         "final_loss": _mean_std(final.loss),
         "final_worst_decile": _mean_std(final.worst_decile),
         "final_client_std": _mean_std(final.client_std),
-    }
-
-
-def federation_facts(federation: Federation) -> dict[str, Any]:
-    """What a federation holds, in a few numbers."""
-    return {
-        "name": federation.name,
-        "clients": federation.clients,
-        "train_samples": len(federation.train.y),
-        "test_samples": len(federation.test.y),
-        "classes": federation.classes,
-        **federation.about,
     }
 
 

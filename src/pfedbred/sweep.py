@@ -109,6 +109,10 @@ def sweep(
     points = np.array(list(itertools.product(*grid.values())), float)
     first = {**experiment.settings, **dict(zip(names, map(float, points[0]), strict=True))}
     prepared = dataclasses.replace(experiment, settings=first).prepare(federation)
+    if not isinstance(prepared.simulation, Simulation):
+        raise SettingError(
+            "a sweep keeps all clients on the device, at every point: use fewer clients, or store 'device'"
+        )
     experiment, simulation = prepared.experiment, _varying(prepared.experiment, prepared.simulation)
     seeds = experiment.seed_list
     if not len(simulation.federation.test.y):

@@ -18,7 +18,8 @@ from pfedbred.data.own import pool_from_arrays, pool_from_dataset, pool_from_fil
 from pfedbred.data.paper import paper_split
 from pfedbred.data.partition import SPLITS, by_labels, column
 from pfedbred.data.pool import Assignment, Pool, federate
-from pfedbred.data.synthetic import synthetic_pool
+from pfedbred.data.population import Population
+from pfedbred.data.synthetic import by_client, synthetic_pool, synthetic_population
 from pfedbred.errors import SettingError, nearest
 from pfedbred.settings import NonNegative
 
@@ -28,6 +29,7 @@ __all__ = [
     "Dataset",
     "Federation",
     "Pool",
+    "Population",
     "Split",
     "from_arrays",
     "from_clients",
@@ -48,6 +50,7 @@ class Dataset(NamedTuple):
       clients: how many it has if the user does not say; None if the data knows.
       labels_per_client: likewise, for splits by label.
       seed: of its usual split.
+      population: ``population(clients, seed, ...)`` makes the same clients as the usual split, each on demand.
     """
 
     pool: Callable[..., Pool]
@@ -55,6 +58,7 @@ class Dataset(NamedTuple):
     clients: int | None = None
     labels_per_client: int | None = None
     seed: int = 0
+    population: Callable[..., Population] | None = None
 
 
 def digits(data_dir: str | None, clients: int, seed: int) -> Pool:
@@ -102,6 +106,13 @@ def synthetic(
     return synthetic_pool(alpha, beta, clients, seed, "synthetic")
 
 
+def synthetic_on_demand(clients: int, seed: int, *, alpha: float, beta: float) -> Population:
+    """The same, client by client."""
+    return synthetic_population(alpha, beta, clients, seed, "synthetic", TEST_FRACTION)
+
+
+TEST_FRACTION = 0.25
+
 DATASETS: dict[str, Dataset] = {
     "cifar10": Dataset(cifar10, partial(paper_split, sizes="cifar10"), clients=20, labels_per_client=3, seed=1),
     "digits": Dataset(digits, partial(by_labels, test_fraction=0.25), clients=20, labels_per_client=3),
@@ -112,11 +123,11 @@ DATASETS: dict[str, Dataset] = {
         mnist_paper, partial(paper_split, slot_labels=True), clients=100, labels_per_client=3, seed=1
     ),
     "sent140": Dataset(sent140, by_groups, clients=10),
-    "synthetic": Dataset(synthetic, partial(column, test_fraction=0.25), clients=100),
+    "synthetic": Dataset(
+        synthetic, partial(by_client, test_fraction=TEST_FRACTION), clients=100, population=synthetic_on_demand
+    ),
 }
 """Every named dataset. A new one is a function that reads its samples, and a line here."""
-
-TEST_FRACTION = 0.25
 
 
 def is_file(dataset: str) -> bool:
@@ -183,6 +194,18 @@ def load(
     seed = known.seed if seed is None else seed
     pool = known.pool(data_dir, clients or known.clients, seed, **arguments)
     return _split(pool, known, split, clients, labels_per_client, seed, glove, test_fraction)
+
+
+def population(
+    dataset: str, *, split: str | None = None, clients: int | None = None, seed: int | None = None
+) -> Population | None:
+    """The clients of :func:`load` made on demand, for data that can be; None for all other."""
+    if is_file(dataset):
+        return None
+    known, arguments = find(dataset)
+    if known.population is None or split not in (None, "paper"):
+        return None
+    return known.population(clients or known.clients, known.seed if seed is None else seed, **arguments)
 
 
 def _split(

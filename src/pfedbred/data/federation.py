@@ -91,6 +91,23 @@ class Federation:
         return tuple(self.train.x.shape[1:])
 
     @property
+    def bytes(self) -> int:
+        """What its samples take."""
+        return self.train.x.nbytes + self.test.x.nbytes
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it holds, in a few numbers."""
+        return {
+            "name": self.name,
+            "clients": self.clients,
+            "train_samples": len(self.train.y),
+            "test_samples": len(self.test.y),
+            "classes": self.classes,
+            **self.about,
+        }
+
+    @property
     def words(self) -> Words | None:
         """What a model has to know of word ids; None if the samples are numbers."""
         return None if self.text is None else Words(self.text.count, self.text.vectors)

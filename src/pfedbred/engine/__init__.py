@@ -4,5 +4,15 @@ from pfedbred.engine.devices import join_processes, keep_programs, use_all_cores
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.round import Plan
 from pfedbred.engine.simulation import Simulation, State
+from pfedbred.engine.streamed import StreamedSimulation
 
-__all__ = ["Evaluation", "Plan", "Simulation", "State", "join_processes", "keep_programs", "use_all_cores"]
+__all__ = [
+    "Evaluation",
+    "Plan",
+    "Simulation",
+    "State",
+    "StreamedSimulation",
+    "join_processes",
+    "keep_programs",
+    "use_all_cores",
+]

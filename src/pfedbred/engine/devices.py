@@ -69,6 +69,17 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def host_memory() -> int:
+    """Bytes that this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def device_memory() -> int:
+    """Bytes that a device has; for a CPU, those of the machine."""
+    facts = jax.local_devices()[0].memory_stats()
+    return facts["bytes_limit"] if facts else host_memory()
+
+
 def clients_mesh(devices: int | None = None) -> Mesh | None:
     """A mesh of all devices (or the first few); None if there is only one."""
     found = jax.devices()[:devices]

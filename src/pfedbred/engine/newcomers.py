@@ -12,9 +12,12 @@ from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.round import Plan
 from pfedbred.engine.selection import fixed
 from pfedbred.engine.simulation import Simulation, State
+from pfedbred.engine.streamed import StreamedSimulation
 
 
-def join(simulation: Simulation, states: State, newcomers: Federation, rounds: int) -> list[Evaluation]:
+def join(
+    simulation: Simulation | StreamedSimulation, states: State, newcomers: Federation, rounds: int
+) -> list[Evaluation]:
     """The newcomers' G and P after 0, 1, ..., ``rounds`` rounds of training on their own."""
     plan = simulation.plan
     everyone = fixed(range(newcomers.clients))

@@ -225,22 +225,29 @@ class Simulation:
 
     def global_model(self, states: State, seed: int = 0) -> Tree:
         """G of the seed at that position."""
-        self._check_seed(states, seed)
+        check_seed(states, seed)
         return self.algorithm.server.model(jax.tree.map(lambda leaf: leaf[seed], states.server))
-
-    def _check_seed(self, states: State, seed: Any) -> None:
-        if isinstance(seed, int | np.integer) and not 0 <= seed < len(states.round):  # it may be traced
-            raise SettingError(f"there is no seed at position {seed}; positions are 0 to {len(states.round) - 1}")
 
     def personal_model(self, states: State, client: Any, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
-        self._check_seed(states, seed)
-        if isinstance(client, int | np.integer) and not 0 <= client < self.federation.clients:  # it may be traced
-            raise SettingError(f"there is no client {client}; clients are 0 to {self.federation.clients - 1}")
+        check_seed(states, seed)
+        check_client(self.federation.clients, client)
         state = jax.tree.map(lambda leaf: leaf[seed], states)
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
         shared = Shared(self.shards, state.key, state.server, state.settings)
         return self._model_one(shared, (jnp.int32(client), record))
+
+
+def check_seed(states: State, seed: Any) -> None:
+    """Refuses a position that no seed has, unless it is traced."""
+    if isinstance(seed, int | np.integer) and not 0 <= seed < len(states.round):
+        raise SettingError(f"there is no seed at position {seed}; positions are 0 to {len(states.round) - 1}")
+
+
+def check_client(clients: int, client: Any) -> None:
+    """Refuses a number that no client has, unless it is traced."""
+    if isinstance(client, int | np.integer) and not 0 <= client < clients:
+        raise SettingError(f"there is no client {client}; clients are 0 to {clients - 1}")
 
 
 def _one_seed_after_another(

@@ -65,7 +65,7 @@ def _title(figure: Any, run: Run) -> None:
     federation = run.simulation.federation
     clients = federation.clients
     model = experiment.model if isinstance(experiment.model, str) else "custom model"
-    averaged = f"{experiment.aggregated} of {clients} clients averaged a round"
+    averaged = f"{experiment.aggregated} of {clients:,} clients averaged a round"
     figure.suptitle(f"{federation.name}, {model}: {averaged}, {seeds}", fontsize=11)
 
 
@@ -97,7 +97,8 @@ def _draw_clients(axes: Any, run: Run) -> None:
     axes.vlines(place, np.minimum(g, p), np.maximum(g, p), color="#bbbbbb", linewidth=min(1.2, size / 8), zorder=1)
     axes.scatter(place, g, s=size, color=_COLOURS[0], label="G on the client's test set", zorder=2)
     axes.scatter(place, p, s=size, color=_COLOURS[1], label="the client's own P", zorder=3)
-    axes.set_xlabel("client, in order of G")
+    shown = "" if len(g) == run.simulation.federation.clients else f" ({len(g):,} of them)"
+    axes.set_xlabel(f"client, in order of G{shown}")
     axes.set_ylabel("test accuracy (%)")
     axes.set_title(
         f"after round {run.points[-1].round}: {int(np.sum(p > g))} gain, {int(np.sum(p < g))} lose",

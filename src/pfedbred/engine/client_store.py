@@ -1,0 +1,133 @@
+"""Where the records of clients are while they are not on the device: in memory, or in a file.
+
+Only clients that have taken part have a record. Records are of one size, so that a client is a slot: a row of memory or
+a piece of the file. Slots are given out in the order in which clients come, so that the rest costs nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from pfedbred.errors import SettingError
+from pfedbred.types import Tree
+
+STORES = ("device", "memory", "file")
+_ROOM = 0.5  # of a memory, for what a run keeps
+
+
+def choose(store: str, *, sampled: bool, samples: int, states: int, device: int, host: int) -> str:
+    """Where to keep the clients: as asked, or the first place that has room for them.
+
+    Args:
+      store: one of STORES, or ``auto``.
+      sampled: whether only a sample of the clients trains in a round; otherwise all of them must be on the device.
+      samples: bytes of all clients' samples.
+      states: bytes of all clients' states.
+      device: bytes of memory there.
+      host: likewise.
+    """
+    if store != "auto":
+        if store != "device" and not sampled:
+            raise SettingError(f"store {store!r} is for clients that come and go: it needs participation 'sample'")
+        return store
+    if not sampled or samples + states <= _ROOM * device:
+        return "device"
+    return "memory" if states <= _ROOM * host else "file"
+
+
+class Slots(Protocol):
+    """Rows of bytes by number."""
+
+    def read(self, slot: int, into: np.ndarray) -> None:
+        """Fills ``into`` with a row that has been written."""
+
+    def write(self, slot: int, row: np.ndarray) -> None:
+        """Writes a row; the slot is an old one or the next."""
+
+
+class MemorySlots:
+    """Each row is an array of its own."""
+
+    def __init__(self) -> None:
+        self._rows: list[np.ndarray] = []
+
+    def read(self, slot: int, into: np.ndarray) -> None:
+        """See Slots."""
+        into[:] = self._rows[slot]
+
+    def write(self, slot: int, row: np.ndarray) -> None:
+        """See Slots."""
+        if slot == len(self._rows):
+            self._rows.append(row.copy())
+        else:
+            self._rows[slot][:] = row
+
+
+class FileSlots:
+    """A file without a name, which goes when the run does."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder, prefix="pfedbred-", buffering=0)  # noqa: SIM115  (while it lives)
+
+    def read(self, slot: int, into: np.ndarray) -> None:
+        """See Slots."""
+        self._file.seek(slot * into.nbytes)
+        view, done = memoryview(into.data), 0
+        while done < into.nbytes:
+            got = self._file.readinto(view[done:])
+            if not got:
+                raise OSError("the file of client states has become shorter")
+            done += got
+
+    def write(self, slot: int, row: np.ndarray) -> None:
+        """See Slots."""
+        self._file.seek(slot * row.nbytes)
+        view, done = memoryview(row.data), 0
+        while done < row.nbytes:
+            done += self._file.write(view[done:])
+
+
+class ClientStore:
+    """Records of clients by their number; ``example`` has the shapes and types of one."""
+
+    def __init__(self, example: Tree, slots: Slots) -> None:
+        leaves, self._structure = jax.tree.flatten(example)
+        self._leaves = [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
+        ends = np.cumsum([np.prod(shape, dtype=int) * dtype.itemsize for shape, dtype in self._leaves])
+        self._pieces = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        self.record_bytes = int(ends[-1])
+        self._slots = slots
+        self._slot_of: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """How many clients have a record."""
+        return len(self._slot_of)
+
+    def read(self, clients: Iterable[int]) -> Tree:
+        """The records of these clients along the first axis; all zeros for one that has none."""
+        numbers = list(clients)
+        rows = np.zeros((len(numbers), self.record_bytes), np.uint8)
+        for row, number in zip(rows, numbers, strict=True):
+            slot = self._slot_of.get(number)
+            if slot is not None:
+                self._slots.read(slot, row)
+        leaves = [
+            np.ascontiguousarray(rows[:, piece]).view(dtype).reshape(len(numbers), *shape)
+            for piece, (shape, dtype) in zip(self._pieces, self._leaves, strict=True)
+        ]
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def write(self, clients: Iterable[int], records: Tree) -> None:
+        """Keeps the records, given along the first axis."""
+        numbers = list(clients)
+        parts = [
+            np.ascontiguousarray(leaf, dtype).view(np.uint8).reshape(len(numbers), piece.stop - piece.start)
+            for leaf, (_, dtype), piece in zip(jax.tree.leaves(records), self._leaves, self._pieces, strict=True)
+        ]
+        for row, number in zip(np.concatenate(parts, axis=1), numbers, strict=True):
+            self._slots.write(self._slot_of.setdefault(number, len(self._slot_of)), row)
