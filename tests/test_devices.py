@@ -29,6 +29,10 @@ for name, clients in (("mg-meta", 8), ("scaffold", 7)):
     found[name] = [model.test.client_loss.tolist() for model in (scores.global_, scores.personal)]
     if run.newcomers:
         found["new"] = run.newcomers[-1].personal.test.client_loss.tolist()
+run = pfedbred.run(
+    clients=9, rounds=3, settings={"R": 3}, participation="sample", aggregated=5, store="memory", executor=sys.argv[5]
+)
+found["streamed"] = [run.points[-1].scores.personal.test.client_loss.tolist()]
 if number == 0:
     print(json.dumps(found))
 """

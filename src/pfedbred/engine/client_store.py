@@ -7,6 +7,7 @@ a piece of the file. Slots are given out in the order in which clients come, so 
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -72,7 +73,12 @@ class FileSlots:
     """A file without a name, which goes when the run does."""
 
     def __init__(self, folder: str | None) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, prefix="pfedbred-", buffering=0)  # noqa: SIM115  (while it lives)
+        self._folder = folder or tempfile.gettempdir()
+        try:
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115  (as long as this lives)
+        except OSError as problem:
+            raise SettingError(f"cannot keep client states in {self._folder}: {problem.strerror}") from None
+        weakref.finalize(self, self._file.close)
 
     def read(self, slot: int, into: np.ndarray) -> None:
         """See Slots."""
@@ -81,15 +87,20 @@ class FileSlots:
         while done < into.nbytes:
             got = self._file.readinto(view[done:])
             if not got:
-                raise OSError("the file of client states has become shorter")
+                raise OSError(f"the file of client states in {self._folder} has become shorter")
             done += got
 
     def write(self, slot: int, row: np.ndarray) -> None:
         """See Slots."""
-        self._file.seek(slot * row.nbytes)
         view, done = memoryview(row.data), 0
-        while done < row.nbytes:
-            done += self._file.write(view[done:])
+        try:
+            self._file.seek(slot * row.nbytes)
+            while done < row.nbytes:
+                done += self._file.write(view[done:])
+        except OSError as problem:
+            raise SettingError(
+                f"cannot keep client states in {self._folder}: {problem.strerror}; choose another with store_dir"
+            ) from None
 
 
 class ClientStore:

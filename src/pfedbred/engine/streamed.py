@@ -22,7 +22,7 @@ from pfedbred.algorithm import Algorithm, Task
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
 from pfedbred.engine import cohort, devices, evaluation, selection
-from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots
+from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
 from pfedbred.engine.round import ClientRecord, Plan, Round, Shards, Shared, shards_of
 from pfedbred.engine.simulation import State, check_client, check_seed
 from pfedbred.errors import SettingError
@@ -112,6 +112,9 @@ class StreamedSimulation:
         key = jax.random.key(seed)
         return key, self.algorithm.server.init(init_key(key), self.federation.clients)
 
+    def _slots(self) -> Slots:
+        return FileSlots(self._folder) if self.store == "file" else MemorySlots()
+
     def _one_record(self) -> ClientRecord:
         """Its shapes and types."""
 
@@ -126,10 +129,7 @@ class StreamedSimulation:
         """The states before the first round: servers along the first axis, and an empty store for each seed."""
         new_servers = jax.jit(jax.vmap(self._new_server), out_shardings=self._sharding)
         keys, servers = new_servers(jnp.asarray(seeds, jnp.uint32))
-        stores: Any = [
-            ClientStore(self._one_record(), FileSlots(self._folder) if self.store == "file" else MemorySlots())
-            for _ in seeds
-        ]
+        stores: Any = [ClientStore(self._one_record(), self._slots()) for _ in seeds]
         return State(keys, jnp.zeros(len(seeds), jnp.int32), servers, stores)
 
     def advance(self, states: State, rounds: int) -> State:
@@ -216,6 +216,7 @@ class StreamedSimulation:
             server, records = self._train(shared, records)
             return self._measure(shared._replace(server=server), self._evaluator.samples, records)
 
+        self._slots()
         jax.eval_shape(both, jnp.uint32(0), _several(self._one_record(), len(self.scored)))
 
 
