@@ -25,6 +25,7 @@ import numpy as np
 import optax
 
 from pfedbred import models
+from pfedbred.algorithm import cross_entropy
 from pfedbred.engine import cohort
 from pfedbred.models.linear import dense
 from pfedbred.types import Array, Tree, Words
@@ -223,7 +224,7 @@ def program(row: Row, steps: int) -> Callable[..., Tree]:
         weights, x, y = item
 
         def loss(weights: Tree) -> Array:
-            return jnp.mean(optax.losses.softmax_cross_entropy_with_integer_labels(row.apply(weights, x), y))
+            return jnp.mean(cross_entropy(row.apply(weights, x), y))
 
         def step(_: Any, weights: Tree) -> Tree:
             return optax.tree.add_scale(weights, -0.01, jax.grad(loss)(weights))

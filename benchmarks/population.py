@@ -84,7 +84,9 @@ def main() -> None:
     store = states[last].clients[0]
     states[last], milliseconds = timed(runs[last], states[last], arguments.rounds)
     size = len(store) * store.record_bytes / 1e9
-    print(f"| {last:,}, all with a record ({size:.1f} GB) | {milliseconds:.1f} | {milliseconds / first:.2f} | {len(store):,} |")
+    print(
+        f"| {last:,}, all with a record ({size:.1f} GB) | {milliseconds:.1f} | {milliseconds / first:.2f} | {len(store):,} |"
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30
     print(f"\nmost memory this process has held: {peak:.2f} GiB")
 

@@ -8,6 +8,7 @@ import scipy.stats
 from conftest import small_federation
 
 import pfedbred
+from pfedbred.algorithm import cross_entropy
 from pfedbred.engine import cohort, evaluation, selection
 
 
@@ -262,3 +263,16 @@ def test_models_of_seeds_and_clients_that_are_not_there_are_refused():
             call()
     with pytest.raises(pfedbred.SettingError, match="there is no client 4"):
         run.personal_model(np.int64(4))
+
+
+def test_the_loss_is_the_cross_entropy():
+    """Also where a logit says that a label is impossible, and in the gradient."""
+    logits = jnp.array([[1.0, -2.0, 0.5], [3.0, -jnp.inf, 0.0], [1000.0, 0.0, -1000.0]])
+    labels = jnp.array([2, 0, 1])
+    with np.errstate(over="ignore"):
+        z = np.exp(np.array([[1.0, -2.0, 0.5], [3.0, -np.inf, 0.0]]))
+    expected = [-np.log(z[0, 2] / z[0].sum()), -np.log(z[1, 0] / z[1].sum()), 1000.0]
+    np.testing.assert_allclose(cross_entropy(logits, labels), expected, rtol=1e-12)
+    slope = jax.grad(lambda logits: jnp.sum(cross_entropy(logits, labels)))(logits)
+    softmax = np.stack([*(z / z.sum(1, keepdims=True)), [1.0, 0.0, 0.0]])
+    np.testing.assert_allclose(slope, softmax - np.eye(3)[labels], atol=1e-12)

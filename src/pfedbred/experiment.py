@@ -234,7 +234,8 @@ class Experiment:
         self, algorithm: Algorithm, task: Task, federation: Federation | Population, plan: Plan
     ) -> Simulation | StreamedSimulation:
         """Where the clients are kept decides how it runs."""
-        sample = Batch(jnp.zeros((1, *federation.shape), jnp.int32 if federation.text else float), jnp.zeros(1, int))
+        one = federation.take(np.arange(1))
+        sample = Batch(jnp.asarray(one.inputs(one.train).take(np.arange(1))), jnp.asarray(one.train.y[:1]))
         states = federation.clients * self.seeds * state_bytes(algorithm, task, sample)
         store = self._store(federation, states)
         if store == "device" and isinstance(federation, Federation):

@@ -153,6 +153,7 @@ class Evaluator:
 
     def summarise(self, counts: Counts) -> Evaluation:
         """Accuracies and losses from tallies that begin with the seeds."""
+        counts = jax.device_get(counts)  # at once: one after another takes longer than counting
 
         def scores(model: str) -> ModelScores:
             return ModelScores(

@@ -147,7 +147,7 @@ class Simulation:
                     donate_argnums=(2,) if stays else (),
                     out_shardings=self._shardings(states) if stays else self._everywhere,
                 )
-                programs[count] = jitted.lower(shards, extra, states).compile()
+                programs[count] = jitted.lower(shards, extra, states).compile(devices.compiler_options())
                 self.compile_seconds += time.perf_counter() - begun
             return programs[count](shards, extra, states)
 

@@ -95,7 +95,7 @@ class StreamedSimulation:
         if name not in self._programs:
             begun = time.perf_counter()
             jitted = jax.jit(function, out_shardings=self._sharding)
-            self._programs[name] = jitted.lower(shared, *rest).compile()
+            self._programs[name] = jitted.lower(shared, *rest).compile(devices.compiler_options())
             self.compile_seconds += time.perf_counter() - begun
         return self._programs[name](shared, *rest)
 

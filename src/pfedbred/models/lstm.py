@@ -95,8 +95,11 @@ def _layer(weights: Tree, x: Array, real: Array) -> Array:
     The backward direction reads the sequence reversed, padding first, so that one scan runs both. The batch comes
     last: the four parts of the sums are then contiguous, and rows are as long as the batch is. W_x x is part of the
     step's one product: computed for all words beforehand it is written and read once more than it need be, which
-    costs more than it saves (benchmarks/client_models.py).
+    costs more than it saves (benchmarks/client_models.py). On a CPU, whose caches are small, gates are computed again
+    for the gradient and not kept, and words are a loop.
     """
+    on_cpu = jax.default_backend() == "cpu"
+    cell, unroll = (jax.checkpoint(_cell), 1) if on_cpu else (_cell, min(_UNROLL, len(x)))
     kernel = jnp.concatenate([weights["input"], weights["recurrent"]], axis=2)
     bias = (weights["input_bias"] + weights["recurrent_bias"])[:, :, None]
     both_real = jnp.stack([real, real[::-1]], axis=1)[:, :, None]
@@ -105,21 +108,16 @@ def _layer(weights: Tree, x: Array, real: Array) -> Array:
         h, c = state
         forward, backward, real = inputs
         sums = kernel @ jnp.concatenate([jnp.stack([forward, backward]), h], axis=1) + bias
-        h, c = _cell(sums, c, real)
+        h, c = cell(sums, c, real)
         return (h, c), h
 
     start = jnp.zeros((2, weights["recurrent"].shape[2], x.shape[2]), x.dtype)
-    unroll = 1 if jax.default_backend() == "cpu" else min(_UNROLL, len(x))
     _, out = jax.lax.scan(step, (start, start), (x, x[::-1], both_real), unroll=unroll)
     return jnp.concatenate([out[:, 0], out[::-1, 1]], axis=1)
 
 
-@jax.checkpoint
 def _cell(sums: Array, c: Array, real: Array) -> tuple[Array, Array]:
-    """The next h and c; zero on padding, which comes before a backward direction's first word or after all words.
-
-    Gates are computed again for the gradient: that costs less than keeping them.
-    """
+    """The next h and c; zero on padding, which comes before a backward direction's first word or after all words."""
     i, f, g, o = jnp.split(sums, 4, axis=1)
     c = jnp.where(real, jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g), 0)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
