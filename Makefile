@@ -34,11 +34,13 @@ $(READY): $(INSTALLED)  # and to test
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
-bench: $(READY)  ## a round beside a plain PyTorch loop; some minutes
+bench: $(READY)  ## a round beside a plain PyTorch loop, and out of a million clients; ten minutes
 	$(PIP_INSTALL) 'torch==2.13.0'
 	$(BIN)/python benchmarks/rounds.py --models mclr,dnn,cnn
-	$(BIN)/python benchmarks/rounds.py --models lstm --local-steps 2
-	$(BIN)/python benchmarks/rounds.py --models dnn --methods fedavg,per-fedavg,pfedme,fedem,fedamp
+	$(BIN)/python benchmarks/rounds.py --models lstm --local-steps 1
+	$(BIN)/python benchmarks/rounds.py --models mclr,dnn,cnn --methods fedavg,per-fedavg,pfedme,fedem,fedamp
+	$(BIN)/python benchmarks/rounds.py --models lstm --local-steps 1 --methods fedavg,per-fedavg,pfedme,fedem,fedamp
+	$(BIN)/python benchmarks/population.py
 	$(BIN)/python benchmarks/client_models.py --quick
 
 clean:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -43,8 +44,8 @@ def fill(simulation: StreamedSimulation, states: Any) -> None:
     numbers = np.asarray(simulation._select(states.key[0], 0)).tolist()
     records = store.read(numbers)
     for begin in range(0, clients, len(numbers)):
-        some = range(begin, min(begin + len(numbers), clients))
-        store.write(some, jax.tree.map(lambda leaf, count=len(some): leaf[:count], records))
+        count = min(len(numbers), clients - begin)
+        store.write(range(begin, begin + count), jax.tree.map(itemgetter(slice(count)), records))
 
 
 def timed(simulation: StreamedSimulation, states: Any, rounds: int) -> tuple[Any, float]:
@@ -84,9 +85,8 @@ def main() -> None:
     store = states[last].clients[0]
     states[last], milliseconds = timed(runs[last], states[last], arguments.rounds)
     size = len(store) * store.record_bytes / 1e9
-    print(
-        f"| {last:,}, all with a record ({size:.1f} GB) | {milliseconds:.1f} | {milliseconds / first:.2f} | {len(store):,} |"
-    )
+    filled = f"{last:,}, all with a record ({size:.1f} GB)"
+    print(f"| {filled} | {milliseconds:.1f} | {milliseconds / first:.2f} | {len(store):,} |")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30
     print(f"\nmost memory this process has held: {peak:.2f} GiB")
 

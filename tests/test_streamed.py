@@ -101,6 +101,7 @@ def test_only_who_took_part_has_a_record_and_only_the_sample_is_fetched():
         assert len(states.clients[0]) == 0
         states = simulation.advance(states, 3)
         assert len(states.clients[0]) == len(set(calls[20:])) > 20
+        assert simulation.took_part(states) == [len(set(calls[:20]) & set(calls[20:]))]
         simulation.evaluate(states)
         asked.append(len(calls))
     assert asked == [50, 50]
@@ -196,6 +197,8 @@ def test_the_command_line_runs_a_million_clients(call, tmp_path):
     assert np.shape(line["personal"]["test"]["client_accuracy"]) == (1, 30)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["data"]["clients"] == 1_000_000
+    assert summary["scored"] == {"clients": 30, "took_part": [0]}  # 6 of 1,000,000 trained
+    assert "0 of the 30 clients scored have taken part" in " ".join(out.split())
     assert not (tmp_path / "run" / "models.safetensors").exists()  # 2.4 GB
     assert not [path for path in tmp_path.iterdir() if path.name != "run"]  # the store has no name
 

@@ -192,11 +192,16 @@ def _joined(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _explained(summary: dict[str, Any]) -> str:
-    newcomers = summary["newcomers"]
-    if not newcomers:
-        return ""
-    rounds = len(newcomers["personal"]) - 1
-    return f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {rounds} rounds of training alone"
+    newcomers, scored = summary["newcomers"], summary["scored"]
+    words = ""
+    if scored:
+        took_part = round(sum(scored["took_part"]) / len(scored["took_part"]))
+        words += f"\n{took_part:,} of the {scored['clients']:,} clients scored have taken part; "
+        words += "P of the others is where they would begin"
+    if newcomers:
+        rounds = len(newcomers["personal"]) - 1
+        words += f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {rounds} rounds alone"
+    return words
 
 
 def _percent(cell: dict[str, Any], seeds: int) -> str:

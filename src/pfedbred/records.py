@@ -24,6 +24,7 @@ import numpy as np
 import yaml
 
 from pfedbred._version import __version__
+from pfedbred.engine import StreamedSimulation
 from pfedbred.engine.evaluation import ModelScores, Scores
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Point, Run
@@ -177,6 +178,7 @@ def summary(run: Run) -> dict[str, Any]:
         },
         "data": run.simulation.federation.facts,
         "newcomers": _newcomers(run),
+        "scored": _scored(run),
         "version": __version__,
         "revision": revision(),
         "platform": platform_facts(),
@@ -208,6 +210,13 @@ def _newcomers(run: Run) -> dict[str, Any] | None:
         "global": _mean_std(run.newcomers[0].global_.test.accuracy),
         "personal": [_mean_std(each.personal.test.accuracy) for each in run.newcomers],
     }
+
+
+def _scored(run: Run) -> dict[str, Any] | None:
+    """Where not all clients are scored: how many, and how many of them have taken part, by seed."""
+    if not isinstance(run.simulation, StreamedSimulation):
+        return None
+    return {"clients": len(run.simulation.scored), "took_part": run.simulation.took_part(run.states)}
 
 
 def _mean_std(values: np.ndarray) -> dict[str, float | None]:

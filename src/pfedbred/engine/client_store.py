@@ -115,6 +115,10 @@ class ClientStore:
         self._slots = slots
         self._slot_of: dict[int, int] = {}
 
+    def __contains__(self, client: int) -> bool:
+        """Whether that client has a record."""
+        return client in self._slot_of
+
     def __len__(self) -> int:
         """How many clients have a record."""
         return len(self._slot_of)

@@ -167,6 +167,11 @@ class StreamedSimulation:
             counts.append(self._run(self._measure, shared, self._evaluator.samples, records))
         return self._evaluator.summarise(jax.tree.map(lambda *leaves: np.stack(leaves), *counts))
 
+    def took_part(self, states: State) -> list[int]:
+        """Of each seed: how many of the clients that are scored have taken part so far."""
+        stores: Any = states.clients
+        return [sum(number in store for number in self.scored.tolist()) for store in stores]
+
     # Models -----------------------------------------------------------------------------------------------------
 
     def global_model(self, states: State, seed: int = 0) -> Tree:
