@@ -1,4 +1,4 @@
-"""The command line: ``pfedbred run``, ``compare``, ``sweep``, ``list``, ``data``, ``export``."""
+"""The command line: ``pfedbred run``, ``compare``, ``sweep``, ``list``, ``data``, ``export``, ``paper``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from pfedbred import cli_data as data_commands
 from pfedbred import settings as settings_
 from pfedbred._version import __version__
 from pfedbred.cli_list import list_command
+from pfedbred.cli_paper import paper_command
 from pfedbred.console import progress, show_federation, show_outcome, show_sweep, warn_of_divergence, watching
 from pfedbred.data.sources import cache_folder
 from pfedbred.engine import join_processes, keep_programs, use_all_cores
@@ -178,8 +179,8 @@ def sweep_command(
     folder = _folder(out, overwrite, f"{_data_name(experiment)}-{experiment.model}-{experiment.algorithm}-sweep")
     with progress(f"{experiment.algorithm}, {math.prod(map(len, values.values()))} points") as advance:
         finished = sweep(experiment, values, observe=advance)
-    records.write_sweep(finished, folder)
-    heatmap.draw_sweep(finished, folder / "heatmap.png")
+    facts = records.write_sweep(finished, folder)
+    heatmap.draw_points(facts, folder / "heatmap.png")
     show_sweep(finished)
     print(f"run:     {folder}\npicture: {folder / 'heatmap.png'}")
 
@@ -317,6 +318,7 @@ def export_command(
 
 
 app.command("list")(list_command)
+app.command("paper")(paper_command)
 app.add_typer(data_commands.app, name="data")
 
 

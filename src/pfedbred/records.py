@@ -226,15 +226,22 @@ def _mean_std(values: np.ndarray) -> dict[str, float | None]:
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else 0.0}
 
 
-def write_sweep(sweep: Sweep, folder: Path) -> None:
-    """config.yaml and sweep.json: every point with its best accuracies, and what made them."""
+def write_sweep(sweep: Sweep, folder: Path) -> dict[str, Any]:
+    """config.yaml and sweep.json, whose content it returns."""
     write_config(folder, plain(sweep.experiment), "sweep --grid ...")
+    facts = sweep_facts(sweep)
+    write_json(folder / "sweep.json", facts)
+    return facts
+
+
+def sweep_facts(sweep: Sweep) -> dict[str, Any]:
+    """Every point with its best accuracies, and what made them."""
     g, p = sweep.best_accuracy("global"), sweep.best_accuracy("personal")
     points = [
         {**dict(zip(sweep.names, map(float, row), strict=True)), "global": _finite(g[i]), "personal": _finite(p[i])}
         for i, row in enumerate(sweep.points)
     ]
-    content = {
+    return {
         "algorithm": sweep.experiment.algorithm,
         "grid": list(sweep.names),
         "best": sweep.best_point(),
@@ -245,7 +252,6 @@ def write_sweep(sweep: Sweep, folder: Path) -> None:
         "platform": platform_facts(),
         "experiment": plain(sweep.experiment),
     }
-    write_json(folder / "sweep.json", content)
 
 
 def _finite(value: float) -> float | None:

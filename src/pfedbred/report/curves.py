@@ -12,7 +12,7 @@ from pfedbred.experiment import Run
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
 _LINES = ("-", "--", "-.", ":")
-_NAMES: dict[Literal["global", "personal"], str] = {
+NAMES: dict[Literal["global", "personal"], str] = {
     "global": "Global model (G)",
     "personal": "Personal models (P)",
 }
@@ -34,27 +34,39 @@ def new_figure(columns: int, height: float = 4.2) -> tuple[Any, Any]:
     return figure, axes
 
 
+def colour(index: int) -> str:
+    """Of the method with that number, for eyes that see few colours too."""
+    return _COLOURS[index % len(_COLOURS)]
+
+
 def _draw(axes: Any, run: Run, model: Literal["global", "personal"], label: str, index: int) -> None:
     """Mean over seeds as a line, lowest to highest seed as a band."""
-    rounds = [point.round for point in run.points]
     accuracy = 100 * run.accuracy(model)
-    colour, line = _COLOURS[index % len(_COLOURS)], _LINES[index // len(_COLOURS) % len(_LINES)]
+    rounds = [point.round for point in run.points]
+    draw_band(axes, rounds, accuracy.mean(axis=1), accuracy.min(axis=1), accuracy.max(axis=1), label, index)
+
+
+def draw_band(
+    axes: Any, rounds: Sequence[int], mean: np.ndarray, low: np.ndarray, high: np.ndarray, label: str, index: int
+) -> None:
+    """A line with a band around it."""
+    line = _LINES[index // len(_COLOURS) % len(_LINES)]
     marker = "o" if len(rounds) == 1 else None
-    axes.plot(rounds, accuracy.mean(axis=1), color=colour, linestyle=line, linewidth=1.8, label=label, marker=marker)
-    if accuracy.shape[1] > 1:
-        axes.fill_between(rounds, accuracy.min(axis=1), accuracy.max(axis=1), color=colour, alpha=0.18, linewidth=0)
+    axes.plot(rounds, mean, color=colour(index), linestyle=line, linewidth=1.8, label=label, marker=marker)
+    if np.any(high > low):
+        axes.fill_between(rounds, low, high, color=colour(index), alpha=0.18, linewidth=0)
 
 
 def _finish(axes: Any, runs: Sequence[Run]) -> None:
+    settle(axes, [100 * run.accuracy(model) for run in runs for model in NAMES])
+
+
+def settle(axes: Any, curves: Sequence[np.ndarray]) -> None:
     """Labels, and a vertical range that shows the differences at the end rather than the climb at the start."""
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy (%)")
-    low, high = 100.0, 0.0
-    for run in runs:
-        for model in _NAMES:
-            values = 100 * run.accuracy(model)
-            settled = values[len(values) // 20 :]
-            low, high = min(low, float(settled.min())), max(high, float(settled.max()))
+    settled = [values[len(values) // 20 :] for values in curves]
+    low, high = min(float(np.nanmin(each)) for each in settled), max(float(np.nanmax(each)) for each in settled)
     margin = max(1.0, 0.06 * (high - low))
     axes.set_ylim(max(0.0, low - margin), min(101.0, high + margin))
 
@@ -72,8 +84,8 @@ def _title(figure: Any, run: Run) -> None:
 def draw_run(run: Run, path: Path) -> None:
     """One run: G and P by round, and every client's accuracy under both."""
     figure, (left, right) = new_figure(2)
-    for index, model in enumerate(_NAMES):
-        _draw(left, run, model, _NAMES[model], index)
+    for index, model in enumerate(NAMES):
+        _draw(left, run, model, NAMES[model], index)
     _finish(left, [run])
     left.set_title(run.experiment.algorithm, fontsize=11)
     left.legend(framealpha=0.9, edgecolor="none", loc="lower right")
@@ -112,12 +124,12 @@ def _draw_clients(axes: Any, run: Run) -> None:
 def draw_comparison(runs: Sequence[Run], path: Path) -> None:
     """Several runs side by side: G in one panel, P in the other, on the same scale."""
     figure, axes = new_figure(2)
-    for panel, model in zip(axes, _NAMES, strict=True):
+    for panel, model in zip(axes, NAMES, strict=True):
         for index, run in enumerate(runs):
             best = 100 * run.accuracy(model).max(axis=0).mean()
             _draw(panel, run, model, f"{run.experiment.algorithm}  {best:.1f}", index)
         _finish(panel, runs)
-        panel.set_title(_NAMES[model], fontsize=11)
+        panel.set_title(NAMES[model], fontsize=11)
         panel.legend(
             framealpha=0.9,
             edgecolor="none",

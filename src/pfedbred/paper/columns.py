@@ -1,0 +1,120 @@
+"""The columns of the paper's tables: a dataset, a model, and the settings that were used for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pfedbred import algorithms, data
+from pfedbred import settings as settings_
+from pfedbred.data.federation import Federation
+from pfedbred.errors import SettingError
+from pfedbred.experiment import Experiment
+
+_PART_OF_FEMNIST = "part of FEMNIST: not the writers that the paper sampled"
+_PART_OF_SENT140 = "part of Sent140, and word vectors that are learned in place of GloVe's"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes:
+      title: for people.
+      dataset: by name.
+      model: by name.
+      rounds: of training, in the paper.
+      lam: lambda of pFedMe and of pFedBreD.
+      aggregated: clients averaged in a round.
+      batch_size: samples in a minibatch.
+      eval_every: rounds between evaluations, of which the best counts.
+      not_compared: why its figures are not those of the paper's column; None if they should be.
+    """
+
+    title: str
+    dataset: str
+    model: str
+    rounds: int
+    lam: float = 15.0
+    aggregated: int = 20
+    batch_size: int = 20
+    eval_every: int = 1
+    not_compared: str | None = None
+
+    def experiment(self, algorithm: str, *, seeds: int, rounds: int | None, **options: Any) -> Experiment:
+        """A method in this column; ``options`` override the column's, its ``settings`` single ones."""
+        known = settings_.declared(algorithms.factory(algorithm))
+        own = {"lam": self.lam} if "lam" in known and not algorithm.startswith(_OWN_LAMBDA) else {}
+        settings = {**own, **options.pop("settings", {})}
+        total = rounds or self.rounds
+        given = {"aggregated": self.aggregated, "eval_every": min(self.eval_every, total), **options}
+        return Experiment(
+            dataset=self.dataset,
+            model=self.model,
+            algorithm=algorithm,
+            rounds=total,
+            seeds=seeds,
+            batch_size=self.batch_size,
+            settings=settings,
+            **given,
+        )
+
+
+_OWN_LAMBDA = ("fedamp", "heurfedamp", "fedu", "ditto")  # it means something else there: they keep their own
+
+COLUMNS: dict[str, Column] = {
+    "femnist-mclr": Column("FEMNIST, MCLR", "femnist", "mclr", 1200, eval_every=5, not_compared=_PART_OF_FEMNIST),
+    "femnist-dnn": Column("FEMNIST, DNN", "femnist", "dnn", 1200, 30.0, eval_every=5, not_compared=_PART_OF_FEMNIST),
+    "fmnist-mclr": Column("Fashion-MNIST, MCLR", "fashion-mnist", "mclr", 200),
+    "fmnist-dnn": Column("Fashion-MNIST, DNN", "fashion-mnist", "dnn", 200, 30.0),
+    "mnist-mclr": Column("MNIST, MCLR", "mnist-paper", "mclr", 200),
+    "mnist-dnn": Column("MNIST, DNN", "mnist-paper", "dnn", 200, 30.0),
+    "cifar10-cnn": Column("CIFAR-10, CNN", "cifar10", "cnn", 2000, aggregated=4, eval_every=5),
+    "sent140-lstm": Column(
+        "Sent140, LSTM",
+        "sent140",
+        "lstm",
+        800,
+        aggregated=4,
+        batch_size=400,
+        eval_every=5,
+        not_compared=_PART_OF_SENT140,
+    ),
+}
+"""Those of Table 2, in its order."""
+
+TRUE_LABELS: dict[str, Column] = {
+    "mnist-true-mclr": Column("MNIST, true labels, MCLR", "mnist", "mclr", 200),
+    "mnist-true-dnn": Column("MNIST, true labels, DNN", "mnist", "dnn", 200, 30.0),
+}
+"""Beyond the paper: the MNIST columns without the label noise of its split."""
+
+ALL = {**COLUMNS, **TRUE_LABELS}
+
+
+@dataclass
+class Federations:
+    """The data of the columns, each dataset read once.
+
+    Attributes:
+      data_dir: where named datasets are looked for first.
+      prepared: a folder of prepared federations, ``mnist-paper.fed`` and so on, which are used where they exist.
+    """
+
+    data_dir: str | None = None
+    prepared: Path | None = None
+    _loaded: dict[str, Federation] = field(default_factory=dict)
+
+    def of(self, column: Column) -> Federation:
+        """That column's."""
+        name = column.dataset
+        if name not in self._loaded:
+            file = self.prepared / f"{name}{data.store.SUFFIX}" if self.prepared else None
+            if file and file.exists():
+                self._loaded[name] = data.load(str(file))
+            elif self.prepared and not self.prepared.is_dir():
+                raise SettingError(f"there is no folder {self.prepared}")
+            else:
+                self._loaded[name] = data.load(name, data_dir=self.data_dir)
+        return self._loaded[name]

@@ -1,0 +1,127 @@
+"""Measured time and memory of a run against N, T, R, K and M, beside the paper's O(.).
+
+The paper: pFedBreD, pFedMe and FedAMP need O(N) memory and O(NTRK) time, FedAvg and Per-FedAvg O(N) and O(NTR), FedEM
+O(NM) and O(NTRM), with M components. Here FedAMP solves its proximal problem by R steps and has no K.
+
+Each quantity is varied alone; the slope of ln(time) over ln(quantity) should be at most the exponent, 1, and nears it
+where the work outweighs what every round costs anyway. Samples are random: they change nothing in the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from pfedbred.data.federation import Federation, from_clients
+from pfedbred.experiment import Experiment
+from pfedbred.paper.table import Request, remembered
+from pfedbred.records import write_json
+from pfedbred.report import curves
+
+_BASE = {"N": 40, "T": 4, "R": 10, "K": 5, "M": 3}
+_VALUES = {"N": (10, 20, 40, 80), "T": (2, 4, 8, 16), "R": (5, 10, 20, 40), "K": (2, 5, 10, 20), "M": (1, 2, 4, 8)}
+METHODS: Mapping[str, tuple[str, str, str]] = {
+    "fedavg": ("NTR", "O(NTR)", "O(N)"),
+    "per-fedavg": ("NTR", "O(NTR)", "O(N)"),
+    "pfedme": ("NTRK", "O(NTRK)", "O(N)"),
+    "fedamp": ("NTR", "O(NTRK)", "O(N)"),
+    "mg-meta": ("NTRK", "O(NTRK)", "O(N)"),
+    "fedem": ("NTRM", "O(NTRM)", "O(NM)"),
+}
+"""Of each method: the quantities it has here, and the paper's time and memory."""
+
+
+def _federation(clients: int) -> Federation:
+    rng = np.random.default_rng(0)
+
+    def samples(size: int) -> tuple[np.ndarray, np.ndarray]:
+        return rng.normal(size=(size, 784)).astype(np.float32), rng.integers(0, 10, size).astype(np.int32)
+
+    return from_clients([samples(100) for _ in range(clients)], [samples(10) for _ in range(clients)], name="random")
+
+
+def _measure(method: str, amounts: Mapping[str, int], repeats: int) -> dict[str, float]:
+    """Seconds of T rounds, and bytes of all that the run keeps."""
+    settings = {"R": amounts["R"]}
+    if "K" in METHODS[method][0]:
+        settings["K"] = amounts["K"]
+    if "M" in METHODS[method][0]:
+        settings["components"] = amounts["M"]
+    if method == "fedamp":
+        settings |= {"alpha_k": 1.0, "sigma": float(amounts["N"])}  # type: ignore[dict-item]
+    experiment = Experiment(algorithm=method, model="dnn", settings=settings)
+    simulation: Any = experiment.prepare(_federation(amounts["N"])).simulation
+    states = jax.block_until_ready(simulation.advance(simulation.init([0]), 1))
+    times = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        states = jax.block_until_ready(simulation.advance(states, amounts["T"]))
+        times.append(time.perf_counter() - begun)
+    return {"seconds": min(times), "bytes": simulation.state_bytes()}
+
+
+def complexity(request: Request) -> None:
+    """A table of slopes, and a picture of time against each quantity."""
+    request.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, dict[str, Any]] = {}
+    for method in request.rows or METHODS:
+        found[method] = {}
+        for quantity in METHODS[method][0]:
+
+            def measure(method: str = method, quantity: str = quantity) -> dict[str, Any]:
+                points = [_measure(method, {**_BASE, quantity: value}, 5) for value in _VALUES[quantity]]
+                return {"values": _VALUES[quantity], **{name: [each[name] for each in points] for name in points[0]}}
+
+            wanted = {"base": _BASE, "values": list(_VALUES[quantity]), "method": method}
+            file = request.out / "cells" / "complexity" / method / f"{quantity}.json"
+            record, new = remembered(file, wanted, lambda: {"measured": measure()})
+            found[method][quantity] = record["measured"]
+            slope = _slope(record["measured"], "seconds")
+            request.say(
+                f"complexity {method} {quantity}: time grows as {quantity}^{slope:.2f}{'' if new else ', done before'}"
+            )
+    _write(found, request)
+
+
+def _slope(measured: Mapping[str, Any], what: str) -> float:
+    return float(np.polyfit(np.log(measured["values"]), np.log(measured[what]), 1)[0])
+
+
+def _write(found: Mapping[str, Mapping[str, Any]], request: Request) -> None:
+    lines = [
+        "# Complexity",
+        "",
+        f"Slopes of ln(time of T rounds) and ln(bytes kept) over ln(quantity), from {_BASE}; DNN, random samples.",
+        "",
+        "| method | paper: time, memory | N | T | R | K | M | bytes: N | bytes: M |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for method, measured in found.items():
+        cells = [f"{_slope(measured[each], 'seconds'):.2f}" if each in measured else "" for each in "NTRKM"]
+        kept = [f"{_slope(measured[each], 'bytes'):.2f}" if each in measured else "" for each in "NM"]
+        _, time_, memory = METHODS[method]
+        lines.append(f"| {method} | {time_}, {memory} | {' | '.join((*cells, *kept))} |")
+    text = "\n".join(lines) + "\n"
+    (request.out / "complexity.md").write_text(text, encoding="utf-8")
+    write_json(request.out / "complexity.json", found)
+    figure, panels = curves.new_figure(5, 3.6)
+    for axes, quantity in zip(panels, _VALUES, strict=True):
+        for index, (method, measured) in enumerate(found.items()):
+            if quantity in measured:
+                seconds = np.array(measured[quantity]["seconds"])
+                values = measured[quantity]["values"]
+                axes.loglog(values, seconds, marker="o", color=curves.colour(index), label=method)
+        axes.set_xlabel(quantity)
+        axes.set_xticks(_VALUES[quantity], map(str, _VALUES[quantity]))
+        axes.minorticks_off()
+    panels[0].set_ylabel("seconds")
+    panels[0].legend(fontsize=8, framealpha=0.9, edgecolor="none")
+    figure.suptitle(
+        "time of T rounds against N clients, T rounds, R local steps, K proximal steps, M components", fontsize=11
+    )
+    figure.savefig(request.out / "complexity.png")
+    request.say(f"\n{text}\npicture: {request.out / 'complexity.png'}")

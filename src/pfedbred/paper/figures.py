@@ -1,0 +1,124 @@
+"""The pictures of the paper: curves, hyper-parameters, deviation, the non-i.i.d. data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedbred import records
+from pfedbred.data.federation import Federation
+from pfedbred.experiment import Experiment, run
+from pfedbred.paper.columns import ALL
+from pfedbred.paper.deviation import deviation
+from pfedbred.paper.table import Request, chosen, fingerprint, remembered, run_cell
+from pfedbred.paper.tables import TABLE2
+from pfedbred.report import curves as curves_
+from pfedbred.report import heatmap, parallel
+from pfedbred.report.distribution import draw_distribution
+from pfedbred.sweep import sweep
+
+HYPER_GRID = {
+    "eta": [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0],
+    "lam": [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 100.0],
+}
+_DEVIATING = ("pfedme", "per-fedavg", "fedamp", "fo", "mfo", "mg-meta")
+
+
+def curves(request: Request) -> None:
+    """Accuracy by round of the methods of Table 2, one picture a column; its cells are run where they are missing."""
+    for column in chosen("column", ALL, request.columns or ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")):
+        rows = chosen("row", TABLE2.rows, request.rows)
+        found = {row: run_cell(TABLE2, column, row, request) for row in rows}
+        path = request.out / f"curves-{column}.png"
+        figure, panels = curves_.new_figure(2, 5.0)
+        for axes, model, title in zip(panels, "GP", curves_.NAMES.values(), strict=True):
+            shown = {row: record for row, record in found.items() if model in TABLE2.models.get(row, "PG")}
+            for index, (row, record) in enumerate(found.items()):
+                if row in shown:
+                    mean, low, high = (np.array(record[model][name], float) for name in ("curve", "low", "high"))
+                    label = f"{row}  {np.mean(record[model]['best']):.1f}"
+                    curves_.draw_band(axes, record["rounds"], mean, low, high, label, index)
+            values = [np.array(record[model][name], float) for record in shown.values() for name in ("low", "high")]
+            curves_.settle(axes, values)
+            axes.set_title(title, fontsize=11)
+            axes.legend(framealpha=0.9, edgecolor="none", loc="lower right", fontsize=8, title="best (%)")
+        figure.suptitle(f"{ALL[column].title}: mean and range of {request.seeds} seeds", fontsize=11)
+        figure.savefig(path)
+        request.say(f"picture: {path}")
+
+
+def hyper(request: Request) -> None:
+    """eta by lambda for mg-meta: every point of a grid, as parallel coordinates and as a map."""
+    for column in chosen("column", ALL, request.columns or ("mnist-mclr",)):
+        path = request.out / f"hyper-{column}.json"
+        experiment = ALL[column].experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
+
+        def measure(experiment: Experiment = experiment, column: str = column) -> dict[str, Any]:
+            return records.sweep_facts(sweep(experiment, HYPER_GRID, federation=request.federations.of(ALL[column])))
+
+        facts, _ = remembered(path, {**fingerprint(experiment.resolved()), "grid": HYPER_GRID}, measure)
+        pictures = [request.out / f"hyper-{column}-{kind}.png" for kind in ("map", "parallel")]
+        heatmap.draw_points(facts, pictures[0])
+        parallel.draw_points(facts, pictures[1])
+        best = ", ".join(f"{name} = {value:.4g}" for name, value in facts["best"].items())
+        highest = 100 * max(point["personal"] or 0.0 for point in facts["points"])
+        request.say(f"hyper {column}: best P {highest:.2f} at {best}")
+        request.say(f"pictures: {pictures[0]}, {pictures[1]}")
+
+
+def deviation_(request: Request) -> None:
+    """Delta G and Delta L of the first client, label by label, over the histogram of its labels."""
+    for column in chosen("column", ALL, request.columns or ("mnist-mclr", "mnist-dnn")):
+        federation = request.federations.of(ALL[column])
+        found: dict[str, Any] = {}
+        for row in chosen("row", _DEVIATING, request.rows):
+            experiment = ALL[column].experiment(row, seeds=1, rounds=request.rounds)
+
+            def measure(experiment: Experiment = experiment, federation: Federation = federation) -> dict[str, Any]:
+                of_all = deviation(run(prepared=experiment.prepare(federation)))
+                first = {"global": of_all.global_[0], "local": of_all.local[0]}
+                return {"client": 0, **{kind: np.round(values, 4).tolist() for kind, values in first.items()}}
+
+            file = request.out / "cells" / "deviation" / column / f"{row}.json"
+            found[row], new = remembered(file, fingerprint(experiment.resolved()), measure)
+            request.say(f"deviation {column} {row}: {'done' if new else 'done before'}")
+        path = request.out / f"deviation-{column}.png"
+        _draw_deviation(found, federation.test.label_counts(federation.classes), column, path)
+        request.say(f"picture: {path}")
+
+
+def _draw_deviation(found: Mapping[str, Any], counts: np.ndarray, column: str, path: Path) -> None:
+    figure, panels = curves_.new_figure(2, 4.6)
+    labels = np.arange(counts.shape[1])
+    bars = {"global": counts.sum(axis=0), "local": counts[0]}
+    titles = ("ΔG: on all clients' test samples", "ΔL: on its own test samples")
+    for axes, (kind, numbers), title in zip(panels, bars.items(), titles, strict=True):
+        behind = axes.twinx()
+        behind.bar(labels, numbers, color="#e3e3e3", width=0.85, zorder=0)
+        behind.set_ylabel("test samples with the label", color="#777777")
+        behind.spines["top"].set_visible(False)
+        axes.set_zorder(behind.get_zorder() + 1)
+        axes.patch.set_visible(False)
+        for index, (row, record) in enumerate(found.items()):
+            style = {"color": curves_.colour(index), "marker": "o", "markersize": 3.5, "linewidth": 1.5}
+            axes.plot(labels, record[kind], label=row, **style)
+        axes.axhline(0, color="#444444", linewidth=0.8)
+        axes.set_xticks(labels if len(labels) <= 20 else labels[::5])
+        axes.set_xlabel("label")
+        axes.set_ylabel("loss of client 0's P, from the mean")
+        axes.set_title(title, fontsize=11)
+        axes.legend(framealpha=0.9, edgecolor="none", fontsize=8)
+    figure.suptitle(f"{ALL[column].title}: deviation of the first client's personal model", fontsize=11)
+    figure.savefig(path)
+
+
+def noniid(request: Request) -> None:
+    """Who has what: clients by labels, one picture a dataset."""
+    names: Sequence[str] = chosen("column", ALL, request.columns or ("cifar10-cnn", "femnist-mclr", "sent140-lstm"))
+    for dataset, column in {ALL[name].dataset: ALL[name] for name in names}.items():
+        path = request.out / f"noniid-{dataset}.png"
+        draw_distribution(request.federations.of(column), path)
+        request.say(f"picture: {path}")

@@ -1,0 +1,278 @@
+"""A table of the paper: every method in every column, measured beside printed.
+
+Each cell is a run over all seeds and leaves a file, ``cells/TABLE/COLUMN/ROW.json``. A cell whose file says that it was
+run with the same settings is not run again, so that an interrupted table goes on where it stopped, and so that its
+parts can be run on different days.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pfedbred import records
+from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment import Experiment, Run, run
+from pfedbred.paper.columns import ALL, Column, Federations
+from pfedbred.paper.printed import Printed
+
+_CURVE = 100  # points of a curve that are kept
+
+
+class Row(NamedTuple):
+    """A method of a table: its algorithm, and what is different in its experiment."""
+
+    algorithm: str
+    options: Mapping[str, Any] = {}  # never changed
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+      name: of its files.
+      title: for people.
+      rows: by name, in order.
+      columns: names of those it has if none are asked for.
+      printed: the paper's figures.
+      models: which of G and P it shows of a row; both if it does not say.
+    """
+
+    name: str
+    title: str
+    rows: Mapping[str, Row]
+    columns: tuple[str, ...]
+    printed: Printed = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for: where to write, which parts, how long."""
+
+    out: Path
+    federations: Federations
+    columns: Sequence[str] | None = None
+    rows: Sequence[str] | None = None
+    seeds: int = 5
+    rounds: int | None = None
+    say: Callable[[str], None] = print
+
+
+class Cell(NamedTuple):
+    """One figure of a table; accuracies in percent, None where a run diverged."""
+
+    column: str
+    row: str
+    model: str
+    paper: float | None
+    mean: float | None
+    std: float | None
+    n: int
+    best_round: int
+    seconds: float
+    client_mean: float | None
+    worst_decile: float | None
+
+
+def chosen(what: str, known: Sequence[str] | Mapping[str, Any], asked: Sequence[str] | None) -> list[str]:
+    """The names asked for, checked; all if none are."""
+    for name in asked or ():
+        if name not in known:
+            raise SettingError(f"there is no {what} {name!r}{nearest(name, list(known))}")
+    return list(asked) if asked else list(known)
+
+
+def run_table(table: Table, request: Request) -> list[Cell]:
+    """Runs what is missing of a table and writes ``NAME.json`` and ``NAME.md`` of all that is there."""
+    columns = chosen("column", ALL, request.columns or table.columns)
+    rows = chosen("row", table.rows, request.rows)
+    for column in columns:
+        for row in rows:
+            run_cell(table, column, row, request)
+    cells = read_cells(table, request.out)
+    records.write_json(request.out / f"{table.name}.json", [each._asdict() for each in cells])
+    text = markdown(table, cells)
+    (request.out / f"{table.name}.md").write_text(text, encoding="utf-8")
+    request.say(f"\n{text}\ntable: {request.out / table.name}.md")
+    return cells
+
+
+def cell_file(table: Table, column: str, row: str, out: Path) -> Path:
+    """Where a cell is kept."""
+    return out / "cells" / table.name / column / f"{row}.json"
+
+
+def run_cell(table: Table, column_name: str, row_name: str, request: Request) -> dict[str, Any]:
+    """The record of a cell: read if it has been run with these settings, else run and written."""
+    column, row = ALL[column_name], table.rows[row_name]
+    experiment = column.experiment(row.algorithm, seeds=request.seeds, rounds=request.rounds, **row.options)
+    file = cell_file(table, column_name, row_name, request.out)
+
+    def measure() -> dict[str, Any]:
+        finished = run(prepared=experiment.prepare(request.federations.of(column)))
+        return {"column": column_name, "row": row_name, **_measured(finished)}
+
+    record, new = remembered(file, fingerprint(experiment.resolved()), measure)
+    time_ = f"{record['seconds']:.0f} s" if new else "done before"
+    request.say(f"{table.name} {column_name} {row_name}: {_figures(record)}, {time_}")
+    return record
+
+
+def remembered(
+    file: Path, wanted: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]
+) -> tuple[dict[str, Any], bool]:
+    """What the file says if it was measured as wanted; else it is measured and written. And whether it is new."""
+    if file.exists():
+        done = json.loads(file.read_text(encoding="utf-8"))
+        if done["fingerprint"] == wanted:
+            return done, False
+    begun = time.perf_counter()
+    record = {
+        **measure(),
+        "fingerprint": wanted,
+        "seconds": round(time.perf_counter() - begun, 1),
+        "revision": records.revision(),
+        "platform": records.platform_facts(),
+    }
+    _write(file, record)
+    return record, True
+
+
+def fingerprint(experiment: Experiment) -> dict[str, Any]:
+    """What decides a cell's figures: not where the data was found or how the program ran."""
+    plain = records.plain(experiment)
+    for name in ("data_dir", "executor", "chunk", "store", "store_dir", "scored_clients", "clients", "split_seed"):
+        plain.pop(name)
+    return plain
+
+
+def _measured(finished: Run) -> dict[str, Any]:
+    """Accuracies of both models: the best of each seed, when it was, and the curve."""
+    rounds = np.array([point.round for point in finished.points])
+    keep = np.unique(np.linspace(0, len(rounds) - 1, min(_CURVE, len(rounds))).round().astype(int))
+    found: dict[str, Any] = {"rounds": rounds[keep].tolist()}
+    last = finished.points[-1].scores
+    for name, model, scores in (("G", "global", last.global_.test), ("P", "personal", last.personal.test)):
+        accuracy = 100 * finished.accuracy(model)  # type: ignore[arg-type]
+        sound = bool(np.isfinite(accuracy).all())
+        found[name] = {
+            "best": _rounded(accuracy.max(axis=0)),
+            "best_round": rounds[accuracy.argmax(axis=0)].tolist(),
+            "final": _rounded(accuracy[-1]),
+            "client_mean": _rounded(100 * np.nanmean(scores.client_accuracy, axis=1)),
+            "worst_decile": _rounded(100 * scores.worst_decile),
+            "curve": _rounded(accuracy[keep].mean(axis=1)),
+            "low": _rounded(accuracy[keep].min(axis=1)),
+            "high": _rounded(accuracy[keep].max(axis=1)),
+            "finite": sound and bool(np.isfinite(scores.loss).all()),
+        }
+    return found
+
+
+def _rounded(values: np.ndarray) -> list[float | None]:
+    return [round(float(each), 3) if np.isfinite(each) else None for each in values]
+
+
+def _write(file: Path, record: Mapping[str, Any]) -> None:
+    """Beside and then in its place: a cell is there whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f"{file.name}.part")
+    lines = (f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in record.items())
+    beside.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    os.replace(beside, file)
+
+
+def _figures(record: Mapping[str, Any]) -> str:
+    parts = []
+    for model in ("G", "P"):
+        mean, std = _mean_std(record[model]["best"])
+        parts.append(f"{model} -" if mean is None else f"{model} {mean:.2f} ± {std:.2f}")
+    return "  ".join(parts)
+
+
+def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Over seeds, with the sample standard deviation; None where a seed diverged."""
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values):
+        return None, None
+    return float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else 0.0
+
+
+def read_record(table: Table, column: str, row: str, out: Path) -> dict[str, Any] | None:
+    """What a cell's file says, if it has been run."""
+    file = cell_file(table, column, row, out)
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def read_cells(table: Table, out: Path) -> list[Cell]:
+    """All figures that have been measured, in the table's order."""
+    cells = []
+    for column in ALL:
+        for row in table.rows:
+            record = read_record(table, column, row, out)
+            if record is None:
+                continue
+            for model in table.models.get(row, "PG"):
+                of_model = record[model]
+                mean, std = _mean_std(of_model["best"])
+                cells.append(
+                    Cell(
+                        column,
+                        row,
+                        model,
+                        table.printed.get((column, row, model)),
+                        _round(mean),
+                        _round(std),
+                        len(of_model["best"]),
+                        int(np.median(of_model["best_round"])),
+                        record["seconds"],
+                        _round(_mean_std(of_model["client_mean"])[0]),
+                        _round(_mean_std(of_model["worst_decile"])[0]),
+                    )
+                )
+    return cells
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def markdown(table: Table, cells: Sequence[Cell]) -> str:
+    """Measured beside printed with the difference, a column of the paper in each section."""
+    lines = [
+        f"# {table.title}",
+        "",
+        "Test accuracy in percent: the best over the rounds, mean ± deviation over seeds.",
+        "",
+    ]
+    for name in dict.fromkeys(cell.column for cell in cells):
+        column = ALL[name]
+        lines += [f"## {column.title}", ""]
+        if column.not_compared:
+            lines += [f"({column.not_compared}: the printed figures are for orientation.)", ""]
+        lines += [
+            "| method | | measured | printed | difference | seeds | best round | mean client | worst tenth |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        lines += [_line(cell, column) for cell in cells if cell.column == name]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _line(cell: Cell, column: Column) -> str:
+    measured = "diverged" if cell.mean is None else f"{cell.mean:.2f} ± {cell.std:.2f}"
+    printed = "" if cell.paper is None else f"{cell.paper:.2f}"
+    compared = cell.paper is not None and cell.mean is not None and column.not_compared is None
+    difference = f"{cell.mean - cell.paper:+.2f}" if compared else ""  # type: ignore[operator]
+    rest = ["" if each is None else f"{each:.2f}" for each in (cell.client_mean, cell.worst_decile)]
+    parts = (cell.row, cell.model, measured, printed, difference, str(cell.n), str(cell.best_round), *rest)
+    return f"| {' | '.join(parts)} |"

@@ -1,0 +1,58 @@
+"""The tables of the paper, and one beyond it."""
+
+from __future__ import annotations
+
+from pfedbred import priors
+from pfedbred.paper import printed
+from pfedbred.paper.columns import COLUMNS
+from pfedbred.paper.table import Row, Table
+
+_METHODS = (
+    "fedavg",
+    "fedavg+am",
+    "fedem",
+    "fedamp",
+    "pfedme",
+    "pfedme+ft",
+    "pfedme+am",
+    "per-fedavg",
+    "per-fedavg+ft",
+    "per-fedavg+am",
+    "mg-meta",
+    "mg-meta+ft",
+    "mg-meta+am",
+)
+
+TABLE2 = Table(
+    "table2",
+    "Table 2: global and personal models",
+    {name: Row(name) for name in _METHODS},
+    tuple(COLUMNS),
+    printed.TABLE2,
+    models={"fedavg": "G", "fedavg+am": "G", "fedem": "GP", "fedamp": "P"},
+)
+
+ABLATION = Table(
+    "ablation",
+    "Table 3: the parts of the mean",
+    {name: Row(name) for name in ("fo", "mfo")},
+    tuple(COLUMNS),
+    printed.ABLATION,
+)
+
+AGGREGATION = Table(
+    "aggregation",
+    "mg-meta by the number of clients averaged in a round",
+    {str(count): Row("mg-meta", {"aggregated": count}) for count in (10, 20, 50, 100)},
+    ("femnist-dnn", "femnist-mclr", "fmnist-dnn", "fmnist-mclr"),
+    printed.AGGREGATION,
+)
+
+PRIORS = Table(
+    "priors",
+    "Beyond the paper: mg-meta under every prior",
+    {name: Row("mg-meta", {"settings": {"prior": name}}) for name in priors.PRIORS},
+    ("mnist-mclr",),
+)
+
+TABLES = {table.name: table for table in (TABLE2, ABLATION, AGGREGATION, PRIORS)}

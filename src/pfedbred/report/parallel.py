@@ -1,0 +1,53 @@
+"""Parallel coordinates of a sweep: one line for each point, through its settings to its accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedbred.report.curves import NAMES, new_figure
+from pfedbred.report.heatmap import Points, heading, points_of
+
+
+def draw_points(facts: Mapping[str, Any], path: Path) -> None:
+    """G and P side by side; the better a point, the warmer and the further in front its line."""
+    from matplotlib import colormaps
+
+    points = points_of(facts)
+    figure, panels = new_figure(2, 4.6)
+    for axes, (model, title) in zip(panels, NAMES.items(), strict=True):
+        _draw(axes, points, points.accuracy[model], colormaps["turbo"])
+        axes.set_title(title, fontsize=11)
+    figure.suptitle(heading(facts), fontsize=11)
+    figure.savefig(path)
+
+
+def _draw(axes: Any, points: Points, accuracy: np.ndarray, colours: Any) -> None:
+    names = (*points.names, "accuracy (%)")
+    columns = [_evenly(values) for values in points.settings.T]
+    low, high = float(np.nanmin(accuracy)), float(np.nanmax(accuracy))
+    columns.append((((accuracy - low) / max(high - low, 1e-9)), [(low, 0.0), (high, 1.0)]))
+    places = np.column_stack([place for place, _ in columns])
+    for row in np.argsort(accuracy):  # the best last, in front; NaN after them, and not drawn
+        if np.isfinite(accuracy[row]):
+            strength = places[row, -1]
+            style = {"color": colours(strength), "alpha": 0.35 + 0.6 * strength, "linewidth": 1.4}
+            axes.plot(range(len(names)), places[row], **style)
+    axes.grid(False)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks([])
+    axes.spines[["left", "bottom"]].set_visible(False)
+    for column, (_, marks) in enumerate(columns):
+        axes.axvline(column, color="#555555", linewidth=1)
+        for value, height in marks:
+            axes.text(column + 0.02, height, f"{value:.4g}", fontsize=8, va="center", color="#333333")
+
+
+def _evenly(values: np.ndarray) -> tuple[np.ndarray, list[tuple[float, float]]]:
+    """Where each value is on its axis, and the marks there: in equal steps, as settings are often chosen by factors."""
+    tried = np.unique(values)
+    steps = max(1, len(tried) - 1)
+    return np.searchsorted(tried, values) / steps, [(float(each), i / steps) for i, each in enumerate(tried)]
