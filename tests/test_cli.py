@@ -284,7 +284,7 @@ def test_tables_and_lines_put_g_before_p(capsys):
     cell = lambda value: {"mean": value, "std": 0.0}  # noqa: E731
     model = lambda value: {"best_accuracy": cell(value), "final_worst_decile": cell(0.3)}  # noqa: E731
     summary = {"algorithm": "x", "model": "m", "rounds": 1, "seeds": 1, "seconds": {"round": 0.004}}
-    summary |= {"data": {"name": "d"}, "newcomers": None}
+    summary |= {"data": {"name": "d"}, "newcomers": None, "scored": None}
     console.show_outcome([{**summary, "global": model(0.1), "personal": model(0.2)}])
     row = next(line for line in capsys.readouterr().out.splitlines() if "10.00" in line)
     assert re.findall(r"[\d.]+", row) == ["10.00", "20.00", "30.00", "4.0"]
