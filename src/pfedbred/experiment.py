@@ -234,9 +234,11 @@ class Experiment:
         self, algorithm: Algorithm, task: Task, federation: Federation | Population, plan: Plan
     ) -> Simulation | StreamedSimulation:
         """Where the clients are kept decides how it runs."""
-        one = federation.take(np.arange(1))
-        sample = Batch(jnp.asarray(one.inputs(one.train).take(np.arange(1))), jnp.asarray(one.train.y[:1]))
-        states = federation.clients * self.seeds * state_bytes(algorithm, task, sample)
+        states = 0
+        if self.participation == "sample":
+            one = federation.take(np.arange(1))
+            sample = Batch(jnp.asarray(one.inputs(one.train).take(np.arange(1))), jnp.asarray(one.train.y[:1]))
+            states = federation.clients * self.seeds * state_bytes(algorithm, task, sample)
         store = self._store(federation, states)
         if store == "device" and isinstance(federation, Federation):
             if self.scored_clients:

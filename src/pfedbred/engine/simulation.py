@@ -163,9 +163,10 @@ class Simulation:
         return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
 
     def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
-        """New states, where they belong."""
+        """New states, where they belong; made once, by a program that is compiled quickly and not well."""
         shapes = jax.eval_shape(start, *arguments)
-        return jax.jit(start, out_shardings=self._shardings(shapes))(*arguments)
+        program = jax.jit(start, out_shardings=self._shardings(shapes)).lower(*arguments)
+        return program.compile({"xla_backend_optimization_level": "0"})(*arguments)
 
     def _start(self, seeds: Array, settings: Mapping[str, Array] | None = None) -> State:
         def start(seed: Array, settings: Mapping[str, Array]) -> State:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from pfedbred.paper import complexity as complexity_
 from pfedbred.paper import figures
 from pfedbred.paper.columns import ALL, COLUMNS, Federations
-from pfedbred.paper.complexity import complexity
-from pfedbred.paper.table import Request, run_table
+from pfedbred.paper.table import Request, fingerprint, run_table
 from pfedbred.paper.tables import TABLES
 
-__all__ = ["ALL", "ARTIFACTS", "COLUMNS", "Artifact", "Federations", "Request"]
+__all__ = ["ALL", "ARTIFACTS", "COLUMNS", "Artifact", "Federations", "Request", "complexity_", "fingerprint"]
 
 
 class Artifact(NamedTuple):
@@ -28,5 +28,5 @@ ARTIFACTS: dict[str, Artifact] = {
     "deviation": Artifact("Delta G and Delta L by label on the first client", figures.deviation_),
     "noniid": Artifact("who has what: the distribution of the data", figures.noniid),
     "curves": Artifact("accuracy by round of the methods of Table 2", figures.curves),
-    "complexity": Artifact("time and memory against N, T, R, K, M beside the paper's O(.)", complexity),
+    "complexity": Artifact("time and memory against N, T, R, K, M beside the paper's O(.)", complexity_.complexity),
 }

@@ -18,7 +18,7 @@ import numpy as np
 
 from pfedbred.data.federation import Federation, from_clients
 from pfedbred.experiment import Experiment
-from pfedbred.paper.table import Request, remembered
+from pfedbred.paper.table import Request, chosen, remembered
 from pfedbred.records import write_json
 from pfedbred.report import curves
 
@@ -50,7 +50,7 @@ def _measure(method: str, amounts: Mapping[str, int], repeats: int) -> dict[str,
     if "K" in METHODS[method][0]:
         settings["K"] = amounts["K"]
     if "M" in METHODS[method][0]:
-        settings["components"] = amounts["M"]
+        settings["M"] = amounts["M"]
     if method == "fedamp":
         settings |= {"alpha_k": 1.0, "sigma": float(amounts["N"])}  # type: ignore[dict-item]
     experiment = Experiment(algorithm=method, model="dnn", settings=settings)
@@ -68,7 +68,7 @@ def complexity(request: Request) -> None:
     """A table of slopes, and a picture of time against each quantity."""
     request.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = {}
-    for method in request.rows or METHODS:
+    for method in chosen("row", METHODS, request.rows):
         found[method] = {}
         for quantity in METHODS[method][0]:
 

@@ -33,7 +33,7 @@ def deviation(run: Run, seed: int = 0) -> Deviation:
     _, personal = run.simulation.models(run.states)
     mine = jax.tree.map(lambda leaf: leaf[seed], personal)
     test = federation.test
-    inputs, labels = federation.inputs(test), jnp.asarray(test.y)
+    inputs, labels = jax.tree.map(jnp.asarray, (federation.inputs(test), test.y))
     predict, losses = run.simulation.algorithm.predict, run.simulation.task.losses
 
     def of_client(model: Tree) -> Array:

@@ -119,7 +119,12 @@ def run_cell(table: Table, column_name: str, row_name: str, request: Request) ->
 
     def measure() -> dict[str, Any]:
         finished = run(prepared=experiment.prepare(request.federations.of(column)))
-        return {"column": column_name, "row": row_name, **_measured(finished)}
+        return {
+            "column": column_name,
+            "row": row_name,
+            "clients": finished.simulation.federation.clients,
+            **_measured(finished),
+        }
 
     record, new = remembered(file, fingerprint(experiment.resolved()), measure)
     time_ = f"{record['seconds']:.0f} s" if new else "done before"
