@@ -1,4 +1,5 @@
-"""The command line: ``pfedbred run``, ``compare``, ``sweep``, ``list``, ``data``, ``export``, ``paper``."""
+"""The command line: ``pfedbred run``, ``compare``, ``sweep``, ``list``, ``data``, ``export``,
+``paper``, ``report``."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from pfedbred.data.sources import cache_folder
 from pfedbred.engine import join_processes, keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import Experiment, Prepared, Run, run
-from pfedbred.report import curves, heatmap
+from pfedbred.report import curves, heatmap, page
 from pfedbred.sweep import parse_grid, sweep
 
 app = typer.Typer(
@@ -274,6 +275,8 @@ def _run_into(folder: Path, prepared: Prepared, watcher: Any, keep_models: bool 
     finally:
         metrics.close()
     records.write_json(folder / "summary.json", records.summary(finished))
+    if isinstance(prepared.simulation.federation, data.Federation):
+        records.write_data(prepared.simulation.federation, folder)
     if keep_models or (keep_models is None and exports.size(finished) <= 10**9):
         exports.keep(finished, folder)
     curves.draw_run(finished, folder / "curves.png")
@@ -315,6 +318,19 @@ def export_command(
     about = exports.facts(path)
     whose = f"client {client} ({about['client_name']})" if client is not None else "the global model"
     print(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}")
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[
+        list[Path], typer.Argument(help="folders of runs, comparisons, sweeps, or of 'paper'", metavar="RUN...")
+    ],
+    out: Annotated[Path | None, typer.Option("--out", help="the page; in the first folder if not given")] = None,
+) -> None:
+    """Write one HTML page of finished runs that needs nothing else to be read."""
+    path = out or folders[0] / "report.html"
+    page.write_page(folders, path)
+    print(f"page: {path}")
 
 
 app.command("list")(list_command)

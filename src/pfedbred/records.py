@@ -2,6 +2,7 @@
 
 config.yaml     everything needed to run it again: ``pfedbred run FOLDER/config.yaml``
 metrics.jsonl   a line for each evaluation
+data.json       who has what: samples by client and label
 summary.json    the outcome
 curves.png      accuracy by round, and client by client
 models.safetensors  the models at the end, in safetensors' format: see ``pfedbred export``
@@ -24,6 +25,7 @@ import numpy as np
 import yaml
 
 from pfedbred._version import __version__
+from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
 from pfedbred.engine.evaluation import ModelScores, Scores
 from pfedbred.errors import SettingError
@@ -62,9 +64,11 @@ def _remove_runs(folder: Path) -> None:
 _RUN_FILES = (
     "config.yaml",
     "curves.png",
+    "data.json",
     "heatmap.png",
     "metrics.jsonl",
     "models.safetensors",
+    "report.html",
     "summary.json",
     "sweep.json",
     "table.json",
@@ -256,6 +260,23 @@ def sweep_facts(sweep: Sweep) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
+
+
+def write_data(federation: Federation, folder: Path, most: int = 1_000) -> None:
+    """data.json: samples by client and label, of at most so many clients, taken evenly."""
+    shown = np.unique(np.linspace(0, federation.clients - 1, min(most, federation.clients)).round().astype(int))
+    counts = {
+        part: split.label_counts(federation.classes)[shown].tolist()
+        for part, split in (("train", federation.train), ("test", federation.test))
+    }
+    facts = {
+        "name": federation.name,
+        "clients": federation.clients,
+        "names": [federation.names[i] if federation.names else str(i) for i in shown.tolist()],
+        "labels": list(federation.labels or map(str, range(federation.classes))),
+        **counts,
+    }
+    (folder / "data.json").write_text(json.dumps(facts, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -41,8 +41,7 @@ def curves(request: Request) -> None:
                     mean, low, high = (np.array(record[model][name], float) for name in ("curve", "low", "high"))
                     label = f"{row}  {np.mean(record[model]['best']):.1f}"
                     curves_.draw_band(axes, record["rounds"], mean, low, high, label, index)
-            values = [np.array(record[model][name], float) for record in shown.values() for name in ("low", "high")]
-            curves_.settle(axes, values)
+            curves_.settle(axes, [np.array(record[model]["curve"], float) for record in shown.values()])
             axes.set_title(title, fontsize=11)
             axes.legend(framealpha=0.9, edgecolor="none", loc="lower right", fontsize=8, title="best (%)")
         figure.suptitle(f"{ALL[column].title}: mean and range of {request.seeds} seeds", fontsize=11)
@@ -80,20 +79,25 @@ def deviation_(request: Request) -> None:
             def measure(experiment: Experiment = experiment, federation: Federation = federation) -> dict[str, Any]:
                 of_all = deviation(run(prepared=experiment.prepare(federation)))
                 first = {"global": of_all.global_[0], "local": of_all.local[0]}
-                return {"client": 0, **{kind: np.round(values, 4).tolist() for kind, values in first.items()}}
+                counts = federation.test.label_counts(federation.classes)
+                return {
+                    "client": 0,
+                    **{kind: np.round(values, 4).tolist() for kind, values in first.items()},
+                    "samples": {"global": counts.sum(axis=0).tolist(), "local": counts[0].tolist()},
+                }
 
             file = request.out / "cells" / "deviation" / column / f"{row}.json"
             found[row], new = remembered(file, fingerprint(experiment.resolved()), measure)
             request.say(f"deviation {column} {row}: {'done' if new else 'done before'}")
         path = request.out / f"deviation-{column}.png"
-        _draw_deviation(found, federation.test.label_counts(federation.classes), column, path)
+        _draw_deviation(found, column, path)
         request.say(f"picture: {path}")
 
 
-def _draw_deviation(found: Mapping[str, Any], counts: np.ndarray, column: str, path: Path) -> None:
+def _draw_deviation(found: Mapping[str, Any], column: str, path: Path) -> None:
     figure, panels = curves_.new_figure(2, 4.6)
-    labels = np.arange(counts.shape[1])
-    bars = {"global": counts.sum(axis=0), "local": counts[0]}
+    bars = next(iter(found.values()))["samples"]
+    labels = np.arange(len(bars["global"]))
     titles = ("ΔG: on all clients' test samples", "ΔL: on its own test samples")
     for axes, (kind, numbers), title in zip(panels, bars.items(), titles, strict=True):
         behind = axes.twinx()

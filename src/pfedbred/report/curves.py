@@ -54,7 +54,7 @@ def draw_band(
     marker = "o" if len(rounds) == 1 else None
     axes.plot(rounds, mean, color=colour(index), linestyle=line, linewidth=1.8, label=label, marker=marker)
     if np.any(high > low):
-        axes.fill_between(rounds, low, high, color=colour(index), alpha=0.18, linewidth=0)
+        axes.fill_between(rounds, low, high, color=colour(index), alpha=0.14, linewidth=0)
 
 
 def _finish(axes: Any, runs: Sequence[Run]) -> None:

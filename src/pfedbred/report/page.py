@@ -1,0 +1,244 @@
+"""report.html: one page with everything in it, to open in any browser without a network.
+
+The page is ``assets/page.html`` with its style, its script, plotly.js and the results as JSON. Text that comes from
+data is only ever put there as JSON, from which the script makes text and never markup.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import shlex
+import string
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedbred import algorithms
+from pfedbred import settings as settings_
+from pfedbred._version import __version__
+from pfedbred.errors import SettingError
+from pfedbred.experiment import Experiment
+from pfedbred.paper.columns import ALL
+from pfedbred.paper.tables import TABLES
+
+_POINTS = 400  # of a curve
+_CLIENTS = 1_000  # of a run
+_OPTIONS_OF_NO_INTEREST = ("settings", "algorithm", "data_dir", "store_dir")
+
+
+def write_page(folders: Sequence[Path], path: Path) -> None:
+    """Writes the page of some run, comparison, sweep and paper folders."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise SettingError("the page needs plotly: pip install 'pfedbred[report]'") from None
+    content = gather(folders)
+    names = ", ".join(dict.fromkeys([*(run["dataset"] for run in content["runs"]), *(each.name for each in folders)]))
+    parts = resources.files("pfedbred.report") / "assets"
+    page = string.Template((parts / "page.html").read_text(encoding="utf-8")).substitute(
+        title=html.escape(f"pfedbred: {names}"),
+        subtitle=html.escape(_subtitle(content)),
+        footer=html.escape(f"Made by pfedbred {__version__}: pfedbred report {' '.join(map(str, folders))}"),
+        css=(parts / "page.css").read_text(encoding="utf-8"),
+        script=(parts / "page.js").read_text(encoding="utf-8"),
+        plotly=get_plotlyjs(),
+        content=_embedded(content),
+    )
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as problem:
+        raise SettingError(f"cannot write {path}: {problem.strerror}") from None
+
+
+def _embedded(content: Any) -> str:
+    """JSON that cannot end the element it stands in."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _subtitle(content: Mapping[str, Any]) -> str:
+    kinds = {"runs": "run", "sweeps": "sweep", "tables": "table"}
+    counts = [(len(content[many]), one, many) for many, one in kinds.items() if content[many]]
+    counted = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
+    platforms = dict.fromkeys(content["platforms"])
+    return counted + (f"; measured on {'; '.join(platforms)}" if platforms else "")
+
+
+def gather(folders: Sequence[Path]) -> dict[str, Any]:
+    """What the page shows, from the files of the folders."""
+    content: dict[str, Any] = {
+        name: [] for name in ("runs", "federations", "sweeps", "tables", "deviations", "commands", "platforms")
+    }
+    for folder in folders:
+        if not folder.is_dir():
+            raise SettingError(f"there is no folder {folder}")
+        try:
+            if not _gather_one(folder, content):
+                raise SettingError(f"{folder} holds no finished run, comparison, sweep or table of the paper")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise SettingError(f"cannot read {folder}: damaged, or of another version ({problem})") from None
+    _tell_apart(content["runs"])
+    return content
+
+
+def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
+    found = False
+    if (folder / "summary.json").exists():
+        _add_run(folder, content)
+        found = True
+    if (folder / "table.json").exists():
+        for summary in _read(folder / "table.json"):
+            _add_run(folder / summary["algorithm"], content)
+        found = True
+    if (folder / "sweep.json").exists():
+        _add_sweep(_read(folder / "sweep.json"), folder.name, content)
+        found = True
+    for name, table in TABLES.items():
+        if (folder / f"{name}.json").exists():
+            cells = [_beside_paper(cell) for cell in _read(folder / f"{name}.json")]
+            content["tables"].append({"title": table.title, "cells": cells})
+            command = f"pfedbred paper {name} --out {folder.name}"
+            content["commands"].append({"name": table.title, "command": command, "settings": {}})
+            found = True
+    for file in sorted(folder.glob("hyper-*.json")):
+        _add_sweep(_read(file), file.stem, content)
+        found = True
+    for column in sorted((folder / "cells" / "deviation").glob("*")):
+        methods = {file.stem: _read(file) for file in sorted(column.glob("*.json"))}
+        kept = {name: {kind: each[kind] for kind in ("global", "local")} for name, each in methods.items()}
+        title = ALL[column.name].title if column.name in ALL else column.name
+        samples = next(iter(methods.values()))["samples"]
+        content["deviations"].append({"title": title, "methods": kept, "samples": samples})
+        found = True
+    return found
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _add_run(folder: Path, content: dict[str, Any]) -> None:
+    summary = _read(folder / "summary.json")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    keep = np.unique(np.linspace(0, len(lines) - 1, min(_POINTS, len(lines))).round().astype(int))
+    kept = [lines[i] for i in keep]
+    run: dict[str, Any] = {
+        "name": summary["algorithm"],
+        "dataset": summary["data"]["name"],
+        "model": summary["model"],
+        "seeds": summary["seeds"],
+        "rounds": [line["round"] for line in kept],
+        "milliseconds": 1000 * summary["seconds"]["round"],
+    }
+    for letter, model in (("G", "global"), ("P", "personal")):
+        accuracy = np.array([line[model]["test"]["accuracy"] for line in kept], float)
+        best = summary[model]["best_accuracy"]
+        run[letter] = {
+            "best": _percent(best["mean"]),
+            "std": _percent(best["std"]),
+            "worst_tenth": _percent(summary[model]["final_worst_decile"]["mean"]),
+            **{name: _percents(each) for name, each in _over_seeds(accuracy).items()},
+        }
+    own = _read(folder / "data.json") if (folder / "data.json").exists() else None
+    run["clients"] = _clients(lines[-1], own)
+    content["runs"].append(run)
+    if own and own not in content["federations"]:
+        content["federations"].append(own)
+    content["commands"].append(
+        {"name": summary["algorithm"], "command": command(summary["experiment"]), "settings": _settings(summary)}
+    )
+    facts = summary["platform"]
+    content["platforms"].append(f"{facts['device']} ({facts['backend']}), jax {facts['jax']}")
+
+
+def _over_seeds(accuracy: np.ndarray) -> dict[str, np.ndarray]:
+    return {"mean": accuracy.mean(axis=1), "low": accuracy.min(axis=1), "high": accuracy.max(axis=1)}
+
+
+def _clients(line: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Accuracy of each client at the end, mean over seeds; of at most a thousand clients."""
+    g, p = (
+        100 * np.array(line[model]["test"]["client_accuracy"], float).mean(axis=0) for model in ("global", "personal")
+    )
+    have = np.flatnonzero(np.isfinite(g) & np.isfinite(p))
+    if not len(have):
+        return None
+    shown = have[np.unique(np.linspace(0, len(have) - 1, min(_CLIENTS, len(have))).round().astype(int))]
+    named = own is not None and len(own["names"]) == len(g)
+    return {
+        "g": [round(float(each), 1) for each in g[shown]],
+        "p": [round(float(each), 1) for each in p[shown]],
+        "names": [own["names"][i] if named and own else str(i) for i in shown.tolist()],
+    }
+
+
+def _add_sweep(facts: Mapping[str, Any], name: str, content: dict[str, Any]) -> None:
+    grid = list(facts["grid"])
+    points = [
+        {**{key: point[key] for key in grid}, "G": _percent(point["global"]), "P": _percent(point["personal"])}
+        for point in facts["points"]
+    ]
+    title = f"{facts['algorithm']} on {facts['experiment']['dataset']}, {facts['experiment']['model']} ({name})"
+    content["sweeps"].append({"name": title, "names": grid, "points": points, "best": facts["best"]})
+    values = (f"--grid {key}={','.join(f'{each:g}' for each in dict.fromkeys(p[key] for p in points))}" for key in grid)
+    words = command(facts["experiment"], "sweep", without=grid)
+    settings = {**facts["experiment"], **facts["experiment"]["settings"]}
+    settings.pop("settings")
+    content["commands"].append({"name": title, "command": f"{words} {' '.join(values)}", "settings": settings})
+
+
+def _beside_paper(cell: Mapping[str, Any]) -> dict[str, Any]:
+    column = ALL.get(cell["column"])
+    compared = cell["paper"] is not None and cell["mean"] is not None and column and not column.not_compared
+    difference = round(cell["mean"] - cell["paper"], 2) if compared else None
+    kept = {name: cell[name] for name in ("row", "model", "mean", "std", "paper", "n")}
+    return {**kept, "column": column.title if column else cell["column"], "difference": difference}
+
+
+def _settings(summary: Mapping[str, Any]) -> dict[str, Any]:
+    experiment = dict(summary["experiment"])
+    return {**{name: value for name, value in experiment.items() if name != "settings"}, **experiment["settings"]}
+
+
+def command(experiment: Mapping[str, Any], verb: str = "run", without: Sequence[str] = ()) -> str:
+    """The command that makes a run again: its options and settings that are not the defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Experiment)}
+    parts = [f"pfedbred {verb}", f"--algorithm {experiment['algorithm']}"]
+    for name, value in experiment.items():
+        if name in defaults and name not in _OPTIONS_OF_NO_INTEREST and value is not None and value != defaults[name]:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            parts.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
+    try:
+        known = settings_.declared(algorithms.factory(experiment["algorithm"]))
+    except SettingError:
+        known = {}
+    for name, value in experiment["settings"].items():
+        if name not in without and value is not None and (name not in known or known[name].default != value):
+            parts.append(f"--set {shlex.quote(f'{name}={value}')}")
+    return " ".join(parts)
+
+
+def _tell_apart(runs: Sequence[dict[str, Any]]) -> None:
+    """Runs of one method on several data, or twice on the same: names that say which."""
+    names = [run["name"] for run in runs]
+    for run in runs:
+        if names.count(run["name"]) > 1:
+            run["name"] = f"{run['name']} on {run['dataset']}, {run['model']}"
+    seen: dict[str, int] = {}
+    for run in runs:
+        seen[run["name"]] = seen.get(run["name"], 0) + 1
+        if seen[run["name"]] > 1:
+            run["name"] = f"{run['name']} ({seen[run['name']]})"
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 3)
+
+
+def _percents(values: np.ndarray) -> list[float | None]:
+    return [round(float(100 * each), 3) if np.isfinite(each) else None for each in values]

@@ -1,0 +1,225 @@
+"""report.html: what is on it, that it stands alone, and how it behaves in a real browser."""
+
+import itertools
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+import pfedbred
+from pfedbred.paper import columns, figures
+from pfedbred.report.page import command, gather
+
+EVIL = '</script><script>window.evil = 1</script><img src=x onerror="window.evil = 1">'
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A comparison of clients with ugly names, a sweep, and some of the paper's, as the command line writes them."""
+    root = tmp_path_factory.mktemp("page")
+    x, y = np.random.default_rng(0).normal(size=(240, 6)), np.arange(240) % 3
+    np.savez(root / "own.npz", x=x, y=y, client=np.array([EVIL, "a&b", "c"])[np.arange(240) % 3])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setitem(columns.ALL, "digits", columns.Column("Digits, MCLR", "digits", "mclr", 2, aggregated=4))
+        patch.setattr(figures, "HYPER_GRID", {"eta": [0.01, 0.1], "lam": [5.0, 15.0]})
+        for arguments in (
+            "compare --dataset own.npz --rounds 3 --seeds 2 --aggregated 2 --set R=2 --out cmp --algorithms fedavg,mg-meta",
+            "sweep --rounds 2 --clients 6 --set R=2 --grid eta=0.01,0.1 --grid lam=5,15 --out sweep",
+            "paper table2 --columns digits --rows fedavg,mg-meta --seeds 1 --rounds 2 --out paper",
+            "paper deviation --columns digits --rows pfedme,mg-meta --rounds 2 --out paper",
+            "paper hyper --columns digits --seeds 1 --rounds 2 --out paper",
+        ):
+            run(patch, *arguments.split())
+        run(patch, "report", "cmp", "sweep", "paper", "--out", "page.html")
+    return root
+
+
+def run(patch, *arguments):
+    patch.setattr("sys.argv", ["pfedbred", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        pfedbred.cli.main()
+    assert not stopped.value.code
+
+
+def test_the_page_holds_what_the_folders_say(folders):
+    content = gather([folders / "cmp", folders / "sweep", folders / "paper"])
+    assert [each["name"] for each in content["runs"]] == ["fedavg", "mg-meta"]
+    mg = content["runs"][1]
+    summary = json.loads((folders / "cmp" / "mg-meta" / "summary.json").read_text())
+    assert mg["P"]["best"] == pytest.approx(100 * summary["personal"]["best_accuracy"]["mean"], abs=1e-3)
+    lines = [json.loads(line) for line in (folders / "cmp" / "mg-meta" / "metrics.jsonl").read_text().splitlines()]
+    assert mg["rounds"] == [1, 2, 3]
+    accuracy = 100 * np.array([line["personal"]["test"]["accuracy"] for line in lines])
+    np.testing.assert_allclose(mg["P"]["mean"], accuracy.mean(axis=1), atol=1e-3)
+    np.testing.assert_allclose(mg["P"]["high"], accuracy.max(axis=1), atol=1e-3)
+    clients = 100 * np.mean(lines[-1]["global"]["test"]["client_accuracy"], axis=0)
+    np.testing.assert_allclose(mg["clients"]["g"], clients, atol=0.06)
+    assert sorted(mg["clients"]["names"]) == sorted([EVIL, "a&b", "c"])
+    (federation,) = content["federations"]
+    assert np.sum(federation["train"]) + np.sum(federation["test"]) == 240
+    assert [len(each["points"]) for each in content["sweeps"]] == [4, 4]
+    assert content["tables"][0]["cells"][0]["column"] == "digits"
+    assert set(content["deviations"][0]["methods"]) == {"pfedme", "mg-meta"}
+
+
+def test_the_page_stands_alone_and_is_small(folders):
+    text = (folders / "page.html").read_text()
+    assert len(text) < 6 * 10**6
+    assert EVIL not in text
+    head = text.split('<script id="content"')[0]
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", head)
+    assert text.count("<script") == 3  # the content, plotly.js, and the page's own
+        "<script"
+    )  # the page's own, and plotly's texts
+
+
+def test_a_thousand_clients_fit(tmp_path):
+    """20 runs of them stay under the limit, since plotly.js is 4.8 MB of it."""
+    run = {"g": [99.9] * 1000, "p": [99.9] * 1000, "names": [f"client-{i}" for i in range(1000)]}
+    assert 20 * len(json.dumps(run)) < 10**6
+
+
+def test_the_command_makes_the_run_again(folders):
+    summary = json.loads((folders / "cmp" / "mg-meta" / "summary.json").read_text())
+    said = command(summary["experiment"])
+    assert said.startswith("pfedbred run --algorithm mg-meta --dataset ")
+    assert "--seeds 2" in said
+    assert "--set R=2" in said
+    assert "--set lam" not in said  # a default
+    assert "--batch-size" not in said
+
+
+def test_folders_without_results_are_refused(call, folders, tmp_path):
+    (tmp_path / "empty").mkdir()
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "summary.json").write_text("{}")
+    for folder, words in {
+        "nowhere": "no folder nowhere",
+        "empty": "holds no finished run",
+        "damaged": "damaged",
+    }.items():
+        code, _, err = call("report", folder)
+        assert code == 2
+        assert words in err
+        assert len(err.splitlines()) == 1
+
+
+# In a browser ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    programs = [shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")]
+    if not all(programs):
+        pytest.skip("there is no Chromium with its driver on this machine")
+    options = selenium.ChromeOptions()
+    options.binary_location = programs[0]
+    for each in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader"):
+        options.add_argument(each)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = selenium.Chrome(options=options, service=selenium.ChromeService(programs[1]))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(browser, folders):
+    """Opens the page in a window of that width and theme; its charts are drawn."""
+
+    def open_(width=1280, theme="light"):
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 700}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        browser.get((folders / "page.html").as_uri())
+        wait(browser, "return document.documentElement.dataset.ready === 'yes'")
+        charts = browser.execute_script("return [...document.querySelectorAll('.chart')].map((each) => each.id)")
+        for chart in charts:
+            browser.execute_script("document.getElementById(arguments[0]).scrollIntoView()", chart)
+            wait(browser, "return Boolean(document.getElementById(arguments[0]).data)", chart)
+        browser.execute_script("window.scrollTo(0, 0)")
+        return browser, charts
+
+    return open_
+
+
+def wait(browser, script, *arguments):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 30).until(lambda each: each.execute_script(script, *arguments))
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark"), (820, "dark")])
+def test_it_opens_without_an_error_and_nothing_overflows(page, width, theme):
+    browser, charts = page(width, theme)
+    assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert len(charts) == 3 + 4 + 1  # curves, clients, data; two of each sweep; deviation
+    sections = browser.execute_script("return [...document.querySelectorAll('main section')].map((each) => each.id)")
+    assert sections == ["table", "curves", "clients", "paper", "deviation", "sweeps", "data", "settings"]
+    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    wide = """return [...document.querySelectorAll('main *')]
+        .filter((each) => !each.closest('.scroll, pre, .chart, details') && each.getBoundingClientRect().right > window.innerWidth + 1).length"""
+    assert browser.execute_script(wide) == 0
+    assert browser.execute_script("return window.evil") is None
+    assert EVIL in browser.execute_script("return document.getElementById('clients').textContent")
+    ink, ground = browser.execute_script(
+        "const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]"
+    )
+    bright = [sum(map(int, re.findall(r"\d+", each)[:3])) for each in (ink, ground)]
+    assert (bright[0] > bright[1]) == (theme == "dark")
+    drawn = browser.execute_script("return document.getElementById('curves-chart').layout.font.color")
+    assert (int(drawn[1:3], 16) > 128) == (theme == "dark")
+
+
+def test_hovering_shows_the_numbers(page):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser, _ = page()
+    chart = browser.find_element("css selector", "#curves-chart .nsewdrag")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
+    ActionChains(browser).move_to_element(chart).perform()
+    wait(browser, "return document.querySelector('#curves-chart .hoverlayer').textContent.includes('mg-meta')")
+
+
+def test_filtering_takes_a_run_out_of_the_curves_by_keyboard(page):
+    from selenium.webdriver.common.keys import Keys
+
+    browser, _ = page()
+    names = "return document.getElementById('curves-chart').data.map((each) => each.name).filter(Boolean)"
+    assert set(browser.execute_script(names)) == {"fedavg", "mg-meta"}
+    box = browser.find_element("css selector", "input[data-run='0']")
+    box.send_keys(Keys.SPACE)
+    assert set(browser.execute_script(names)) == {"mg-meta"}
+
+
+def test_another_run_can_be_chosen_client_by_client(page):
+    browser, _ = page()
+    before = browser.find_element("id", "clients-summary").text
+    assert before.startswith("mg-meta")
+    browser.find_element("css selector", "#clients-run option[value='0']").click()
+    assert browser.find_element("id", "clients-summary").text.startswith("fedavg")
+
+
+def test_it_can_be_read_without_seeing_it(page):
+    """Every chart has words and its numbers, every table a caption, every control a name; headings are in order."""
+    browser, charts = page()
+    for chart in charts:
+        element = browser.find_element("id", chart)
+        assert len(element.get_attribute("aria-label")) > 10
+    without_words = "return [...document.querySelectorAll('figure')].filter((f) => !f.querySelector('figcaption')).length"
+    assert browser.execute_script(without_words) == 0
+    without_heads = """return [...document.querySelectorAll('table')]
+        .filter((each) => !each.caption || !each.querySelector('th[scope]')).length"""
+    assert browser.execute_script(without_heads) == 0
+    unnamed = "return [...document.querySelectorAll('select, input')].filter((each) => !each.labels.length).length"
+    assert browser.execute_script(unnamed) == 0
+    assert browser.execute_script("return document.documentElement.lang") == "en"
+    headings = "return [...document.querySelectorAll('h1, h2, h3')].map((each) => Number(each.tagName[1]))"
+    levels = browser.execute_script(headings)
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
