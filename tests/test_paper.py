@@ -10,11 +10,10 @@ from conftest import small_federation
 import pfedbred
 from pfedbred import paper, priors
 from pfedbred.algorithms import factory
-from pfedbred.paper import columns, figures, printed, tables
+from pfedbred.paper import columns, complexity, figures, printed, tables, tuned
 from pfedbred.paper.columns import Column
-from pfedbred.paper.complexity import METHODS
 from pfedbred.paper.deviation import deviation, deviations
-from pfedbred.paper.table import Cell, markdown, read_cells
+from pfedbred.paper.table import Cell, fingerprint, markdown, read_cells
 
 
 @pytest.fixture
@@ -139,6 +138,41 @@ def test_prepared_federations_are_used(call, small, tmp_path):
     assert record["clients"] == 5
 
 
+def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_path, monkeypatch):
+    monkeypatch.setitem(tuned.GRIDS, "pfedme", {"alpha_m": [0.0, 0.05], "lam": [15.0]})
+    seen = []
+    real = tuned.sweep
+
+    def watched(*given, federation):
+        seen.append(federation)
+        return real(*given, federation=federation)
+
+    monkeypatch.setattr(tuned, "sweep", watched)
+    options = ("paper", "tuned", "--columns", "digits", "--rows", "pfedme", "--seeds", "1", "--out", "here")
+    code, out, err = call(*options)
+    assert code == 0, err
+    assert "pfedme: alpha_m = 0.05, lam = 15" in out  # a step of 0 learns nothing
+    cell = json.loads((tmp_path / "here" / "cells" / "tuned" / "digits" / "pfedme.json").read_text())
+    assert cell["fingerprint"]["settings"]["alpha_m"] == 0.05
+    whole, (used,) = pfedbred.load("digits"), seen
+    assert used.clients == whole.clients
+    assert len(used.train.y) + len(used.test.y) == len(whole.train.y)
+    assert call(*options)[0] == 0
+    assert len(seen) == 1
+
+
+def test_a_validation_split_divides_each_clients_training_samples():
+    federation = small_federation(sizes=(7, 1, 20))
+    used = federation.validation(0.3, 5)
+    assert used.test.sizes.tolist() == [2, 0, 6]
+    for i in range(3):
+        mine = np.concatenate([used.train.client(i)[0], used.test.client(i)[0]])
+        assert sorted(map(tuple, mine)) == sorted(map(tuple, federation.train.client(i)[0]))
+    again = federation.validation(0.3, 5)
+    np.testing.assert_array_equal(again.test.x, used.test.x)
+    assert not np.array_equal(federation.validation(0.3, 6).test.x, used.test.x)
+
+
 # Figures ---------------------------------------------------------------------------------------------------
 
 
@@ -205,12 +239,12 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
 
 def test_complexity_measures_what_the_method_has(call, tmp_path, monkeypatch):
     short = dict.fromkeys("NTRKM", (1, 2))
-    monkeypatch.setattr(paper.complexity_, "_VALUES", short)
-    monkeypatch.setattr(paper.complexity_, "_BASE", {"N": 2, "T": 1, "R": 1, "K": 1, "M": 2})
+    monkeypatch.setattr(complexity, "_VALUES", short)
+    monkeypatch.setattr(complexity, "_BASE", {"N": 2, "T": 1, "R": 1, "K": 1, "M": 2})
     code, out, err = call("paper", "complexity", "--rows", "fedem", "--out", "here")
     assert code == 0, err
     found = json.loads((tmp_path / "here" / "complexity.json").read_text())
-    assert list(found["fedem"]) == list(METHODS["fedem"][0]) == list("NTRM")
+    assert list(found["fedem"]) == list(complexity.METHODS["fedem"][0]) == list("NTRM")
     kept = found["fedem"]["M"]["bytes"]  # the server's components, and each client's weights of them
     assert 1.8 < kept[1] / kept[0] < 2.1
     assert (tmp_path / "here" / "complexity.png").exists()
@@ -231,4 +265,4 @@ def test_the_records_in_the_repository_are_of_these_settings():
             if file.exists():
                 said = json.loads(file.read_text())["fingerprint"]
                 now = columns.ALL[column].experiment(row, seeds=said["seeds"], rounds=said["rounds"]).resolved()
-                assert said == paper.fingerprint(now), file
+                assert said == fingerprint(now), file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -122,6 +123,26 @@ class Federation:
             )
         order = np.random.default_rng([seed, 1]).permutation(self.clients)
         return self.take(np.sort(order[count:])), self.take(np.sort(order[:count]))
+
+    def validation(self, fraction: float, seed: int) -> Federation:
+        """The same clients without their test samples, a fraction of their training samples in the place of those.
+
+        For choosing settings: what is chosen has then not seen the test samples. A client keeps at least one sample.
+        """
+        kept: list[np.ndarray] = []
+        held: list[np.ndarray] = []
+        for i, (begin, end) in enumerate(itertools.pairwise(self.train.offsets.tolist())):
+            rows = np.random.default_rng([seed, i]).permutation(np.arange(begin, end))
+            count = min(len(rows) - 1, round(fraction * len(rows)))
+            held.append(rows[:count])
+            kept.append(rows[count:])
+
+        def split(clients: list[np.ndarray]) -> Split:
+            rows = np.concatenate(clients)
+            return Split(self.train.x[rows], self.train.y[rows], offsets_of([len(each) for each in clients]))
+
+        about = {**self.about, "validation": fraction}
+        return dataclasses.replace(self, train=split(kept), test=split(held), about=about)
 
     def take(self, clients: np.ndarray) -> Federation:
         """The federation of these clients alone, named by their numbers in this one."""

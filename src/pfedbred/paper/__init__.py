@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from pfedbred.paper import complexity as complexity_
 from pfedbred.paper import figures
 from pfedbred.paper.columns import ALL, COLUMNS, Federations
-from pfedbred.paper.table import Request, fingerprint, run_table
+from pfedbred.paper.complexity import run_complexity
+from pfedbred.paper.table import Request, run_table
 from pfedbred.paper.tables import TABLES
+from pfedbred.paper.tuned import run_tuned
 
-__all__ = ["ALL", "ARTIFACTS", "COLUMNS", "Artifact", "Federations", "Request", "complexity_", "fingerprint"]
+__all__ = ["ALL", "ARTIFACTS", "COLUMNS", "Artifact", "Federations", "Request"]
 
 
 class Artifact(NamedTuple):
@@ -24,9 +25,10 @@ class Artifact(NamedTuple):
 
 ARTIFACTS: dict[str, Artifact] = {
     **{name: Artifact(table.title, partial(run_table, table)) for name, table in TABLES.items()},
-    "hyper": Artifact("eta by lambda: parallel coordinates and a heat map", figures.hyper),
-    "deviation": Artifact("Delta G and Delta L by label on the first client", figures.deviation_),
-    "noniid": Artifact("who has what: the distribution of the data", figures.noniid),
-    "curves": Artifact("accuracy by round of the methods of Table 2", figures.curves),
-    "complexity": Artifact("time and memory against N, T, R, K, M beside the paper's O(.)", complexity_.complexity),
+    "tuned": Artifact("beyond the paper: every method with settings chosen on validation samples", run_tuned),
+    "hyper": Artifact("eta by lambda: parallel coordinates and a heat map", figures.draw_hyper),
+    "deviation": Artifact("Delta G and Delta L by label on the first client", figures.draw_deviation),
+    "noniid": Artifact("who has what: the distribution of the data", figures.draw_noniid),
+    "curves": Artifact("accuracy by round of the methods of Table 2", figures.draw_curves),
+    "complexity": Artifact("time and memory against N, T, R, K, M beside the paper's O(.)", run_complexity),
 }

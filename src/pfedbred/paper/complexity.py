@@ -64,7 +64,7 @@ def _measure(method: str, amounts: Mapping[str, int], repeats: int) -> dict[str,
     return {"seconds": min(times), "bytes": simulation.state_bytes()}
 
 
-def complexity(request: Request) -> None:
+def run_complexity(request: Request) -> None:
     """A table of slopes, and a picture of time against each quantity."""
     request.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = {}

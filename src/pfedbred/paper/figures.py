@@ -27,7 +27,7 @@ HYPER_GRID = {
 _DEVIATING = ("pfedme", "per-fedavg", "fedamp", "fo", "mfo", "mg-meta")
 
 
-def curves(request: Request) -> None:
+def draw_curves(request: Request) -> None:
     """Accuracy by round of the methods of Table 2, one picture a column; its cells are run where they are missing."""
     for column in chosen("column", ALL, request.columns or ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")):
         rows = chosen("row", TABLE2.rows, request.rows)
@@ -49,7 +49,7 @@ def curves(request: Request) -> None:
         request.say(f"picture: {path}")
 
 
-def hyper(request: Request) -> None:
+def draw_hyper(request: Request) -> None:
     """eta by lambda for mg-meta: every point of a grid, as parallel coordinates and as a map."""
     for column in chosen("column", ALL, request.columns or ("mnist-mclr",)):
         path = request.out / f"hyper-{column}.json"
@@ -68,7 +68,7 @@ def hyper(request: Request) -> None:
         request.say(f"pictures: {pictures[0]}, {pictures[1]}")
 
 
-def deviation_(request: Request) -> None:
+def draw_deviation(request: Request) -> None:
     """Delta G and Delta L of the first client, label by label, over the histogram of its labels."""
     for column in chosen("column", ALL, request.columns or ("mnist-mclr", "mnist-dnn")):
         federation = request.federations.of(ALL[column])
@@ -90,11 +90,11 @@ def deviation_(request: Request) -> None:
             found[row], new = remembered(file, fingerprint(experiment.resolved()), measure)
             request.say(f"deviation {column} {row}: {'done' if new else 'done before'}")
         path = request.out / f"deviation-{column}.png"
-        _draw_deviation(found, column, path)
+        _deviation_picture(found, column, path)
         request.say(f"picture: {path}")
 
 
-def _draw_deviation(found: Mapping[str, Any], column: str, path: Path) -> None:
+def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> None:
     figure, panels = curves_.new_figure(2, 4.6)
     bars = next(iter(found.values()))["samples"]
     labels = np.arange(len(bars["global"]))
@@ -119,7 +119,7 @@ def _draw_deviation(found: Mapping[str, Any], column: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def noniid(request: Request) -> None:
+def draw_noniid(request: Request) -> None:
     """Who has what: clients by labels, one picture a dataset."""
     names: Sequence[str] = chosen("column", ALL, request.columns or ("cifar10-cnn", "femnist-mclr", "sent140-lstm"))
     for dataset, column in {ALL[name].dataset: ALL[name] for name in names}.items():
