@@ -108,7 +108,7 @@ def _write(found: Mapping[str, Mapping[str, Any]], request: Request) -> None:
     text = "\n".join(lines) + "\n"
     (request.out / "complexity.md").write_text(text, encoding="utf-8")
     write_json(request.out / "complexity.json", found)
-    figure, panels = curves.new_figure(5, 3.6)
+    figure, panels = curves.new_figure(5, 3.4, width=2.6)
     for axes, quantity in zip(panels, _VALUES, strict=True):
         for index, (method, measured) in enumerate(found.items()):
             if quantity in measured:

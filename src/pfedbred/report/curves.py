@@ -18,13 +18,13 @@ NAMES: dict[Literal["global", "personal"], str] = {
 }
 
 
-def new_figure(columns: int, height: float = 4.2) -> tuple[Any, Any]:
+def new_figure(columns: int, height: float = 4.2, width: float = 5.4) -> tuple[Any, Any]:
     """Panels side by side, in the style of all pictures."""
     # pyplot is left alone: it picks a window system and keeps figures alive
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.4 * columns, height), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width * columns, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, columns, squeeze=False)[0]
     for each in axes:
