@@ -118,8 +118,12 @@ def _write(found: Mapping[str, Mapping[str, Any]], request: Request) -> None:
         axes.set_xlabel(quantity)
         axes.set_xticks(_VALUES[quantity], map(str, _VALUES[quantity]))
         axes.minorticks_off()
+    times = [seconds for measured in found.values() for each in measured.values() for seconds in each["seconds"]]
+    for axes in panels:
+        axes.set_ylim(0.8 * min(times), 1.25 * max(times))
     panels[0].set_ylabel("seconds")
-    panels[0].legend(fontsize=8, framealpha=0.9, edgecolor="none")
+    handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=8, edgecolor="none")
     figure.suptitle(
         "time of T rounds against N clients, T rounds, R local steps, K proximal steps, M components", fontsize=11
     )
