@@ -31,6 +31,7 @@ def test_a_run_folder_holds_what_is_promised(call, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.yaml",
         "curves.png",
+        "data.json",
         "metrics.jsonl",
         "models.safetensors",
         "summary.json",

@@ -97,7 +97,7 @@ def test_folders_without_results_are_refused(call, folders, tmp_path):
     (damaged / "summary.json").write_text("{}")
     for folder, words in {
         "nowhere": "no folder nowhere",
-        "empty": "holds no finished run",
+        "empty": "pfedbred: empty holds no finished run",
         "damaged": "damaged",
     }.items():
         code, _, err = call("report", folder)
@@ -159,11 +159,11 @@ def test_it_opens_without_an_error_and_nothing_overflows(page, width, theme):
     assert len(charts) == 3 + 4 + 1  # curves, clients, data; two of each sweep; deviation
     sections = browser.execute_script("return [...document.querySelectorAll('main section')].map((each) => each.id)")
     assert sections == ["table", "curves", "clients", "paper", "deviation", "sweeps", "data", "settings"]
-    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     wide = """return [...document.querySelectorAll('main *')]
         .filter((each) => !each.closest('.scroll, pre, .chart, details'))
-        .filter((each) => each.getBoundingClientRect().right > window.innerWidth + 1).length"""
-    assert browser.execute_script(wide) == 0
+        .filter((each) => each.getBoundingClientRect().right > arguments[0] + 1).length"""
+    assert browser.execute_script(wide, width) == 0
     assert browser.execute_script("return window.evil") is None
     assert EVIL in browser.execute_script("return document.getElementById('clients').textContent")
     ink, ground = browser.execute_script(

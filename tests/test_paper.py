@@ -1,5 +1,6 @@
 """The paper's tables and figures: what is printed, what is measured, and that nothing is measured twice."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -93,19 +94,21 @@ def test_a_table_is_run_once_and_goes_on_where_it_stopped(call, small, tmp_path,
     assert cells[1]["mean"] == pytest.approx(best.mean(), abs=0.006)
     assert cells[1]["std"] == pytest.approx(best.std(ddof=1), abs=0.006)
     assert cells[1]["n"] == 2
-    # Other settings are another cell; one cut off while it is written is not there.
-    call(*options, "--rows", "fedavg", "--rounds", "2")
-    assert len(ran) == 3
+    # What was run with other settings is left alone; what was cut off while it was written is not there.
+    code, _, err = call(*options, "--rows", "fedavg", "--rounds", "2")
+    assert code == 2
+    assert "was made with other settings (rounds 3, not 2)" in err.replace("eval_every 1, not 1, ", "")
+    assert len(ran) == 2
     assert not list((tmp_path / "here").rglob("*.part"))
 
 
 def test_measured_stands_beside_printed_with_the_difference():
     def cell(column, paper, mean):
-        return Cell(column, "fedavg", "G", paper, mean, 0.1, 5, 17, 3.0, 80.0, 60.0)
+        return Cell(column, "fedavg", "G", paper, mean, 0.1, 5, 200, 17, 3.0, 80.0, 60.0)
 
     cells = [cell("mnist-mclr", 86.96, 87.31), cell("femnist-mclr", 53.96, 50.0), cell("mnist-dnn", 88.74, None)]
     text = markdown(tables.TABLE2, cells)
-    assert "| fedavg | G | 87.31 ± 0.10 | 86.96 | +0.35 | 5 | 17 | 80.00 | 60.00 |" in text
+    assert "| fedavg | G | 87.31 ± 0.10 | 86.96 | +0.35 | 5 | 200 | 17 | 80.00 | 60.00 |" in text
     assert "| fedavg | G | 50.00 ± 0.10 | 53.96 |  | 5 |" in text  # a subset: no difference
     assert "part of FEMNIST" in text
     assert "| diverged | 88.74 |  |" in text
@@ -130,12 +133,56 @@ def test_what_is_not_in_the_paper_is_said(call, small):
 
 def test_prepared_federations_are_used(call, small, tmp_path):
     assert call("data", "prepare", "digits", "--clients", "5", "--out", "digits.fed")[0] == 0
-    code, _, err = call(
-        "paper", "table2", "--columns", "digits", "--rows", "fedavg", "--federations", ".", "--seeds", "1"
-    )
+    options = ("--columns", "digits", "--rows", "fedavg", "--seeds", "1")
+    code, _, err = call("paper", "table2", *options, "--federations", ".")
     assert code == 0, err
     record = json.loads((tmp_path / "results" / "cells" / "table2" / "digits" / "fedavg.json").read_text())
-    assert record["clients"] == 5
+    assert record["data"]["clients"] == 5
+    # Other data under the same name is not taken for the same.
+    (tmp_path / "other").mkdir()
+    assert call("data", "prepare", "digits", "--clients", "6", "--out", "other/digits.fed")[0] == 0
+    code, _, err = call("paper", "table2", *options, "--federations", "other")
+    assert code == 2
+    assert "is of other data" in err
+
+
+def test_a_run_that_diverged_is_not_given_a_figure(call, small, tmp_path, monkeypatch):
+    """Its loss is no number at the end, whatever its accuracy was before."""
+    rows = {**tables.TABLE2.rows, "wild": paper.table.Row("mg-meta", {"settings": {"lam": 450.0}})}
+    monkeypatch.setitem(paper.TABLES, "table2", dataclasses.replace(tables.TABLE2, rows=rows))
+    request = paper.Request(tmp_path, paper.Federations(), ["digits"], ["wild"], seeds=1, say=lambda line: None)
+    cells = paper.table.run_table(paper.TABLES["table2"], request)
+    assert [cell.mean for cell in cells] == [None, None]
+    assert "diverged" in (tmp_path / "table2.md").read_text()
+
+
+def test_a_subset_with_few_clients_still_runs(call, tmp_path, monkeypatch):
+    np.savez(tmp_path / "own.npz", x=np.eye(36), y=np.arange(36) % 2, client=np.arange(36) % 6)
+    few = Column("Few", "./own.npz", "mclr", 2, aggregated=50, not_compared="part of it")
+    monkeypatch.setitem(columns.ALL, "few", few)
+    code, _, err = call("paper", "table2", "--columns", "few", "--rows", "fedavg", "--seeds", "1", "--out", "here")
+    assert code == 0, err
+    record = json.loads((tmp_path / "here" / "cells" / "table2" / "few" / "fedavg.json").read_text())
+    assert record["aggregated"] == 2  # a third of 6
+
+
+def test_one_impossible_cell_does_not_stop_the_table(call, small, tmp_path):
+    options = ("paper", "aggregation", "--columns", "digits", "--seeds", "1", "--out", "here")
+    code, out, err = call(*options, "--rows", "10,50")
+    assert code == 0, err
+    assert "digits 50: cannot be run: aggregated must be at most" in out
+    assert call(*options, "--rows", "50")[0] == 2
+
+
+def test_damaged_records_are_named(call, small, tmp_path):
+    file = tmp_path / "here" / "cells" / "table2" / "digits" / "fedavg.json"
+    file.parent.mkdir(parents=True)
+    for text in ('{"a": ', "{}", "[]", "\x00"):
+        file.write_text(text)
+        code, _, err = call("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--out", "here")
+        assert code == 2
+        assert "fedavg.json is damaged" in err
+        assert len(err.splitlines()) == 1
 
 
 def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_path, monkeypatch):

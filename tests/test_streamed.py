@@ -197,7 +197,8 @@ def test_the_command_line_runs_a_million_clients(call, tmp_path):
     assert np.shape(line["personal"]["test"]["client_accuracy"]) == (1, 30)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["data"]["clients"] == 1_000_000
-    assert summary["scored"] == {"clients": 30, "took_part": [0]}  # 6 of 1,000,000 trained
+    assert (summary["scored"]["clients"], summary["scored"]["took_part"]) == (30, [0])  # 6 of 1,000,000 trained
+    assert len(set(summary["scored"]["numbers"])) == 30
     assert "0 of the 30 clients scored have taken part" in " ".join(out.split())
     assert not (tmp_path / "run" / "models.safetensors").exists()  # 2.4 GB
     assert not [path for path in tmp_path.iterdir() if path.name != "run"]  # the store has no name
@@ -235,6 +236,78 @@ def test_what_cannot_be_streamed_is_said(call, options):
     assert code == 2
     assert REFUSED[options] in err
     assert len(err.splitlines()) == 1
+
+
+def test_runs_that_are_compared_score_the_same_clients(call, tmp_path, monkeypatch):
+    """If the states of one method do not fit, all methods are streamed."""
+    room = 2 * pfedbred.load("digits", clients=6).bytes  # for the samples, and no states
+    monkeypatch.setattr(pfedbred.engine.devices, "device_memory", lambda: room)
+    options = ("--clients", "6", *SMALL, "--algorithms", "fedavg,mg-meta", "--out", "here")
+    assert call("compare", *options)[0] == 0
+    table = json.loads((tmp_path / "here" / "table.json").read_text())
+    assert [each["scored"]["clients"] for each in table] == [6, 6]
+
+
+def test_a_client_that_reads_no_minibatches_keeps_its_state():
+    """It is known by having taken part, not by having read something."""
+    federation = small_federation(sizes=SIZES)
+    task = pfedbred.Task(pfedbred.models.mclr(federation.shape, federation.classes, dtype=jnp.float64))
+    base = pfedbred.make("fedavg", task, {"R": 1})
+    client = pfedbred.algorithm.Client(
+        init=lambda message: jnp.zeros(()),
+        train=lambda message, state, data: (message, state + 1),
+        model=lambda message, state, data: message,
+        draws=0,
+    )
+    plan = pfedbred.Plan(selection.uniform(len(SIZES)), participation="sample", batch_size=4)
+    algorithm = base._replace(client=client)
+    for simulation in (
+        pfedbred.Simulation(algorithm, task, federation, plan),
+        StreamedSimulation(algorithm, task, federation, plan),
+    ):
+        states = simulation.advance(simulation.init([0]), 3)
+        kept = states.clients if isinstance(simulation, pfedbred.Simulation) else states.clients[0].read([0, 1])
+        np.testing.assert_array_equal(np.ravel(kept.state), 3)
+
+
+def test_a_server_that_compares_all_clients_is_refused_a_million():
+    made = data.population("synthetic", clients=1_000_000)
+    task = pfedbred.Task(pfedbred.models.mclr(made.shape, made.classes))
+    plan = pfedbred.Plan(selection.uniform(10), participation="sample")
+    with pytest.raises(SettingError, match="1,000,000 clients are too many"):
+        StreamedSimulation(pfedbred.make("fedu", task), task, made, plan)
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ((np.zeros((2, 3)), np.array([0, 7])), "label 7"),
+        ((np.full((2, 3), np.nan), np.array([0, 1])), "not a finite number"),
+        ((np.zeros((0, 3)), np.array([], int)), "no training samples"),
+        ((np.zeros((2, 4)), np.array([0, 1])), "samples of shape"),
+    ],
+)
+def test_clients_made_on_demand_are_checked(samples, words):
+    good = (np.zeros((2, 3)), np.array([0, 1]))
+    made = data.Population("own", 5, (3,), 2, lambda k: (samples if k == 3 else good, good), 100, 0)
+    made.take(np.arange(3))
+    with pytest.raises(SettingError, match=words):
+        made.take(np.arange(5))
+
+
+def test_what_was_cut_off_in_a_write_is_not_there():
+    class Full(MemorySlots):
+        def write(self, slot, row):
+            if slot == 1:
+                raise KeyboardInterrupt
+            super().write(slot, row)
+
+    store = ClientStore(EXAMPLE, Full())
+    records = jax.tree.map(lambda leaf: np.ones((3, *leaf.shape), leaf.dtype), EXAMPLE)
+    with pytest.raises(KeyboardInterrupt):
+        store.write([5, 6, 7], records)
+    assert [number in store for number in (5, 6, 7)] == [True, False, False]
+    np.testing.assert_array_equal(store.read([5, 6])["drawn"], [1, 0])
 
 
 def test_a_sweep_is_not_streamed(call):

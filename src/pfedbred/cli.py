@@ -25,7 +25,7 @@ from pfedbred.cli_list import list_command
 from pfedbred.cli_paper import paper_command
 from pfedbred.console import progress, show_federation, show_outcome, show_sweep, warn_of_divergence, watching
 from pfedbred.data.sources import cache_folder
-from pfedbred.engine import join_processes, keep_programs, use_all_cores
+from pfedbred.engine import Simulation, join_processes, keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import Experiment, Prepared, Run, run
 from pfedbred.report import curves, heatmap, page
@@ -137,7 +137,7 @@ def compare_command(
         for name, own in zip(names, _settings_of_each(names, shared), strict=True)
     ]
     federation = experiments[0].federation()
-    prepared = [experiment.prepare(federation) for experiment in experiments]
+    prepared = _same_store([experiment.prepare(federation) for experiment in experiments], federation)
     experiments = [each.experiment for each in prepared]
     if dry_run:
         print(yaml.safe_dump([records.plain(each) for each in experiments], sort_keys=False), end="")
@@ -277,10 +277,25 @@ def _run_into(folder: Path, prepared: Prepared, watcher: Any, keep_models: bool 
     records.write_json(folder / "summary.json", records.summary(finished))
     if isinstance(prepared.simulation.federation, data.Federation):
         records.write_data(prepared.simulation.federation, folder)
-    if keep_models or (keep_models is None and exports.size(finished) <= 10**9):
+    if keep_models or (keep_models is None and exports.size(finished) <= 10**9 and _knows_all(finished)):
         exports.keep(finished, folder)
     curves.draw_run(finished, folder / "curves.png")
     return finished
+
+
+def _knows_all(finished: Run) -> bool:
+    """Whether every client has been looked at anyway: of a large population most have not even been made."""
+    simulation = finished.simulation
+    return isinstance(simulation, Simulation) or len(simulation.scored) == simulation.federation.clients
+
+
+def _same_store(prepared: list[Prepared], federation: Any) -> list[Prepared]:
+    """Runs that are compared score the same clients: if one of them must be streamed, all are."""
+    stores = [each.simulation.store for each in prepared if not isinstance(each.simulation, Simulation)]
+    if not stores or len(stores) == len(prepared):
+        return prepared
+    store: Any = "file" if "file" in stores else "memory"
+    return [dataclasses.replace(each.experiment, store=store).prepare(federation) for each in prepared]
 
 
 @app.callback(invoke_without_command=True)

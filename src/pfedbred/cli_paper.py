@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -49,6 +50,8 @@ def paper_command(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise SettingError(f"cannot make the folder {out}: {problem.strerror}") from None
+    if not os.access(out, os.W_OK):
+        raise SettingError(f"cannot write into {out}: permission denied")
     request = paper.Request(
         out,
         paper.Federations(data_dir, federations),

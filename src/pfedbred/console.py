@@ -170,10 +170,11 @@ def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
     joined = ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
     for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *joined, "ms/round"):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
-    best = max(summary["personal"]["best_accuracy"]["mean"] for summary in summaries)
+    means = [summary["personal"]["best_accuracy"]["mean"] for summary in summaries]
+    best = max((mean for mean in means if mean is not None), default=None)
     for summary in summaries:
         g, p = summary["global"], summary["personal"]
-        leads = len(summaries) > 1 and p["best_accuracy"]["mean"] == best
+        leads = len(summaries) > 1 and best is not None and p["best_accuracy"]["mean"] == best
         table.add_row(
             summary["algorithm"],
             *(

@@ -181,8 +181,17 @@ class Experiment:
     def federation(self) -> Federation | Population:
         """The data, split over the clients; made on demand if it can be and all of it is too much, or is to be."""
         if self.participation == "sample" and self.store != "device":
-            found = data.population(self.dataset, split=self.split, clients=self.clients, seed=self.split_seed)
-            if found and self._store(found, states=0) != "device":
+            found = data.population(
+                self.dataset,
+                split=self.split,
+                clients=self.clients,
+                seed=self.split_seed,
+                labels_per_client=self.labels_per_client,
+                glove=self.glove,
+            )
+            if (
+                found and self._store(found, states=2 * found.bytes) != "device"
+            ):  # to load it takes as much again, twice
                 return found
         return data.load(
             self.dataset,
@@ -244,8 +253,14 @@ class Experiment:
             if self.scored_clients:
                 raise SettingError("scored_clients is for clients in memory or in a file: on the device all are scored")
             return Simulation(algorithm, task, federation, plan)
-        if self.select == "by-data" and isinstance(federation, Population):
-            raise SettingError("select by-data needs all clients' sizes, and these clients are made on demand")
+        if isinstance(federation, Population):
+            if self.select == "by-data":
+                raise SettingError("select by-data needs all clients' sizes, and these clients are made on demand")
+            if self.store == "device":
+                raise SettingError(
+                    "clients that are made on demand are not on the device: use store 'memory' or 'file'"
+                )
+            store = "memory" if store == "device" else store
         where: Any = store
         return StreamedSimulation(
             algorithm, task, federation, plan, where, folder=self.store_dir, scored=self.scored_clients

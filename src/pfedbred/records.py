@@ -220,7 +220,8 @@ def _scored(run: Run) -> dict[str, Any] | None:
     """Where not all clients are scored: how many, and how many of them have taken part, by seed."""
     if not isinstance(run.simulation, StreamedSimulation):
         return None
-    return {"clients": len(run.simulation.scored), "took_part": run.simulation.took_part(run.states)}
+    scored = run.simulation.scored
+    return {"clients": len(scored), "took_part": run.simulation.took_part(run.states), "numbers": scored.tolist()}
 
 
 def _mean_std(values: np.ndarray) -> dict[str, float | None]:
@@ -266,7 +267,7 @@ def write_data(federation: Federation, folder: Path, most: int = 1_000) -> None:
     """data.json: samples by client and label, of at most so many clients, taken evenly."""
     shown = np.unique(np.linspace(0, federation.clients - 1, min(most, federation.clients)).round().astype(int))
     counts = {
-        part: split.label_counts(federation.classes)[shown].tolist()
+        part: split.take(shown).label_counts(federation.classes).tolist()
         for part, split in (("train", federation.train), ("test", federation.test))
     }
     facts = {

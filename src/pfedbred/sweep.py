@@ -141,10 +141,13 @@ def sweep(
 
     def gather(model: str) -> np.ndarray:
         """Points, evaluations, seeds."""
+
+        def of(each: Evaluation) -> np.ndarray:
+            scores = getattr(each, model)
+            return np.where(np.isfinite(scores.train.loss), scores.test.accuracy, np.nan)
+
         parts = [
-            np.stack([getattr(each, model).test.accuracy for each in evaluations]).reshape(
-                len(rounds), together, len(seeds)
-            )
+            np.stack([of(each) for each in evaluations]).reshape(len(rounds), together, len(seeds))
             for evaluations in scores
         ]
         return np.concatenate(parts, axis=1)[:, : len(points)].transpose(1, 0, 2)

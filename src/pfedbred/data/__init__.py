@@ -197,10 +197,16 @@ def load(
 
 
 def population(
-    dataset: str, *, split: str | None = None, clients: int | None = None, seed: int | None = None
+    dataset: str,
+    *,
+    split: str | None = None,
+    clients: int | None = None,
+    seed: int | None = None,
+    labels_per_client: int | None = None,
+    glove: str | None = None,
 ) -> Population | None:
-    """The clients of :func:`load` made on demand, for data that can be; None for all other."""
-    if is_file(dataset):
+    """The clients of :func:`load` made on demand, for data and options that allow it; None otherwise."""
+    if is_file(dataset) or labels_per_client is not None or glove is not None:
         return None
     known, arguments = find(dataset)
     if known.population is None or split not in (None, "paper"):

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pfedbred.data.federation import Federation, Samples, Split, offsets_of
+from pfedbred.data.federation import Federation, Samples, Split, check, offsets_of
+from pfedbred.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,15 @@ class Population:
     def take(self, clients: np.ndarray) -> Federation:
         """The federation of these clients alone."""
         made = [self.client(int(k)) for k in clients]
+        for k, each in zip(clients, made, strict=True):
+            for x, y in each:
+                if x.shape != (len(y), *self.shape):
+                    raise SettingError(f"{self.name}: client {k} has samples of shape {x.shape}, not {self.shape} each")
         train, test = (_joined([each[part] for each in made]) for part in (0, 1))
         names = tuple(str(k) for k in clients)
-        return Federation(self.name, train, test, self.classes, names=names, about=self.about)
+        federation = Federation(self.name, train, test, self.classes, names=names, about=self.about)
+        check(federation, f"{self.name}: ")
+        return federation
 
 
 def _joined(clients: list[Samples]) -> Split:

@@ -63,10 +63,10 @@ class MemorySlots:
 
     def write(self, slot: int, row: np.ndarray) -> None:
         """See Slots."""
-        if slot == len(self._rows):
-            self._rows.append(row.copy())
-        else:
+        if slot < len(self._rows):
             self._rows[slot][:] = row
+        else:
+            self._rows.append(row.copy())
 
 
 class FileSlots:
@@ -145,4 +145,6 @@ class ClientStore:
             for leaf, (_, dtype), piece in zip(jax.tree.leaves(records), self._leaves, self._pieces, strict=True)
         ]
         for row, number in zip(np.concatenate(parts, axis=1), numbers, strict=True):
-            self._slots.write(self._slot_of.setdefault(number, len(self._slot_of)), row)
+            slot = self._slot_of.get(number, len(self._slot_of))
+            self._slots.write(slot, row)
+            self._slot_of[number] = slot  # only now: what was cut off while it was written is not there

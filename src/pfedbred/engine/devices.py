@@ -83,9 +83,9 @@ def host_memory() -> int:
 
 
 def device_memory() -> int:
-    """Bytes that a device has; for a CPU, those of the machine."""
+    """Bytes that a device has; for a CPU, its share of the machine's."""
     facts = jax.local_devices()[0].memory_stats()
-    return facts["bytes_limit"] if facts else host_memory()
+    return facts["bytes_limit"] if facts else host_memory() // len(jax.local_devices())
 
 
 def clients_mesh(devices: int | None = None) -> Mesh | None:

@@ -21,10 +21,17 @@ from pfedbred.types import Array, Key, Tree
 
 
 class ClientRecord(NamedTuple):
-    """What the engine keeps for each client: the algorithm's state, and how many samples the client has read."""
+    """What the engine keeps for each client.
+
+    Attributes:
+      state: the algorithm's.
+      drawn: how many samples the client has read.
+      met: whether it has taken part yet.
+    """
 
     state: Tree
     drawn: Array
+    met: Array
 
 
 class Shards(NamedTuple):
@@ -103,7 +110,7 @@ class Round:
         if self._plan.participation == "all":
             return message, record.state  # every client's first message is that of the first round
         new = algorithm.client.init(message)
-        return message, jax.tree.map(lambda old, new: jnp.where(record.drawn == 0, new, old), record.state, new)
+        return message, jax.tree.map(lambda old, new: jnp.where(record.met, old, new), record.state, new)
 
     def _data(self, shared: Shared, place: Array, drawn: Array, draws: int) -> ClientData:
         shards = shared.shards
@@ -119,7 +126,8 @@ class Round:
         client = self.algorithm(shared.settings).client
         message, state = self._met(shared, place, record)
         upload, state = client.train(message, state, self._data(shared, place, record.drawn, client.draws))
-        return upload, ClientRecord(state, record.drawn + jnp.uint32(client.draws * self._plan.batch_size))
+        drawn = record.drawn + jnp.uint32(client.draws * self._plan.batch_size)
+        return upload, ClientRecord(state, drawn, jnp.bool_(True))
 
     def prepare_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
         """Its answer in the exchange before training."""

@@ -102,7 +102,7 @@ class Simulation:
             if self.round.algorithm(state.settings).client.synced:
                 trained = jax.tree.map(lambda leaf: leaf[chosen], clients.state)
                 states = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients.state, trained)
-                clients = ClientRecord(states, clients.drawn)
+                clients = clients._replace(state=states)
         else:
             server, records = self.round.of_sample(shared, chosen, records)
             clients = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients, records)
@@ -165,8 +165,8 @@ class Simulation:
     def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
         """New states, where they belong; made once, by a program that is compiled quickly and not well."""
         shapes = jax.eval_shape(start, *arguments)
-        program = jax.jit(start, out_shardings=self._shardings(shapes)).lower(*arguments)
-        return program.compile({"xla_backend_optimization_level": "0"})(*arguments)
+        quickly: Any = {"xla_backend_optimization_level": 0}
+        return jax.jit(start, out_shardings=self._shardings(shapes), compiler_options=quickly)(*arguments)
 
     def _start(self, seeds: Array, settings: Mapping[str, Array] | None = None) -> State:
         def start(seed: Array, settings: Mapping[str, Array]) -> State:
@@ -181,7 +181,8 @@ class Simulation:
         algorithm = self.round.algorithm(settings)
 
         def record(i: Array) -> ClientRecord:
-            return ClientRecord(algorithm.client.init(algorithm.server.send(server, i)), jnp.uint32(0))
+            state = algorithm.client.init(algorithm.server.send(server, i))
+            return ClientRecord(state, jnp.uint32(0), jnp.bool_(False))
 
         return State(key, jnp.int32(0), server, jax.vmap(record)(jnp.arange(self.federation.clients)), settings)
 

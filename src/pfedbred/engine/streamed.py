@@ -2,7 +2,7 @@
 
 It is the same round as in :mod:`pfedbred.engine.simulation`, with the same random numbers, and so with the same results
 under ``participation="sample"``; but the cost of a round depends on its sample alone, not on how many others there are.
-While one sample trains, the samples of the next one's clients are fetched.
+While one sample trains, the samples of the next one's clients are fetched, where no evaluation comes between.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pfedbred.keys import init_key, select_key
 from pfedbred.types import Array, Key, Tree
 
 _SCORED = 1_000
+_MOST_KNOWN = 10_000  # clients of a server that knows each of them
 
 
 class StreamedSimulation:
@@ -55,13 +56,18 @@ class StreamedSimulation:
             raise SettingError("only clients that are sampled can come and go: use participation 'sample'")
         self.algorithm, self.task, self.federation, self.plan = algorithm, task, population, plan
         self.store, self._folder = store, folder
+        if population.clients > _MOST_KNOWN and _server_bytes(algorithm, 3) > _server_bytes(algorithm, 2):
+            raise SettingError(
+                f"this algorithm's server keeps something of every client, and compares them: {population.clients:,} "
+                f"clients are too many, at most {_MOST_KNOWN:,} can be had"
+            )
         self.executor = cohort.choose(plan.executor, plan.chunk)
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
         self._sharding = devices.everywhere(self.mesh) if self.mesh else None
         self.round = Round(algorithm, plan, self.executor, self.mesh)
         sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # of a population no one knows them all
         if isinstance(population, Federation):
-            sizes = population.train.sizes
+            sizes = jnp.asarray(population.train.sizes)
         self._select = jax.jit(lambda key, round_: plan.select(select_key(key, round_), sizes))
         chosen = self._select(jax.random.key(0), 0)
         selection.check(chosen, population.clients)
@@ -100,11 +106,11 @@ class StreamedSimulation:
         return self._programs[name](shared, *rest)
 
     def _fetch(self, numbers: np.ndarray) -> Shards:
-        """The training samples of these clients on the device, filled up so that few programs serve all rounds."""
+        """The training samples of these clients, filled up so that few programs serve all rounds."""
         shards = shards_of(self.federation.take(numbers), numbers)
         self._capacity = max(self._capacity, 2 ** math.ceil(math.log2(len(shards.y))))
         x = shards.x._replace(x=_padded(shards.x.x, self._capacity))
-        return devices.place(shards._replace(x=x, y=_padded(shards.y, self._capacity)), self._sharding)
+        return shards._replace(x=x, y=_padded(shards.y, self._capacity))
 
     # A run ------------------------------------------------------------------------------------------------------
 
@@ -121,7 +127,7 @@ class StreamedSimulation:
         def record(seed: Array) -> ClientRecord:
             _, server = self._new_server(seed)
             message = self.algorithm.server.send(server, jnp.int32(0))
-            return ClientRecord(self.algorithm.client.init(message), jnp.uint32(0))
+            return ClientRecord(self.algorithm.client.init(message), jnp.uint32(0), jnp.bool_(False))
 
         return jax.eval_shape(record, jnp.uint32(0))
 
@@ -229,6 +235,11 @@ def _scored_clients(clients: int, scored: int | None) -> np.ndarray:
     """The same ones in every run on so many clients."""
     count = min(scored or _SCORED, clients)
     return np.sort(np.random.default_rng(clients).choice(clients, count, replace=False, shuffle=False))
+
+
+def _server_bytes(algorithm: Algorithm, clients: int) -> int:
+    state = jax.eval_shape(lambda key: algorithm.server.init(key, clients), jax.random.key(0))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
 def _several(one: Tree, count: int) -> Tree:

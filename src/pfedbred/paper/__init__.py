@@ -13,7 +13,7 @@ from pfedbred.paper.table import Request, run_table
 from pfedbred.paper.tables import TABLES
 from pfedbred.paper.tuned import run_tuned
 
-__all__ = ["ALL", "ARTIFACTS", "COLUMNS", "Artifact", "Federations", "Request"]
+__all__ = ["ALL", "ARTIFACTS", "COLUMNS", "TABLES", "Artifact", "Federations", "Request"]
 
 
 class Artifact(NamedTuple):

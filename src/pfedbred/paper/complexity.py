@@ -9,6 +9,7 @@ where the work outweighs what every round costs anyway. Samples are random: they
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from pfedbred.data.federation import Federation, from_clients
 from pfedbred.experiment import Experiment
 from pfedbred.paper.table import Request, chosen, remembered
-from pfedbred.records import write_json
+from pfedbred.records import platform_facts, write_json
 from pfedbred.report import curves
 
 _BASE = {"N": 40, "T": 4, "R": 10, "K": 5, "M": 3}
@@ -76,7 +77,8 @@ def run_complexity(request: Request) -> None:
                 points = [_measure(method, {**_BASE, quantity: value}, 5) for value in _VALUES[quantity]]
                 return {"values": _VALUES[quantity], **{name: [each[name] for each in points] for name in points[0]}}
 
-            wanted = {"base": _BASE, "values": list(_VALUES[quantity]), "method": method}
+            device = platform_facts()["device"]
+            wanted = {"base": _BASE, "values": list(_VALUES[quantity]), "method": method, "device": device}
             file = request.out / "cells" / "complexity" / method / f"{quantity}.json"
             record, new = remembered(file, wanted, lambda: {"measured": measure()})
             found[method][quantity] = record["measured"]
@@ -84,7 +86,11 @@ def run_complexity(request: Request) -> None:
             request.say(
                 f"complexity {method} {quantity}: time grows as {quantity}^{slope:.2f}{'' if new else ', done before'}"
             )
-    _write(found, request)
+    for method, (quantities, _, _) in METHODS.items():  # those that were measured before
+        files = {each: request.out / "cells" / "complexity" / method / f"{each}.json" for each in quantities}
+        if method not in found and all(file.exists() for file in files.values()):
+            found[method] = {each: json.loads(file.read_text())["measured"] for each, file in files.items()}
+    _write({method: found[method] for method in METHODS if method in found}, request)
 
 
 def _slope(measured: Mapping[str, Any], what: str) -> float:
@@ -95,7 +101,8 @@ def _write(found: Mapping[str, Mapping[str, Any]], request: Request) -> None:
     lines = [
         "# Complexity",
         "",
-        f"Slopes of ln(time of T rounds) and ln(bytes kept) over ln(quantity), from {_BASE}; DNN, random samples.",
+        f"Slopes of ln(time of T rounds) and ln(bytes kept) over ln(quantity), from {_BASE}; DNN, random samples, "
+        f"{platform_facts()['device']}, {platform_facts()['cpus']} cores.",
         "",
         "| method | paper: time, memory | N | T | R | K | M | bytes: N | bytes: M |",
         "|---|---|---|---|---|---|---|---|---|",

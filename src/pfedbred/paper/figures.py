@@ -13,7 +13,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.experiment import Experiment, run
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.deviation import deviation
-from pfedbred.paper.table import Request, chosen, fingerprint, remembered, run_cell
+from pfedbred.paper.table import Request, best_of, chosen, fingerprint, remembered, rounded, run_cell
 from pfedbred.paper.tables import TABLE2
 from pfedbred.report import curves as curves_
 from pfedbred.report import heatmap, parallel
@@ -39,11 +39,13 @@ def draw_curves(request: Request) -> None:
             for index, (row, record) in enumerate(found.items()):
                 if row in shown:
                     mean, low, high = (np.array(record[model][name], float) for name in ("curve", "low", "high"))
-                    label = f"{row}  {np.mean(record[model]['best']):.1f}"
+                    best, _ = best_of(record[model])
+                    label = f"{row}  {'diverged' if best is None else f'{best:.1f}'}"
                     curves_.draw_band(axes, record["rounds"], mean, low, high, label, index)
             curves_.settle(axes, [np.array(record[model]["curve"], float) for record in shown.values()])
             axes.set_title(title, fontsize=11)
-            axes.legend(framealpha=0.9, edgecolor="none", loc="lower right", fontsize=8, title="best (%)")
+            if shown:
+                axes.legend(framealpha=0.9, edgecolor="none", loc="lower right", fontsize=8, title="best (%)")
         figure.suptitle(f"{ALL[column].title}: mean and range of {request.seeds} seeds", fontsize=11)
         figure.savefig(path)
         request.say(f"picture: {path}")
@@ -82,7 +84,7 @@ def draw_deviation(request: Request) -> None:
                 counts = federation.test.label_counts(federation.classes)
                 return {
                     "client": 0,
-                    **{kind: np.round(values, 4).tolist() for kind, values in first.items()},
+                    **{kind: rounded(values, 4) for kind, values in first.items()},
                     "samples": {"global": counts.sum(axis=0).tolist(), "local": counts[0].tolist()},
                 }
 
@@ -108,7 +110,7 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
         axes.patch.set_visible(False)
         for index, (row, record) in enumerate(found.items()):
             style = {"color": curves_.colour(index), "marker": "o", "markersize": 3.5, "linewidth": 1.5}
-            axes.plot(labels, record[kind], label=row, **style)
+            axes.plot(labels, np.array(record[kind], float), label=row, **style)
         axes.axhline(0, color="#444444", linewidth=0.8)
         axes.set_xticks(labels if len(labels) <= 20 else labels[::5])
         axes.set_xlabel("label")

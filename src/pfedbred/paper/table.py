@@ -77,6 +77,7 @@ class Cell(NamedTuple):
     mean: float | None
     std: float | None
     n: int
+    rounds: int
     best_round: int
     seconds: float
     client_mean: float | None
@@ -95,9 +96,16 @@ def run_table(table: Table, request: Request) -> list[Cell]:
     """Runs what is missing of a table and writes ``NAME.json`` and ``NAME.md`` of all that is there."""
     columns = chosen("column", ALL, request.columns or table.columns)
     rows = chosen("row", table.rows, request.rows)
+    problems: list[SettingError] = []
     for column in columns:
         for row in rows:
-            run_cell(table, column, row, request)
+            try:
+                run_cell(table, column, row, request)
+            except SettingError as problem:  # the other cells can be had
+                problems.append(problem)
+                request.say(f"{table.name} {column} {row}: cannot be run: {problem}")
+    if len(problems) == len(columns) * len(rows):
+        raise problems[0]
     cells = read_cells(table, request.out)
     records.write_json(request.out / f"{table.name}.json", [each._asdict() for each in cells])
     text = markdown(table, cells)
@@ -118,15 +126,14 @@ def run_cell(table: Table, column_name: str, row_name: str, request: Request) ->
     file = cell_file(table, column_name, row_name, request.out)
 
     def measure() -> dict[str, Any]:
-        finished = run(prepared=experiment.prepare(request.federations.of(column)))
-        return {
-            "column": column_name,
-            "row": row_name,
-            "clients": finished.simulation.federation.clients,
-            **_measured(finished),
-        }
+        federation = request.federations.of(column)
+        finished = run(prepared=column.fitted(experiment, federation).prepare(federation))
+        facts = {"column": column_name, "row": row_name, "data": federation.facts}
+        return {**facts, "aggregated": finished.experiment.aggregated, **_measured(finished)}
 
     record, new = remembered(file, fingerprint(experiment.resolved()), measure)
+    if request.federations.given and record.get("data", {}) not in ({}, request.federations.of(column).facts):
+        raise SettingError(f"{file} is of other data, {record['data']}: choose another --out, or remove it")
     time_ = f"{record['seconds']:.0f} s" if new else "done before"
     request.say(f"{table.name} {column_name} {row_name}: {_figures(record)}, {time_}")
     return record
@@ -135,11 +142,19 @@ def run_cell(table: Table, column_name: str, row_name: str, request: Request) ->
 def remembered(
     file: Path, wanted: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]
 ) -> tuple[dict[str, Any], bool]:
-    """What the file says if it was measured as wanted; else it is measured and written. And whether it is new."""
-    if file.exists():
-        done = json.loads(file.read_text(encoding="utf-8"))
-        if done["fingerprint"] == wanted:
-            return done, False
+    """What the file says, or what is measured and then written there; and whether it is new.
+
+    A file that was measured with other settings is left alone: hours of work may be in it.
+    """
+    done = _read(file)
+    if done is not None:
+        other = [name for name in {*wanted, *done["fingerprint"]} if done["fingerprint"].get(name) != wanted.get(name)]
+        if other:
+            words = ", ".join(
+                f"{name} {done['fingerprint'].get(name)}, not {wanted.get(name)}" for name in sorted(other)
+            )
+            raise SettingError(f"{file} was made with other settings ({words}): choose another --out, or remove it")
+        return done, False
     begun = time.perf_counter()
     record = {
         **measure(),
@@ -150,6 +165,19 @@ def remembered(
     }
     _write(file, record)
     return record, True
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """What a record says; None if there is none."""
+    if not file.exists():
+        return None
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(record["fingerprint"], dict):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SettingError(f"{file} is damaged: remove it, and it is made again") from None
+    return record
 
 
 def fingerprint(experiment: Experiment) -> dict[str, Any]:
@@ -170,38 +198,47 @@ def _measured(finished: Run) -> dict[str, Any]:
         accuracy = 100 * finished.accuracy(model)  # type: ignore[arg-type]
         sound = bool(np.isfinite(accuracy).all())
         found[name] = {
-            "best": _rounded(accuracy.max(axis=0)),
+            "best": rounded(accuracy.max(axis=0)),
             "best_round": rounds[accuracy.argmax(axis=0)].tolist(),
-            "final": _rounded(accuracy[-1]),
-            "client_mean": _rounded(100 * np.nanmean(scores.client_accuracy, axis=1)),
-            "worst_decile": _rounded(100 * scores.worst_decile),
-            "curve": _rounded(accuracy[keep].mean(axis=1)),
-            "low": _rounded(accuracy[keep].min(axis=1)),
-            "high": _rounded(accuracy[keep].max(axis=1)),
+            "final": rounded(accuracy[-1]),
+            "client_mean": rounded(100 * np.nanmean(scores.client_accuracy, axis=1)),
+            "worst_decile": rounded(100 * scores.worst_decile),
+            "curve": rounded(accuracy[keep].mean(axis=1)),
+            "low": rounded(accuracy[keep].min(axis=1)),
+            "high": rounded(accuracy[keep].max(axis=1)),
             "finite": sound and bool(np.isfinite(scores.loss).all()),
         }
     return found
 
 
-def _rounded(values: np.ndarray) -> list[float | None]:
-    return [round(float(each), 3) if np.isfinite(each) else None for each in values]
+def rounded(values: np.ndarray, digits: int = 3) -> list[float | None]:
+    """For JSON, which has no NaN."""
+    return [round(float(each), digits) if np.isfinite(each) else None for each in values]
 
 
 def _write(file: Path, record: Mapping[str, Any]) -> None:
     """Beside and then in its place: a cell is there whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f"{file.name}.part")
     lines = (f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in record.items())
-    beside.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    os.replace(beside, file)
+    beside = file.with_name(f"{file.name}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        os.replace(beside, file)
+    except OSError as problem:
+        raise SettingError(f"cannot write {file}: {problem.strerror}") from None
 
 
 def _figures(record: Mapping[str, Any]) -> str:
     parts = []
     for model in ("G", "P"):
-        mean, std = _mean_std(record[model]["best"])
-        parts.append(f"{model} -" if mean is None else f"{model} {mean:.2f} ± {std:.2f}")
+        mean, std = best_of(record[model])
+        parts.append(f"{model} diverged" if mean is None else f"{model} {mean:.2f} ± {std:.2f}")
     return "  ".join(parts)
+
+
+def best_of(of_model: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Mean and deviation over seeds of the best accuracy; None if a loss stopped being a number."""
+    return _mean_std(of_model["best"]) if of_model["finite"] else (None, None)
 
 
 def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -214,8 +251,7 @@ def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | Non
 
 def read_record(table: Table, column: str, row: str, out: Path) -> dict[str, Any] | None:
     """What a cell's file says, if it has been run."""
-    file = cell_file(table, column, row, out)
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    return _read(cell_file(table, column, row, out))
 
 
 def read_cells(table: Table, out: Path) -> list[Cell]:
@@ -228,7 +264,7 @@ def read_cells(table: Table, out: Path) -> list[Cell]:
                 continue
             for model in table.models.get(row, "PG"):
                 of_model = record[model]
-                mean, std = _mean_std(of_model["best"])
+                mean, std = best_of(of_model)
                 cells.append(
                     Cell(
                         column,
@@ -238,6 +274,7 @@ def read_cells(table: Table, out: Path) -> list[Cell]:
                         _round(mean),
                         _round(std),
                         len(of_model["best"]),
+                        record["rounds"][-1],
                         int(np.median(of_model["best_round"])),
                         record["seconds"],
                         _round(_mean_std(of_model["client_mean"])[0]),
@@ -256,7 +293,8 @@ def markdown(table: Table, cells: Sequence[Cell]) -> str:
     lines = [
         f"# {table.title}",
         "",
-        "Test accuracy in percent: the best over the rounds, mean ± deviation over seeds.",
+        "Test accuracy in percent: the best over the rounds, mean ± standard deviation over seeds. The mean over",
+        "clients, and over the tenth of them for whom it is lowest, are at the end.",
         "",
     ]
     for name in dict.fromkeys(cell.column for cell in cells):
@@ -264,9 +302,11 @@ def markdown(table: Table, cells: Sequence[Cell]) -> str:
         lines += [f"## {column.title}", ""]
         if column.not_compared:
             lines += [f"({column.not_compared}: the printed figures are for orientation.)", ""]
+        if column.note:
+            lines += [f"({column.note})", ""]
         lines += [
-            "| method | | measured | printed | difference | seeds | best round | mean client | worst tenth |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| method | | measured | printed | difference | seeds | rounds | best round | mean client | worst tenth |",
+            "|---|---|---|---|---|---|---|---|---|---|",
         ]
         lines += [_line(cell, column) for cell in cells if cell.column == name]
         lines.append("")
@@ -279,5 +319,15 @@ def _line(cell: Cell, column: Column) -> str:
     compared = cell.paper is not None and cell.mean is not None and column.not_compared is None
     difference = f"{cell.mean - cell.paper:+.2f}" if compared else ""  # type: ignore[operator]
     rest = ["" if each is None else f"{each:.2f}" for each in (cell.client_mean, cell.worst_decile)]
-    parts = (cell.row, cell.model, measured, printed, difference, str(cell.n), str(cell.best_round), *rest)
+    parts = (
+        cell.row,
+        cell.model,
+        measured,
+        printed,
+        difference,
+        str(cell.n),
+        str(cell.rounds),
+        str(cell.best_round),
+        *rest,
+    )
     return f"| {' | '.join(parts)} |"

@@ -14,6 +14,7 @@ from pfedbred.paper.columns import ALL
 from pfedbred.paper.table import Request, Row, Table, chosen, fingerprint, remembered, run_table
 from pfedbred.sweep import sweep
 
+TITLE = "Beyond the paper: settings chosen by a sweep on validation samples"
 _COLUMNS = ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")
 _FRACTION, _SEED, _SEEDS = 0.2, 0, 2
 _STEPS = [0.005, 0.01, 0.02, 0.05, 0.1]
@@ -36,12 +37,12 @@ def run_tuned(request: Request) -> None:
     for column in chosen("column", ALL, request.columns or _COLUMNS):
         table = Table(
             "tuned",
-            "Beyond the paper: settings chosen by a sweep on validation samples",
-            {name: Row(name, {"settings": _best(column, name, request)}) for name in names},
+            TITLE,
+            {name: Row(name, {"settings": _best(column, name, request)} if name in names else {}) for name in GRIDS},
             (column,),
             models={"fedavg": "G", "fedem": "GP", "fedamp": "P"},
         )
-        run_table(table, dataclasses.replace(request, columns=[column], rows=None))
+        run_table(table, dataclasses.replace(request, columns=[column], rows=names))
 
 
 def _best(column_name: str, name: str, request: Request) -> dict[str, float]:

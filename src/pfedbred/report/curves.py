@@ -65,7 +65,9 @@ def settle(axes: Any, curves: Sequence[np.ndarray]) -> None:
     """Labels, and a vertical range that shows the differences at the end rather than the climb at the start."""
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy (%)")
-    settled = [values[len(values) // 20 :] for values in curves]
+    settled = [values[len(values) // 20 :] for values in curves if np.isfinite(values[len(values) // 20 :]).any()]
+    if not settled:
+        return
     low, high = min(float(np.nanmin(each)) for each in settled), max(float(np.nanmax(each)) for each in settled)
     margin = max(1.0, 0.06 * (high - low))
     axes.set_ylim(max(0.0, low - margin), min(101.0, high + margin))

@@ -25,6 +25,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.tables import TABLES
+from pfedbred.paper.tuned import TITLE as TUNED
 
 _POINTS = 400  # of a curve
 _CLIENTS = 1_000  # of a run
@@ -38,10 +39,10 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
     except ImportError:
         raise SettingError("the page needs plotly: pip install 'pfedbred[report]'") from None
     content = gather(folders)
-    names = ", ".join(dict.fromkeys([*(run["dataset"] for run in content["runs"]), *(each.name for each in folders)]))
+    names = [*(run["dataset"] for run in content["runs"]), *(folder.resolve().name for folder in folders)]
     parts = resources.files("pfedbred.report") / "assets"
     page = string.Template((parts / "page.html").read_text(encoding="utf-8")).substitute(
-        title=html.escape(f"pfedbred: {names}"),
+        title=html.escape(f"pfedbred: {', '.join(dict.fromkeys(names))}"),
         subtitle=html.escape(_subtitle(content)),
         footer=html.escape(f"Made by pfedbred {__version__}: pfedbred report {' '.join(map(str, folders))}"),
         css=(parts / "page.css").read_text(encoding="utf-8"),
@@ -80,9 +81,12 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
         try:
             if not _gather_one(folder, content):
                 raise SettingError(f"{folder} holds no finished run, comparison, sweep or table of the paper")
+        except SettingError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             raise SettingError(f"cannot read {folder}: damaged, or of another version ({problem})") from None
     _tell_apart(content["runs"])
+    content["commands"] = [{"name": run["name"], **run.pop("command")} for run in content["runs"]] + content["commands"]
     return content
 
 
@@ -98,18 +102,23 @@ def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
     if (folder / "sweep.json").exists():
         _add_sweep(_read(folder / "sweep.json"), folder.name, content)
         found = True
-    for name, table in TABLES.items():
+    for name, title in {**{name: table.title for name, table in TABLES.items()}, "tuned": TUNED}.items():
         if (folder / f"{name}.json").exists():
-            cells = [_beside_paper(cell) for cell in _read(folder / f"{name}.json")]
-            content["tables"].append({"title": table.title, "cells": cells})
-            command = f"pfedbred paper {name} --out {folder.name}"
-            content["commands"].append({"name": table.title, "command": command, "settings": {}})
+            cells = _read(folder / f"{name}.json")
+            content["tables"].append({"title": title, "cells": [_beside_paper(cell) for cell in cells]})
+            asked = {f"--{key}s": ",".join(dict.fromkeys(cell[key] for cell in cells)) for key in ("column", "row")}
+            words = " ".join(f"{option} {shlex.quote(names)}" for option, names in asked.items())
+            seeds = max((cell["n"] for cell in cells), default=5)
+            command_ = f"pfedbred paper {name} {words} --seeds {seeds} --out {folder.resolve().name}"
+            content["commands"].append({"name": title, "command": command_, "settings": {}})
             found = True
     for file in sorted(folder.glob("hyper-*.json")):
         _add_sweep(_read(file), file.stem, content)
         found = True
     for column in sorted((folder / "cells" / "deviation").glob("*")):
         methods = {file.stem: _read(file) for file in sorted(column.glob("*.json"))}
+        if not methods:
+            continue
         kept = {name: {kind: each[kind] for kind in ("global", "local")} for name, each in methods.items()}
         title = ALL[column.name].title if column.name in ALL else column.name
         samples = next(iter(methods.values()))["samples"]
@@ -138,20 +147,19 @@ def _add_run(folder: Path, content: dict[str, Any]) -> None:
     for letter, model in (("G", "global"), ("P", "personal")):
         accuracy = np.array([line[model]["test"]["accuracy"] for line in kept], float)
         best = summary[model]["best_accuracy"]
+        diverged = any(value is None for line in lines for value in line[model]["train"]["loss"])
         run[letter] = {
-            "best": _percent(best["mean"]),
-            "std": _percent(best["std"]),
+            "best": None if diverged else _percent(best["mean"]),
+            "std": None if diverged else _percent(best["std"]),
             "worst_tenth": _percent(summary[model]["final_worst_decile"]["mean"]),
             **{name: _percents(each) for name, each in _over_seeds(accuracy).items()},
         }
     own = _read(folder / "data.json") if (folder / "data.json").exists() else None
-    run["clients"] = _clients(lines[-1], own)
+    run["clients"] = _clients(lines[-1], own, summary.get("scored"))
     content["runs"].append(run)
     if own and own not in content["federations"]:
         content["federations"].append(own)
-    content["commands"].append(
-        {"name": summary["algorithm"], "command": command(summary["experiment"]), "settings": _settings(summary)}
-    )
+    run["command"] = {"command": command(summary["experiment"]), "settings": _settings(summary)}
     facts = summary["platform"]
     content["platforms"].append(f"{facts['device']} ({facts['backend']}), jax {facts['jax']}")
 
@@ -160,7 +168,9 @@ def _over_seeds(accuracy: np.ndarray) -> dict[str, np.ndarray]:
     return {"mean": accuracy.mean(axis=1), "low": accuracy.min(axis=1), "high": accuracy.max(axis=1)}
 
 
-def _clients(line: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _clients(
+    line: Mapping[str, Any], own: Mapping[str, Any] | None, scored: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
     """Accuracy of each client at the end, mean over seeds; of at most a thousand clients."""
     g, p = (
         100 * np.array(line[model]["test"]["client_accuracy"], float).mean(axis=0) for model in ("global", "personal")
@@ -169,11 +179,12 @@ def _clients(line: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str
     if not len(have):
         return None
     shown = have[np.unique(np.linspace(0, len(have) - 1, min(_CLIENTS, len(have))).round().astype(int))]
-    named = own is not None and len(own["names"]) == len(g)
+    numbers = scored["numbers"] if scored else list(range(len(g)))
+    names = own["names"] if own and len(own["names"]) == own["clients"] else None  # else data.json has a part of them
     return {
         "g": [round(float(each), 1) for each in g[shown]],
         "p": [round(float(each), 1) for each in p[shown]],
-        "names": [own["names"][i] if named and own else str(i) for i in shown.tolist()],
+        "names": [names[numbers[i]] if names else str(numbers[i]) for i in shown.tolist()],
     }
 
 

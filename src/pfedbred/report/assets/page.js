@@ -31,7 +31,11 @@
   const percent = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const narrow = () => window.innerWidth < 700;
-  const colour = (index) => COLOURS[index % COLOURS.length];
+  const colour = (index) => COLOURS[index] ?? hue(index);
+  const hue = (index) => { // after the ten of the list: around the circle by the golden angle, so that neighbours differ
+    const part = (shift) => Math.round(255 * (0.5 + 0.3 * Math.cos(2.39996 * index + shift))).toString(16).padStart(2, "0");
+    return "#" + part(0) + part(2.1) + part(4.2);
+  };
   const dash = (index) => DASHES[Math.floor(index / COLOURS.length) % DASHES.length];
   const faint = (hex) => hex + "2e";
   const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;"); // Plotly reads some markup in texts
@@ -86,11 +90,12 @@
   }
   const shown = new Set(runs.map((_, index) => index));
 
+  const measured = (model) => (model.best === null ? "diverged" : `${percent(model.best)} ± ${percent(model.std)}`);
+
   const outcome = () => {
     const best = Math.max(...runs.map((run) => run.P.best ?? -1));
     const rows = runs.map((run) => [
-      run.name, run.dataset, run.model, `${percent(run.G.best)} ± ${percent(run.G.std)}`,
-      `${percent(run.P.best)} ± ${percent(run.P.std)}`, percent(run.P.worst_tenth), String(run.seeds), String(run.rounds.at(-1)),
+      run.name, run.dataset, run.model, measured(run.G), measured(run.P), percent(run.P.worst_tenth), String(run.seeds), String(run.rounds.at(-1)),
       run.milliseconds.toPrecision(3),
     ]);
     const columns = ["method", "data", "model", "G (%)", "P (%)", "worst tenth (%)", "seeds", "rounds", "ms a round"];
@@ -210,12 +215,14 @@
           colorbar: { title: { text: "samples" }, thickness: 12 }, hoverongaps: false }],
         layout: { height: Math.min(640, 180 + 22 * each.labels.length), xaxis: { title: { text: "client" }, showgrid: false },
           yaxis: { title: { text: "label" }, showgrid: false, tickmode: each.labels.length <= 20 ? "array" : "auto",
-            tickvals: each.labels.map((_, label) => label), ticktext: each.labels.map(plain) } },
+            tickvals: each.labels.map((_, label) => label), ticktext: each.labels.map((name) => plain(name.length > 14 ? name.slice(0, 13) + "…" : name)) } },
       }), numbers(["client", ...each.labels], rows, `Training samples by client and label, ${each.name}`));
     });
   };
 
   // Sweeps ----------------------------------------------------------------------------------------------------
+
+  const ticks = (values) => ({ tickvals: values.map((_, i) => i), ticktext: values.map((value) => String(Number(value.toPrecision(4)))) });
 
   const sweeps = () => {
     if (!content.sweeps.length) return;
@@ -244,10 +251,11 @@
       const [down, across] = sweep.names;
       const tried = (name) => [...new Set(sweep.points.map((point) => point[name]))].sort((a, b) => a - b);
       chart(element, `sweep-map-${index}`, `P over ${down} and ${across}.`, () => ({
-        data: [{ type: "heatmap", x: tried(across).map((value) => value.toPrecision(3)), y: tried(down).map((value) => value.toPrecision(3)),
+        data: [{ type: "heatmap", x: tried(across).map((_, i) => i), y: tried(down).map((_, i) => i),
+          customdata: tried(down).map((row) => tried(across).map((column) => [row, column])),
           z: tried(down).map((row) => tried(across).map((column) => sweep.points.find((point) => point[down] === row && point[across] === column)?.P ?? null)),
-          colorscale: "Viridis", texttemplate: narrow() ? "" : "%{z:.1f}", hovertemplate: `${down} %{y}, ${across} %{x}: P %{z:.2f} %<extra></extra>`, colorbar: { title: { text: "P (%)" }, thickness: 12 } }],
-        layout: { height: 420, xaxis: { title: { text: across }, type: "category", showgrid: false }, yaxis: { title: { text: down }, type: "category", showgrid: false } },
+          colorscale: "Viridis", texttemplate: narrow() ? "" : "%{z:.1f}", hovertemplate: `${down} %{customdata[0]}, ${across} %{customdata[1]}: P %{z:.2f} %<extra></extra>`, colorbar: { title: { text: "P (%)" }, thickness: 12 } }],
+        layout: { height: 420, xaxis: { title: { text: across }, showgrid: false, ...ticks(tried(across)) }, yaxis: { title: { text: down }, showgrid: false, ...ticks(tried(down)) } },
       }));
     });
   };
@@ -268,10 +276,11 @@
   const deviations = () => {
     if (!content.deviations.length) return;
     const element = section("deviation", "Deviation", "The loss of the first client's personal model by label, from the mean of all clients' models: "
-      + "on all clients' test samples (ΔG) and on its own (ΔL). Below zero it is better than the others.");
+      + "on all clients' test samples (ΔG) and on its own (ΔL). Below zero it is better than the others; where the client has no samples of a "
+      + "label, its own loss counts as zero, so that ΔL only shows how hard the label is for the others.");
     content.deviations.forEach((each, index) => {
       const methods = Object.entries(each.methods);
-      const rows = methods.flatMap(([name, values]) => [["ΔG", values.global], ["ΔL", values.local]].map(([kind, list]) => [name, kind, ...list.map((value) => value.toFixed(3))]));
+      const rows = methods.flatMap(([name, values]) => [["ΔG", values.global], ["ΔL", values.local]].map(([kind, list]) => [name, kind, ...list.map((value) => percent(value, 3))]));
       chart(element, `deviation-chart-${index}`, `${each.title}: deviation of ${methods.length} methods by label.`, () => {
         const data = [];
         ["global", "local"].forEach((kind, panel) => {
