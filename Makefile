@@ -34,7 +34,7 @@ $(READY): $(INSTALLED)  # and to test
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
-bench: $(READY)  ## a round beside a plain PyTorch loop, and out of a million clients; ten minutes
+bench: $(READY)  ## a round beside a plain PyTorch loop, and out of a million clients; a quarter of an hour
 	$(PIP_INSTALL) 'torch==2.13.0'
 	$(BIN)/python benchmarks/rounds.py --models mclr,dnn,cnn
 	$(BIN)/python benchmarks/rounds.py --models lstm --local-steps 1

@@ -43,7 +43,8 @@ def _draw(axes: Any, points: Points, accuracy: np.ndarray, colours: Any) -> None
     for column, (_, marks) in enumerate(columns):
         axes.axvline(column, color="#555555", linewidth=1)
         for value, height in marks:
-            axes.text(column + 0.02, height, f"{value:.4g}", fontsize=8, va="center", color="#333333")
+            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+            axes.text(column + 0.02, height, f"{value:.4g}", fontsize=8, va="center", color="#333333", bbox=box)
 
 
 def _evenly(values: np.ndarray) -> tuple[np.ndarray, list[tuple[float, float]]]:
