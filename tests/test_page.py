@@ -138,8 +138,8 @@ def page(browser, folders):
         wait(browser, "return document.documentElement.dataset.ready === 'yes'")
         charts = browser.execute_script("return [...document.querySelectorAll('.chart')].map((each) => each.id)")
         for chart in charts:
-            browser.execute_script("document.getElementById(arguments[0]).scrollIntoView()", chart)
-            wait(browser, "return Boolean(document.getElementById(arguments[0]).data)", chart)
+            drawn = "const c = document.getElementById(arguments[0]); c.scrollIntoView(); return Boolean(c.data)"
+            wait(browser, drawn, chart)
         browser.execute_script("window.scrollTo(0, 0)")
         return browser, charts
 
@@ -149,7 +149,7 @@ def page(browser, folders):
 def wait(browser, script, *arguments):
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(browser, 30).until(lambda each: each.execute_script(script, *arguments))
+    WebDriverWait(browser, 120).until(lambda each: each.execute_script(script, *arguments))
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark"), (820, "dark")])
