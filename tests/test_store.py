@@ -12,6 +12,7 @@ from conftest import small_federation
 from safetensors.numpy import load_file
 
 import pfedbred
+from pfedbred import tensors
 from pfedbred.data import store
 from pfedbred.data.federation import Federation, Split
 from pfedbred.data.text import Text
@@ -107,8 +108,8 @@ def write(path, arrays, facts, **metadata):
     from safetensors.numpy import save_file
 
     text = json.dumps(facts)
-    checksum = store._checksum(text, arrays)
-    save_file(arrays, path, metadata={"format": store._FORMAT, "federation": text, "sha256": checksum, **metadata})
+    checksum = tensors._checksum(text, arrays)
+    save_file(arrays, path, metadata={"format": store._KIND.format, "federation": text, "sha256": checksum, **metadata})
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_header_that_promises_too_much_allocates_nothing(tmp_path):
     path = tmp_path / "x.fed"
     entry = {"dtype": "F32", "shape": [10**12, 1], "data_offsets": [0, 4 * 10**12]}
     header = json.dumps(
-        {"__metadata__": {"format": store._FORMAT, "federation": "{}", "sha256": ""}, "train.x": entry}
+        {"__metadata__": {"format": store._KIND.format, "federation": "{}", "sha256": ""}, "train.x": entry}
     ).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(pfedbred.SettingError, match=r"is cut off: 'train.x' ends at byte 4000000"):

@@ -8,9 +8,12 @@ import inspect
 import math
 import os
 import re
+import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -27,8 +30,10 @@ from pfedbred.console import progress, show_federation, show_outcome, show_sweep
 from pfedbred.data.sources import cache_folder
 from pfedbred.engine import Simulation, join_processes, keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment import Experiment, Prepared, Run, run
+from pfedbred.experiment import Experiment, Prepared, Run
+from pfedbred.keeping import Keeping, as_it_was, begun, finished, opened, refuse_changes, run_into
 from pfedbred.report import curves, heatmap, page
+from pfedbred.stopping import CODES, Stopping, seconds
 from pfedbred.sweep import parse_grid, sweep
 
 app = typer.Typer(
@@ -52,6 +57,21 @@ KeepModels = Annotated[
         help="keep the trained models in the run folder, for 'pfedbred export' [default: if under 1 GB]",
         show_default=False,
     ),
+]
+CheckpointEvery = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        min=0,
+        help="rounds between checkpoints, 0 for none [default: one a minute]",
+        show_default=False,
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="go on with the run in --out where it stopped, or begin it if there is none")
+]
+TimeLimit = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="stop and save before so much time has passed: 90s, 30m or 1h30m", metavar="TIME"),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")]
 
@@ -91,23 +111,28 @@ def run_command(
     set_: Settings = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    checkpoint_every: CheckpointEvery = None,
+    resume: Resume = False,
+    time_limit: TimeLimit = None,
     dry_run: DryRun = False,
     keep_models: KeepModels = None,
     **options: Any,
 ) -> None:
     """Run one algorithm and write a run folder."""
-    given = _merged(file, options, set_)
+    keeping = _keeping(checkpoint_every, time_limit, resume, keep_models)
+    given = _as_before(out, resume, _merged(file, options, set_))
     prepared = Experiment.from_mapping(given).prepare()
     experiment = prepared.experiment
     if dry_run:
         print(yaml.safe_dump(records.plain(experiment), sort_keys=False), end="")
         return
-    folder = _folder(out, overwrite, f"{_data_name(experiment)}-{experiment.model}-{experiment.algorithm}")
-    show_federation(prepared)
-    with watching([experiment]) as watchers:
-        finished = _run_into(folder, prepared, watchers[0], keep_models)
-    show_outcome([records.summary(finished)])
-    warn_of_divergence([finished])
+    if resume and out and begun(out):
+        refuse_changes(out, records.plain(experiment))
+    with _opened(out, overwrite, resume, _run_name(experiment, experiment.algorithm), keeping) as folder:
+        show_federation(prepared)
+        done, summary = _run_each("run", folder, {"": prepared}, keeping)[0]
+        show_outcome([summary])
+        warn_of_divergence([done])
     print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
 
 
@@ -123,14 +148,20 @@ def compare_command(
     set_: Settings = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    checkpoint_every: CheckpointEvery = None,
+    resume: Resume = False,
+    time_limit: TimeLimit = None,
     dry_run: DryRun = False,
     keep_models: KeepModels = None,
     **options: Any,
 ) -> None:
     """Run several algorithms on the same data and write one table."""
-    given = _merged(file, options, set_)
+    keeping = _keeping(checkpoint_every, time_limit, resume, keep_models)
+    if algorithm:
+        options["algorithms"] = algorithm
+    given = _as_before(out, resume, _merged(file, options, set_))
     in_file = [given.pop(name) for name in ("algorithms", "algorithm") if name in given]
-    names = _algorithm_names(algorithm or (in_file[0] if in_file else "fedavg,pfedme,mg-meta"))
+    names = _algorithm_names(in_file[0] if in_file else "fedavg,pfedme,mg-meta")
     shared = given.pop("settings", {})
     experiments = [
         Experiment.from_mapping({**given, "algorithm": name, "settings": own})
@@ -143,20 +174,19 @@ def compare_command(
         print(yaml.safe_dump([records.plain(each) for each in experiments], sort_keys=False), end="")
         return
     first = experiments[0]
-    folder = _folder(out, overwrite, f"{_data_name(first)}-{first.model}-compare")
-    show_federation(prepared[0])
     common = {name: value for name, value in records.plain(first).items() if name not in ("algorithm", "settings")}
-    records.write_config(folder, {"algorithms": names, **common, "settings": dict(shared)}, "compare")
-    runs = []
-    with watching(experiments) as watchers:
-        for each, watcher in zip(prepared, watchers, strict=True):
-            own = records.make_folder(folder / each.experiment.algorithm, overwrite)
-            runs.append(_run_into(own, each, watcher, keep_models))
-    summaries = [records.summary(each) for each in runs]
-    records.write_json(folder / "table.json", summaries)
-    curves.draw_comparison(runs, folder / "curves.png")
-    show_outcome(summaries)
-    warn_of_divergence(runs)
+    options = {"algorithms": names, **common, "settings": dict(shared)}
+    if resume and out and begun(out):
+        refuse_changes(out, options)
+    with _opened(out, overwrite, resume, _run_name(first, "compare"), keeping) as folder:
+        show_federation(prepared[0])
+        records.write_config(folder, options, "compare")
+        runs = _run_each("compare", folder, dict(zip(names, prepared, strict=True)), keeping)
+        summaries = [summary for _, summary in runs]
+        records.write_json(folder / "table.json", summaries)
+        curves.draw_comparison([done for done, _ in runs], folder / "curves.png")
+        show_outcome(summaries)
+        warn_of_divergence([done for done, _ in runs])
     print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
 
 
@@ -177,7 +207,7 @@ def sweep_command(
     """Run one algorithm with many values of its hyper-parameters, as one program, and show the best."""
     values = parse_grid(grid or [])
     experiment = Experiment.from_mapping(_merged(file, options, set_))
-    folder = _folder(out, overwrite, f"{_data_name(experiment)}-{experiment.model}-{experiment.algorithm}-sweep")
+    folder = _folder(out, overwrite, _run_name(experiment, f"{experiment.algorithm}-sweep"))
     with progress(f"{experiment.algorithm}, {math.prod(map(len, values.values()))} points") as advance:
         finished = sweep(experiment, values, observe=advance)
     facts = records.write_sweep(finished, folder)
@@ -250,9 +280,11 @@ _elsewhere: tempfile.TemporaryDirectory[str] | None = None
 
 
 def _folder(out: Path | None, overwrite: bool, name: str) -> Path:
-    if _elsewhere:
-        return records.make_folder(Path(_elsewhere.name), overwrite)
-    return records.make_folder(out or records.free_name(Path("runs"), name), overwrite)
+    return records.make_folder(_place(out, name), overwrite)
+
+
+def _place(out: Path | None, name: str) -> Path:
+    return Path(_elsewhere.name) if _elsewhere else out or records.free_name(Path("runs"), name)
 
 
 def _data_name(experiment: Experiment) -> str:
@@ -261,32 +293,70 @@ def _data_name(experiment: Experiment) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
 
 
-def _run_into(folder: Path, prepared: Prepared, watcher: Any, keep_models: bool | None) -> Run:
-    """Runs and writes a run folder, the metrics line by line as they come."""
-    records.write_config(folder, records.plain(prepared.experiment), "run")
-    metrics = records.Metrics(folder)
-
-    def observe(point: Any) -> None:
-        metrics.write(point)
-        watcher(point)
-
-    try:
-        finished = run(prepared=prepared, observe=observe)
-    finally:
-        metrics.close()
-    records.write_json(folder / "summary.json", records.summary(finished))
-    if isinstance(prepared.simulation.federation, data.Federation):
-        records.write_data(prepared.simulation.federation, folder)
-    if keep_models or (keep_models is None and exports.size(finished) <= 10**9 and _knows_all(finished)):
-        exports.keep(finished, folder)
-    curves.draw_run(finished, folder / "curves.png")
-    return finished
+def _run_name(experiment: Experiment, what: str) -> str:
+    return f"{_data_name(experiment)}-{experiment.model}-{what}"
 
 
-def _knows_all(finished: Run) -> bool:
-    """Whether every client has been looked at anyway: of a large population most have not even been made."""
-    simulation = finished.simulation
-    return isinstance(simulation, Simulation) or len(simulation.scored) == simulation.federation.clients
+def _keeping(every: int | None, time_limit: str | None, resume: bool, models: bool | None) -> Keeping:
+    limit = None if time_limit is None else seconds(time_limit)
+    return Keeping(every, Stopping(limit, _BEGUN), resume, models, warn=_warn)
+
+
+_BEGUN = time.monotonic()
+
+
+def _warn(message: str) -> None:
+    print(f"pfedbred: warning: {message}", file=sys.stderr)
+
+
+def _as_before(out: Path | None, resume: bool, given: dict[str, Any]) -> dict[str, Any]:
+    """To resume, what is not given is as it was."""
+    if not resume:
+        return given
+    if out is None:
+        raise SettingError("--resume needs --out, the folder of the run to go on with")
+    if not begun(out):
+        return given
+    before = records.read_config(out / "config.yaml")
+    old = before.get("settings") if before.get("algorithm") == given.get("algorithm", before.get("algorithm")) else {}
+    if old is not None and not isinstance(old, dict):
+        raise SettingError(f"{out / 'config.yaml'}: settings must be names with values, not {old!r}")
+    return {**before, **given, "settings": {**(old or {}), **given["settings"]}}
+
+
+@contextmanager
+def _opened(out: Path | None, overwrite: bool, resume: bool, name: str, keeping: Keeping) -> Iterator[Path]:
+    """The folder to run into."""
+    if overwrite and resume:
+        raise SettingError("--overwrite begins again and --resume goes on: give one of them")
+    if _elsewhere:
+        keeping.source = out
+    with opened(_place(out, name), overwrite=overwrite, resume=resume) as folder:
+        yield folder
+
+
+def _run_each(
+    command: str, folder: Path, prepared: Mapping[str, Prepared], keeping: Keeping
+) -> list[tuple[Run, dict[str, Any]]]:
+    """Runs one after another, each into its folder below, with its summary; those finished before are read."""
+    results = []
+    source = keeping.source or folder
+    with keeping.stopping.listening(), watching([each.experiment for each in prepared.values()]) as watchers:
+        for (name, each), watcher in zip(prepared.items(), watchers, strict=True):
+            if keeping.resume and finished(source / name):
+                refuse_changes(source / name, records.plain(each.experiment))
+                print(f"{source / name}: finished before")
+                results.append(as_it_was(source / name, each))
+                continue
+            with opened(folder / name, resume=keeping.resume) if name else nullcontext():
+                done = run_into(folder / name, each, watcher, dataclasses.replace(keeping, source=source / name))
+            if done.stopped:
+                print(f"stopped ({done.stopped}) after round {done.round} of {each.experiment.rounds}")
+                if keeping.every != 0:
+                    print(f"to go on: pfedbred {command} --resume --out {shlex.quote(str(source))}")
+                raise typer.Exit(CODES[done.stopped])
+            results.append((done, records.summary(done)))
+    return results
 
 
 def _same_store(prepared: list[Prepared], federation: Any) -> list[Prepared]:
@@ -372,7 +442,7 @@ def main() -> None:
             message = f"no such command {unknown[1]!r}{nearest(unknown[1], commands)}"
         sys.exit(_complain(message))
     except KeyboardInterrupt:
-        print("pfedbred: stopped; what was evaluated so far is in metrics.jsonl", file=sys.stderr)
+        print("pfedbred: stopped", file=sys.stderr)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -287,9 +287,39 @@ class Point(NamedTuple):
     scores: Evaluation
 
 
+class Progress(NamedTuple):
+    """A run between two rounds.
+
+    Attributes:
+      round: how many are done.
+      states: at this moment.
+      points: its evaluations so far.
+      seconds: that it has taken.
+      compile_seconds: of them, compiling.
+      round_seconds: time of one round, the median.
+    """
+
+    round: int
+    states: State
+    points: list[Point]
+    seconds: float
+    compile_seconds: float
+    round_seconds: float
+
+
+class Pauses(Protocol):
+    """What happens between rounds."""
+
+    def most(self, done: int, round_seconds: float | None) -> int:
+        """How many rounds may pass before the next pause; ``round_seconds`` is what one takes, once that is known."""
+
+    def pause(self, progress: Progress) -> str | None:
+        """Called there; says why the run is to stop, if it is."""
+
+
 @dataclass
 class Run:
-    """A finished run.
+    """A finished run, or one that was stopped.
 
     Attributes:
       experiment: what was run, every default filled in.
@@ -301,6 +331,8 @@ class Run:
       states: where the run ended.
       newcomers: how the clients that were held out of training did when they joined, after 0, 1, 2, ... rounds of
         local training; None if there were none.
+      stopped: why it ended before its last round; None if it did not.
+      round: the last one.
     """
 
     experiment: Experiment
@@ -311,6 +343,8 @@ class Run:
     simulation: Simulation | StreamedSimulation
     states: State
     newcomers: list[Evaluation] | None = None
+    stopped: str | None = None
+    round: int = 0
 
     def accuracy(self, model: Literal["global", "personal"], split: Literal["train", "test"] = "test") -> np.ndarray:
         """Accuracy by evaluation and seed."""
@@ -332,6 +366,8 @@ def run(
     federation: Federation | Population | None = None,
     prepared: Prepared | None = None,
     observe: Callable[[Point], None] | None = None,
+    pauses: Pauses | None = None,
+    start: Progress | None = None,
     **options: Any,
 ) -> Run:
     """Runs an experiment.
@@ -341,6 +377,8 @@ def run(
       federation: data of one's own, in place of ``experiment.dataset``.
       prepared: this experiment, if it has been prepared already.
       observe: called after every evaluation.
+      pauses: what happens between rounds.
+      start: where to go on, with an experiment that was stopped.
 
     Example:
       >>> import pfedbred
@@ -348,7 +386,7 @@ def run(
       >>> result.accuracy("personal").shape  # evaluations, seeds
       (2, 1)
     """
-    begun = time.perf_counter()
+    begun = time.perf_counter() - (start.seconds if start else 0.0)
     if prepared is None:
         if experiment is None:
             if federation is not None:
@@ -358,22 +396,32 @@ def run(
             raise TypeError("give either an experiment or its fields, not both")
         prepared = experiment.prepare(federation)
     experiment, simulation, newcomers = prepared
-    compiled_before = simulation.compile_seconds
-    states = simulation.init(experiment.seed_list)
-    points: list[Point] = []
-    round_seconds: list[float] = []
-    done = 0
-    while done < experiment.rounds:
-        stretch = min(experiment.eval_every, experiment.rounds - done)
+    compiled_before = simulation.compile_seconds - (start.compile_seconds if start else 0.0)
+    states = start.states if start else simulation.init(experiment.seed_list)
+    points: list[Point] = list(start.points) if start else []
+    round_seconds: list[float] = [start.round_seconds] if start else []
+    done, stopped = start.round if start else 0, None
+    while done < experiment.rounds and not stopped:
+        stretch = min(experiment.eval_every - done % experiment.eval_every, experiment.rounds - done)
+        if pauses:
+            stretch = min(stretch, pauses.most(done, round_seconds[-1] if round_seconds else None))
         compiled, started = simulation.compile_seconds, time.perf_counter()
         states = jax.block_until_ready(simulation.advance(states, stretch))
         compiling = simulation.compile_seconds - compiled
         round_seconds.append((time.perf_counter() - started - compiling) / stretch)
         done += stretch
-        points.append(Point(done, time.perf_counter() - begun, simulation.evaluate(states)))
-        if observe:
-            observe(points[-1])
-    joined = join(simulation, states, newcomers, experiment.joining_rounds) if newcomers else None
+        seconds = time.perf_counter() - begun
+        if done == experiment.rounds or done % experiment.eval_every == 0:
+            points.append(Point(done, seconds, simulation.evaluate(states)))
+            if observe:
+                observe(points[-1])
+        if pauses:
+            compiling = simulation.compile_seconds - compiled_before
+            typical = float(np.median(round_seconds))
+            stopped = pauses.pause(Progress(done, states, points, seconds, compiling, typical))
+    if done == experiment.rounds:
+        stopped = None
+    joined = join(simulation, states, newcomers, experiment.joining_rounds) if newcomers and not stopped else None
     total = time.perf_counter() - begun
     compiling = simulation.compile_seconds - compiled_before
-    return Run(experiment, points, compiling, round_seconds, total, simulation, states, joined)
+    return Run(experiment, points, compiling, round_seconds, total, simulation, states, joined, stopped, done)

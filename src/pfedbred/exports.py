@@ -31,12 +31,6 @@ _KEPT, _EXPORTED = "pfedbred models 1", "pfedbred model 1"
 _TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
 
 
-def named(tree: Tree) -> dict[str, Any]:
-    """The arrays of a tree by the path to each: ``hidden.weight``."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
 def size(run: Run) -> int:
     """Bytes that the models of a run take."""
     leaves = jax.tree.leaves(run.simulation.model_shapes())
@@ -47,8 +41,8 @@ def keep(run: Run, folder: Path) -> None:
     """Writes G (by seed) and P (by seed and client) of a finished run into its folder."""
     global_, personal = run.simulation.models(run.states)
     federation, experiment = run.simulation.federation, run.experiment
-    arrays = {f"global.{name}": np.asarray(leaf) for name, leaf in named(global_).items()}
-    arrays |= {f"personal.{name}": np.asarray(leaf) for name, leaf in named(personal).items()}
+    arrays = {f"global.{name}": np.asarray(leaf) for name, leaf in tensors.named(global_).items()}
+    arrays |= {f"personal.{name}": np.asarray(leaf) for name, leaf in tensors.named(personal).items()}
     facts = {
         "format": _KEPT,
         "model": experiment.model if isinstance(experiment.model, str) else "custom",
@@ -192,11 +186,11 @@ def load_model(path: str | Path, model: models.Model | None = None) -> TrainedMo
     sample = Batch(jnp.zeros((1, *shape), jnp.int32 if text else jnp.float32), jnp.zeros(1, int))
     expected = exchange(algorithm, task, sample)
     structure = expected.global_ if about["kind"] == "global" else expected.personal
-    for name, leaf in named(structure).items():
+    for name, leaf in tensors.named(structure).items():
         if name not in arrays or arrays[name].shape != leaf.shape:
             raise SettingError(f"{path} does not fit the model {about['model']!r}: tensor {name!r} is missing or other")
     weights = jax.tree.unflatten(
-        jax.tree.structure(structure), [jnp.asarray(arrays[name]) for name in named(structure)]
+        jax.tree.structure(structure), [jnp.asarray(arrays[name]) for name in tensors.named(structure)]
     )
     shift, scale = (None if given[name] is None else jnp.asarray(given[name]) for name in ("shift", "scale"))
     return TrainedModel(weights, about, algorithm, shift, scale, text)

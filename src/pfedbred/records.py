@@ -24,10 +24,11 @@ import jax
 import numpy as np
 import yaml
 
+from pfedbred import checkpoints, locks, tensors
 from pfedbred._version import __version__
 from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
-from pfedbred.engine.evaluation import ModelScores, Scores
+from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Point, Run
 from pfedbred.sweep import Sweep
@@ -38,7 +39,7 @@ def make_folder(folder: Path, overwrite: bool = False) -> Path:
     try:
         if folder.exists() and not folder.is_dir():
             raise SettingError(f"{folder} exists and is not a folder")
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and any(each.name != locks.LOCK for each in folder.iterdir()):
             if not overwrite:
                 raise SettingError(f"{folder} is not empty; choose another --out, or add --overwrite")
             _remove_runs(folder)
@@ -59,6 +60,8 @@ def _remove_runs(folder: Path) -> None:
                 below.rmdir()
     for name in _RUN_FILES:
         (folder / name).unlink(missing_ok=True)
+    for checkpoint in checkpoints.files(folder):
+        checkpoint.unlink()
 
 
 _RUN_FILES = (
@@ -106,7 +109,7 @@ def write_config(folder: Path, options: Mapping[str, Any], command: str) -> None
     """Writes config.yaml."""
     head = f"# pfedbred {__version__}. To run it again: pfedbred {command} {folder / 'config.yaml'}\n"
     text = head + yaml.safe_dump(dict(options), sort_keys=False)
-    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    write_text(folder / "config.yaml", text)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -127,10 +130,15 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 class Metrics:
-    """metrics.jsonl, a line at a time."""
+    """metrics.jsonl, a line at a time.
 
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+    Scores of all clients together are written as they are, those of single clients with four digits.
+    """
+
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        """Keeps so many bytes of what is there, and goes on after them."""
+        self._file = (folder / "metrics.jsonl").open("ab")
+        self._file.truncate(keep)
 
     def write(self, point: Point) -> None:
         """Adds a line and sees that it reaches the disk."""
@@ -140,8 +148,13 @@ class Metrics:
             "global": _model_line(point.scores.global_),
             "personal": _model_line(point.scores.personal),
         }
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._file.flush()
+
+    def settle(self) -> int:
+        """Sees that all lines are on the disk; returns how many bytes they take."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
 
     def close(self) -> None:
         """Closes the file."""
@@ -153,15 +166,43 @@ def _model_line(scores: ModelScores) -> dict[str, Any]:
 
 
 def _scores_line(scores: Scores) -> dict[str, Any]:
-    digits = {name: 4 if name.startswith("client_a") or name == "client_loss" else 6 for name in Scores._fields}
-    return {name: _numbers(getattr(scores, name), digits[name]) for name in Scores._fields}
+    return {
+        name: _numbers(values, 4 if name in ("client_accuracy", "client_loss") else None)
+        for name, values in scores._asdict().items()
+    }
 
 
-def _numbers(values: np.ndarray, digits: int) -> Any:
+def _numbers(values: np.ndarray, digits: int | None) -> Any:
     """Nested lists; JSON has no NaN, so what does not exist is null."""
     if values.ndim > 1:
         return [_numbers(each, digits) for each in values]
-    return [round(float(value), digits) if math.isfinite(value) else None for value in values]
+    numbers = [float(value) if math.isfinite(value) else None for value in values]
+    return numbers if digits is None else [value if value is None else round(value, digits) for value in numbers]
+
+
+def read_points(folder: Path, size: int) -> list[Point]:
+    """The evaluations in the first ``size`` bytes of metrics.jsonl."""
+    path = folder / "metrics.jsonl"
+    try:
+        with path.open("rb") as file:
+            text = file.read(size)
+    except OSError as problem:
+        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
+    if len(text) < size:
+        raise SettingError(f"{path} is shorter than it was: it cannot be gone on with")
+    try:
+        return [_point(json.loads(line)) for line in text.splitlines()]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SettingError(f"{path} is damaged: it cannot be gone on with") from None
+
+
+def _point(line: Any) -> Point:
+    def model(of: Any) -> ModelScores:
+        return ModelScores(
+            *(Scores(*(np.array(of[part][name], float) for name in Scores._fields)) for part in ("train", "test"))
+        )
+
+    return Point(int(line["round"]), float(line["seconds"]), Evaluation(model(line["global"]), model(line["personal"])))
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -277,12 +318,19 @@ def write_data(federation: Federation, folder: Path, most: int = 1_000) -> None:
         "labels": list(federation.labels or map(str, range(federation.classes))),
         **counts,
     }
-    (folder / "data.json").write_text(json.dumps(facts, separators=(",", ":")) + "\n", encoding="utf-8")
+    write_text(folder / "data.json", json.dumps(facts, separators=(",", ":")) + "\n")
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file, indented."""
-    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes beside the place and then into it: a file is there whole or not at all."""
+    beside = path.with_name(f".{path.name}{tensors.PARTIAL}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
 
 
 def revision() -> str | None:

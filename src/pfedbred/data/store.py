@@ -1,17 +1,12 @@
-"""Prepared federations: one file, memory-mapped, with a checksum.
+"""Prepared federations: one file, memory-mapped, with a checksum: see :mod:`pfedbred.tensors`.
 
-The file is in the safetensors format: eight bytes that give the header's length, the header in JSON, the arrays one
-after another. The library of that name writes it and can read it anywhere; here it is read through a memory map, which
-that library's NumPy side does not offer. Samples stay as they are stored until a minibatch of them is on the device.
+Samples stay as they are stored until a minibatch of them is on the device.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +16,7 @@ from pfedbred.data.text import Text
 from pfedbred.errors import SettingError
 
 SUFFIX = ".fed"
-_FORMAT = "pfedbred federation 1"
-_TYPES = {"U8": "u1", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8"}
-_LARGEST_HEADER = 100 * 2**20
+_KIND = tensors.Kind("pfedbred federation 1", "prepared federation", "make one with 'pfedbred data prepare'")
 
 
 def save(federation: Federation, path: Path) -> None:
@@ -38,97 +31,20 @@ def save(federation: Federation, path: Path) -> None:
     text = federation.text
     if text is not None and text.vectors is not None:
         arrays["vectors"] = text.vectors
-    facts = json.dumps(
-        {
-            "name": federation.name,
-            "classes": federation.classes,
-            "vocabulary": None if text is None else text.vocabulary,
-            "names": federation.names,
-            "labels": federation.labels,
-            "about": dict(federation.about),
-        }
-    )
-    for name, array in arrays.items():
-        if array.dtype.newbyteorder("<").str.lstrip("|<") not in {each.lstrip("<") for each in _TYPES.values()}:
-            raise SettingError(f"{name} is of type {array.dtype}, which a federation file cannot hold")
-    metadata = {"format": _FORMAT, "federation": facts, "sha256": _checksum(facts, arrays)}
-    tensors.write(path, arrays, metadata)
+    facts = {
+        "name": federation.name,
+        "classes": federation.classes,
+        "vocabulary": None if text is None else text.vocabulary,
+        "names": federation.names,
+        "labels": federation.labels,
+        "about": dict(federation.about),
+    }
+    tensors.save(_KIND, path, facts, arrays)
 
 
 def load(path: Path) -> Federation:
     """Reads a prepared federation, checks it, and leaves its samples in the file."""
-    try:
-        with path.open("rb") as file:
-            header, begin = _header(path, file)
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as problem:
-        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
-    arrays = {
-        name: _array(path, content, name, entry, begin) for name, entry in header.items() if name != "__metadata__"
-    }
-    facts, expected = header["__metadata__"]["federation"], header["__metadata__"]["sha256"]
-    found = _checksum(facts, arrays)
-    if found != expected:
-        raise SettingError(
-            f"{path} is damaged: its checksum is {found[:12]}..., not {expected[:12]}...; prepare it again"
-        )
-    if hasattr(content, "madvise"):
-        content.madvise(mmap.MADV_DONTNEED)  # what was read for the checksum need not stay in memory
-    return _assemble(path, json.loads(facts), arrays)
-
-
-def _header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """The header, and where the arrays begin."""
-    size = path.stat().st_size
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > min(size - 8, _LARGEST_HEADER):
-        raise SettingError(f"{path} is not a prepared federation, or only the beginning of one")
-    text = file.read(length)
-    try:
-        header = json.loads(text)
-        metadata = header["__metadata__"]
-        known = metadata["format"] == _FORMAT
-        if not known and str(metadata["format"]).startswith("pfedbred federation"):
-            raise SettingError(f"{path} was written by another version: it is {metadata['format']!r}, not {_FORMAT!r}")
-        known = known and all(isinstance(metadata[name], str) for name in ("federation", "sha256"))
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        if isinstance(problem, SettingError):
-            raise
-        known = False
-    if not known:
-        raise SettingError(f"{path} is not a prepared federation: make one with 'pfedbred data prepare'")
-    return header, 8 + length
-
-
-def _array(path: Path, content: mmap.mmap, name: str, entry: Any, begin: int) -> np.ndarray:
-    """One array, left in the file. Nothing is allocated for it, whatever the header claims."""
-    try:
-        dtype, shape = np.dtype(_TYPES[entry["dtype"]]), tuple(int(each) for each in entry["shape"])
-        first, last = (int(each) for each in entry["data_offsets"])
-        count = 1
-        for each in shape:
-            count *= each
-        sound = min(shape, default=1) >= 0 and 0 <= first <= last and last - first == count * dtype.itemsize
-    except (KeyError, TypeError, ValueError, OverflowError):
-        sound = False
-    if not sound:
-        raise SettingError(f"{path} is damaged: its header does not describe {name!r}")
-    if begin + last > len(content):
-        raise SettingError(f"{path} is cut off: {name!r} ends at byte {begin + last} of {len(content)}")
-    return np.frombuffer(content, dtype, count, begin + first).reshape(shape)
-
-
-def _checksum(facts: str, arrays: dict[str, np.ndarray]) -> str:
-    """Of what the file says and of every array: its name, type, shape and bytes."""
-    digest = hashlib.sha256(facts.encode())
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name} {array.dtype.newbyteorder('<').str} {array.shape}".encode())
-        flat = array.reshape(-1)
-        step = max(1, 2**20 // array.dtype.itemsize)
-        for begin in range(0, len(flat), step):
-            digest.update(np.ascontiguousarray(flat[begin : begin + step]).data)
-    return digest.hexdigest()
+    return _assemble(path, *tensors.load(_KIND, path))
 
 
 def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Federation:
@@ -153,7 +69,7 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
     except KeyError as missing:
         raise SettingError(f"{path} has no {missing}") from None
     except (TypeError, ValueError):
-        raise SettingError(f"{path} is not a prepared federation: make one with 'pfedbred data prepare'") from None
+        raise SettingError(f"{path} is not a {_KIND.noun}: {_KIND.hint}") from None
     for split in (train, test):
         if split.y.ndim != 1 or split.offsets.ndim != 1 or split.x.ndim < 2 or split.x.shape[1:] != federation.shape:
             raise SettingError(f"{path}: the arrays do not have the shapes of samples, labels and offsets")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import jax
@@ -19,6 +19,7 @@ from pfedbred.types import Tree
 
 STORES = ("device", "memory", "file")
 _ROOM = 0.5  # of a memory, for what a run keeps
+_PIECE = 2**24  # bytes of records that are read at a time
 
 
 def choose(store: str, *, sampled: bool, samples: int, states: int, device: int, host: int) -> str:
@@ -122,6 +123,31 @@ class ClientStore:
     def __len__(self) -> int:
         """How many clients have a record."""
         return len(self._slot_of)
+
+    @property
+    def clients(self) -> np.ndarray:
+        """Who has a record, in the order in which they came."""
+        return np.fromiter(self._slot_of, np.int64, len(self))
+
+    def rows(self) -> Iterator[np.ndarray]:
+        """All records as bytes, some at a time, in the order of ``clients``."""
+        step = max(1, _PIECE // self.record_bytes)
+        for begin in range(0, len(self), step):
+            rows = np.empty((min(step, len(self) - begin), self.record_bytes), np.uint8)
+            for place, row in enumerate(rows, begin):
+                self._slots.read(place, row)
+            yield rows
+
+    def fill(self, clients: np.ndarray, rows: np.ndarray) -> None:
+        """Takes in what ``clients`` and ``rows`` of another store gave; this one must be empty."""
+        assert not self._slot_of
+        if rows.shape != (len(clients), self.record_bytes):
+            raise SettingError(
+                f"what was saved does not fit: a client's record has {rows.shape[-1]} bytes, not {self.record_bytes}"
+            )
+        for slot, (client, row) in enumerate(zip(clients.tolist(), rows, strict=True)):
+            self._slots.write(slot, np.array(row))
+            self._slot_of[client] = slot
 
     def read(self, clients: Iterable[int]) -> Tree:
         """The records of these clients along the first axis; all zeros for one that has none."""

@@ -112,9 +112,43 @@ def place(tree: Tree, sharding: NamedSharding | None) -> Tree:
     def put(leaf: Any) -> jax.Array:
         if jax.process_count() == 1:
             return jax.device_put(leaf, sharding)
-        if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if isinstance(leaf, jax.Array) and _is_key(leaf):
             return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
         array = np.asarray(leaf)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     return jax.tree.map(put, tree)
+
+
+def fetch(leaf: Any) -> np.ndarray:
+    """An array on the host, from whatever devices; a random key as its numbers. All processes must ask for it."""
+    if _is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        from jax.experimental.multihost_utils import process_allgather
+
+        return np.asarray(process_allgather(leaf, tiled=True))
+    return np.asarray(leaf)
+
+
+def without_keys(shape: Any) -> Any:
+    """The shape and type that ``fetch`` gives."""
+    return jax.eval_shape(jax.random.key_data, shape) if _is_key(shape) else shape
+
+
+def with_keys(shape: Any, array: np.ndarray) -> Any:
+    """What ``fetch`` has fetched, as it was."""
+    return jax.random.wrap_key_data(jax.numpy.asarray(array)) if _is_key(shape) else array
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def agreed(number: int) -> int:
+    """The first process's number, in all of them: what depends on a clock or on a person must be decided by one."""
+    if jax.process_count() == 1:
+        return number
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    return int(broadcast_one_to_all(np.int32(number)))

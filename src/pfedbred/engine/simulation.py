@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from pfedbred import tensors
 from pfedbred.algorithm import Algorithm, Task
 from pfedbred.data.federation import Federation
 from pfedbred.engine import cohort, devices, evaluation, selection
 from pfedbred.engine.round import ClientRecord, Plan, Round, Shards, Shared, shards_of
 from pfedbred.errors import SettingError
 from pfedbred.keys import init_key, select_key
+from pfedbred.tensors import Pieces
 from pfedbred.types import Array, Key, Tree
 
 
@@ -220,6 +222,20 @@ class Simulation:
         """G and P on the training and test samples, for every seed."""
         counts = self._measure(self.shards, self._evaluator.samples, states)
         return self._evaluator.summarise(counts)
+
+    def saved(self, states: State) -> dict[str, np.ndarray | Pieces]:
+        """The states as arrays by name, from which ``restored`` makes them again, on whatever devices."""
+        return {name: devices.fetch(leaf) for name, leaf in tensors.named(states).items()}
+
+    def restored(self, arrays: Mapping[str, np.ndarray], seeds: int) -> State:
+        """The states of so many seeds that were saved with the same settings."""
+        shapes = jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32))
+        filled = tensors.refill(jax.tree.map(devices.without_keys, shapes), arrays, "what was saved")
+        states = jax.tree.map(devices.with_keys, shapes, filled)
+        shardings = self._shardings(shapes)
+        if shardings is None:
+            return devices.place(states, None)
+        return jax.tree.map(devices.place, states, shardings)
 
     def models(self, states: State) -> tuple[Tree, Tree]:
         """G by seed, and P by seed and client."""

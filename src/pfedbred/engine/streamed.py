@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any, Literal
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfedbred import tensors
 from pfedbred.algorithm import Algorithm, Task
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
@@ -27,6 +28,7 @@ from pfedbred.engine.round import ClientRecord, Plan, Round, Shards, Shared, sha
 from pfedbred.engine.simulation import State, check_client, check_seed
 from pfedbred.errors import SettingError
 from pfedbred.keys import init_key, select_key
+from pfedbred.tensors import Pieces
 from pfedbred.types import Array, Key, Tree
 
 _SCORED = 1_000
@@ -178,6 +180,31 @@ class StreamedSimulation:
         stores: Any = states.clients
         return [sum(number in store for number in self.scored.tolist()) for store in stores]
 
+    def saved(self, states: State) -> dict[str, np.ndarray | Pieces]:
+        """The states as arrays by name, from which ``restored`` makes them again, in whatever store."""
+        stores: Any = states.clients
+        arrays: dict[str, np.ndarray | Pieces] = {
+            name: devices.fetch(leaf) for name, leaf in tensors.named(_without_stores(states)).items()
+        }
+        for place, store in enumerate(stores):
+            arrays[f"clients.{place}"] = store.clients
+            shape = (len(store), store.record_bytes)
+            arrays[f"records.{place}"] = Pieces(np.dtype(np.uint8), shape, store.rows)
+        return arrays
+
+    def restored(self, arrays: Mapping[str, np.ndarray], seeds: int) -> State:
+        """The states of so many seeds that were saved with the same settings."""
+        states = self.init(range(seeds))
+        shapes = jax.eval_shape(lambda: _without_stores(states))
+        filled = tensors.refill(jax.tree.map(devices.without_keys, shapes), arrays, "what was saved")
+        placed = devices.place(jax.tree.map(devices.with_keys, shapes, filled), self._sharding)
+        stores: Any = states.clients
+        for place, store in enumerate(stores):
+            if f"records.{place}" not in arrays:
+                raise SettingError("what was saved does not fit: its clients were on the device")
+            store.fill(arrays[f"clients.{place}"], arrays[f"records.{place}"])
+        return placed._replace(clients=stores)
+
     # Models -----------------------------------------------------------------------------------------------------
 
     def global_model(self, states: State, seed: int = 0) -> Tree:
@@ -254,6 +281,11 @@ def _places(shared: Shared) -> Array:
 def _one_seed(states: State, place: int) -> tuple[Key, Tree, Any]:
     stores: Any = states.clients
     return states.key[place], jax.tree.map(itemgetter(place), states.server), stores[place]
+
+
+def _without_stores(states: State) -> State:
+    nothing: Any = ()
+    return states._replace(clients=nothing)
 
 
 def _padded(array: Any, rows: int) -> Any:

@@ -1,0 +1,85 @@
+"""Checkpoints: a run as it is between two rounds, in files from which it goes on with the same bits.
+
+A file is written beside its place and then renamed into it, and the last two are kept: whenever the process dies, a
+whole one is there. It holds the states, and how much of metrics.jsonl belongs to them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pfedbred import tensors
+from pfedbred.errors import SettingError
+
+_KIND = tensors.Kind("pfedbred checkpoint 1", "checkpoint", "it cannot be used")
+_KEPT = 2
+
+
+class Checkpoint(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+      path: of the file.
+      round: after which it was written.
+      facts: what belongs to it and is not an array.
+      arrays: the states, by name.
+    """
+
+    path: Path
+    round: int
+    facts: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+
+
+def files(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first."""
+    return sorted((each for each in folder.glob("checkpoint-*") if _round(each) is not None), key=_round, reverse=True)  # type: ignore[arg-type]
+
+
+def _round(path: Path) -> int | None:
+    found = re.fullmatch(r"checkpoint-(\d{1,12})\.safetensors", path.name)
+    return int(found[1]) if found else None
+
+
+def write(
+    folder: Path, round_: int, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray | tensors.Pieces]
+) -> Path:
+    """Writes a checkpoint, and removes those that are no longer needed."""
+    path = folder / f"checkpoint-{round_:08d}.safetensors"
+    tensors.save(_KIND, path, {**facts, "round": round_}, arrays)
+    older = [each for each in files(folder) if (_round(each) or 0) < round_]
+    for each in set(files(folder)) - {path, *older[: _KEPT - 1]}:  # also newer ones, which were damaged
+        each.unlink(missing_ok=True)
+    return path
+
+
+def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest sound checkpoint; None if there is none at all. Each damaged one is told of."""
+    found = files(folder)
+    for path in found:
+        try:
+            return read(path)
+        except SettingError as problem:
+            warn(f"{problem}; taking the one before")
+    if found:
+        raise SettingError(f"no checkpoint in {folder} is sound: start again with --overwrite")
+    return None
+
+
+def read(path: Path) -> Checkpoint:
+    """One checkpoint, if it is sound."""
+    facts, arrays = tensors.load(_KIND, path)
+    if facts.get("round") != _round(path):
+        raise SettingError(f"{path} is not what its name says: it is of round {facts.get('round')}")
+    return Checkpoint(path, facts["round"], facts, arrays)
+
+
+def sweep_up(folder: Path) -> None:
+    """Removes what a process left that died while it wrote."""
+    for each in folder.glob(f".*{tensors.PARTIAL}"):
+        each.unlink(missing_ok=True)

@@ -1,0 +1,50 @@
+"""A lock on a run folder: two processes do not write into the same one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pfedbred.errors import SettingError
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock, or refuses if another process does.
+
+    The lock is the operating system's, on a file in the folder, so it goes when the process does, however it ends: the
+    file of a process that was killed is found unlocked, and taken over. What is written in it is for people.
+    """
+    path = folder / LOCK
+    handle = _take(path)
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n".encode(), 0)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _take(path: Path) -> int:
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as problem:
+            raise SettingError(f"cannot write into {path.parent}: {problem.strerror}") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            who = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(handle)
+            raise SettingError(f"{path.parent} is in use by {who}") from None
+        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            return handle
+        os.close(handle)  # its owner has just removed it: there may be a new one by now

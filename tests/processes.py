@@ -1,0 +1,97 @@
+"""Real processes of the command line, quickly: one process imports everything and forks one for each command."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_PROGRAM = """
+import os, resource, sys
+sys.path[:0] = sys.argv[1:]
+import jax.numpy, optax, yaml, rich, typer, numpy, sklearn.datasets, matplotlib.backends.backend_agg, matplotlib.figure
+import safetensors.numpy
+import pfedbred.cli
+print("ready", flush=True)
+for line in sys.stdin:
+    output, limit, *arguments = line.rstrip("\\n").split("\\t")
+    child = os.fork()
+    if not child:
+        handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(handle, 1), os.dup2(handle, 2)
+        if limit != "-":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+        sys.stdin.close()
+        sys.argv = ["pfedbred", *arguments]
+        pfedbred.cli.main()
+    print(child, flush=True)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
+class Forker:
+    """``start(...)`` begins a command, ``wait()`` gives its exit code, negative for a signal; one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.output = folder / "output.txt"
+        source = Path(__file__).parent.parent / "src"
+        environment = {
+            **os.environ,
+            "JAX_ENABLE_COMPILATION_CACHE": "true",
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_NUM_CPU_DEVICES": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(source)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline().strip()
+
+    def start(self, *arguments: object, largest_file: int | None = None) -> int:
+        assert self._process.stdin
+        limit = "-" if largest_file is None else str(largest_file)
+        self._process.stdin.write("\t".join([str(self.output), limit, *map(str, arguments)]) + "\n")
+        self._process.stdin.flush()
+        return int(self._line())
+
+    def wait(self) -> int:
+        return int(self._line())
+
+    def run(self, *arguments: object, **options: int) -> int:
+        self.start(*arguments, **options)
+        return self.wait()
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)  # it, and a command that may still be running
+        self._process.communicate()
+
+
+def send(child: int, number: signal.Signals) -> None:
+    """A signal to a process, if it still is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, number)
+
+
+def until(condition, seconds: float = 60.0) -> bool:
+    """Waits until the condition holds; looks often."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.0002)
+    return False

@@ -1,0 +1,153 @@
+"""A run survives: killed, interrupted, on a full disk, or twice at once, nothing is lost and nothing doubled.
+
+These tests run real processes and kill them.
+"""
+
+import json
+import random
+import signal
+
+import pytest
+from processes import Forker, send, until
+
+from pfedbred import checkpoints
+
+COMMAND = ("run", "--clients", 12, "--model", "dnn", "--rounds", 120, "--eval-every", 5, "--checkpoint-every", 4)
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory):
+    made = Forker(tmp_path_factory.mktemp("processes"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def whole(forker, tmp_path_factory):
+    """A run that was never interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert forker.run(*COMMAND, "--out", folder) == 0, forker.said()
+    return folder
+
+
+def outcome(folder):
+    """All that a run says, without the times it took."""
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = checkpoints.read(checkpoints.files(folder)[0])
+    states = {name: array.tobytes() for name, array in last.arrays.items()}
+    for each in (summary, *lines):
+        del each["seconds"]
+    return summary, lines, last.round, states
+
+
+def kill_until_done(forker, folder, random_, kills, whole_seconds):
+    """Kills a run at random moments, half of them in a write, as often as asked; then lets it finish."""
+    done, in_writes = 0, 0
+    for _ in range(kills):
+        child = forker.start(*COMMAND, "--out", folder, "--resume")
+        if random_.random() < 0.5:
+            count = random_.randint(1, 6)  # the so manieth write from here on
+            seen = set()
+
+            def writing(seen=seen, count=count):
+                seen.update(each.name for each in folder.glob(".*.partial"))
+                return len(seen) >= count or (folder / "summary.json").exists()
+
+            until(writing)
+        else:
+            until(lambda: folder.exists() and any(folder.glob("checkpoint-*")))
+            until(lambda: False, random_.uniform(0, whole_seconds / 4))
+        send(child, signal.SIGKILL)
+        if forker.wait() == 0:
+            break  # it was faster
+        done += 1
+        in_writes += any(folder.glob(".*.partial"))
+    assert forker.run(*COMMAND, "--out", folder, "--resume") == 0, forker.said()
+    return done, in_writes
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(25, marks=pytest.mark.slow)])
+def test_a_killed_run_ends_as_if_nothing_had_happened(forker, whole, tmp_path, kills):
+    expected = outcome(whole)
+    seconds = json.loads((whole / "summary.json").read_text())["seconds"]["total"]
+    random_ = random.Random(0)
+    done = in_writes = 0
+    for number in range(2 * kills):
+        if done >= kills:
+            break
+        folder = tmp_path / str(number)
+        killed, written = kill_until_done(forker, folder, random_, kills - done, seconds)
+        done, in_writes = done + killed, in_writes + written
+        assert outcome(folder) == expected
+        assert not list(folder.glob(".*"))
+    assert done == kills
+    assert in_writes > 0
+
+
+def test_a_signal_ends_a_run_in_order(forker, whole, tmp_path):
+    """Ctrl-C and the signal of batch queues: the round is finished and saved, and the way on is shown."""
+    folder = tmp_path / "run"
+    for number, words in ((signal.SIGINT, "again to stop at once"), (signal.SIGTERM, "then saving")):
+        begun = len(checkpoints.files(folder)) if folder.exists() else 0
+        child = forker.start(*COMMAND, "--out", folder, "--resume")
+        assert until(lambda begun=begun: folder.exists() and len(checkpoints.files(folder)) > begun)
+        send(child, number)
+        assert forker.wait() == 128 + number
+        said = forker.said()
+        assert words in said
+        assert f"to go on: pfedbred run --resume --out {folder}" in said
+        assert "Traceback" not in said
+        assert not (folder / ".lock").exists()
+        for each in checkpoints.files(folder)[1:]:
+            each.unlink()  # what it saved last is enough
+    assert forker.run("run", "--resume", "--out", folder, "--checkpoint-every", 4) == 0  # settings as they were
+    assert outcome(folder) == outcome(whole)
+
+
+def test_the_second_interrupt_stops_at_once(forker, tmp_path):
+    folder = tmp_path / "run"
+    child = forker.start("run", "--rounds", 10**6, "--eval-every", 10**6, "--checkpoint-every", 10**6, "--out", folder)
+    assert until((folder / "metrics.jsonl").exists)
+    send(child, signal.SIGINT)
+    assert until(lambda: "finishing the round" in forker.said())
+    send(child, signal.SIGINT)
+    assert forker.wait() in (-signal.SIGINT, 128 + signal.SIGINT)  # the second if the round was over before it came
+
+
+def test_a_time_limit_ends_a_run_in_time(forker, tmp_path):
+    folder = tmp_path / "run"
+    command = ("run", "--rounds", 10**6, "--eval-every", 10**6, "--out", folder)
+    assert forker.run(*command, "--time-limit", "100000h", "--dry-run") == 0
+    assert forker.run(*command, "--resume", "--time-limit", "3s") == 75
+    assert "stopped (time limit) after round" in forker.said()
+    assert len(checkpoints.files(folder)) == 1
+
+
+def test_a_file_that_cannot_grow_is_one_clear_line(forker, tmp_path):
+    """As on a full disk: the system refuses to write on."""
+    folder = tmp_path / "run"
+    size = 40_000  # enough for the metrics, not for a checkpoint
+    assert forker.run(*COMMAND, "--out", folder, largest_file=size) == 2
+    said = forker.said()
+    assert "Traceback" not in said
+    assert f"pfedbred: cannot write {folder}/checkpoint-00000004.safetensors: File too large" in said
+    assert "nothing of the run is saved" in said
+    assert not list(folder.glob("*.partial")) + list(folder.glob(".*"))
+    assert (folder / "metrics.jsonl").read_text() == ""  # it had come to round 4, and no evaluation
+
+
+def test_a_folder_in_use_is_refused_and_a_stale_lock_is_not(forker, tmp_path, call):
+    folder = tmp_path / "run"
+    child = forker.start("run", "--rounds", 10**6, "--eval-every", 10**6, "--out", folder)
+    assert until((folder / ".lock").exists)
+    for option in ("--resume", "--overwrite"):
+        code, _, said = call("run", "--rounds", 10**6, "--eval-every", 10**6, "--out", folder, option)
+        assert code == 2
+        assert f"{folder} is in use by process {child} on " in said
+    send(child, signal.SIGKILL)
+    forker.wait()
+    assert (folder / ".lock").exists()
+    code, out, said = call("run", "--rounds", 2, "--out", folder, "--overwrite")
+    assert code == 0, said
+    assert not (folder / ".lock").exists()
