@@ -1,6 +1,7 @@
 """Checkpoints: what is restored is what was saved, whatever it is restored on; damage is noticed."""
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -17,9 +18,18 @@ from pfedbred.experiment import Experiment
 from pfedbred.keeping import Keeping
 
 
+@functools.cache
+def compiled(options):
+    """Compiled once for all tests: a fresh process for each is in test_survival.py."""
+    given = {"dataset": "small", "rounds": 8, "eval_every": 3, "aggregated": 2, "batch_size": 3, **json.loads(options)}
+    return Experiment(**given).prepare(small_federation())
+
+
 def prepare(algorithm="mg-meta", **options):
-    given = {"dataset": "small", "rounds": 8, "eval_every": 3, "aggregated": 2, "batch_size": 3, **options}
-    return Experiment(algorithm=algorithm, **given).prepare(small_federation())
+    return compiled(json.dumps({"algorithm": algorithm, **options}))
+
+
+LONGER = {"rounds": 10, "eval_every": 5}
 
 
 def run_into(folder, prepared, observe=lambda point: None, **options):
@@ -123,7 +133,7 @@ def stopped(tmp_path):
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        run_into(folder, prepare(rounds=10, eval_every=5), observe, every=2)
+        run_into(folder, prepare(**LONGER), observe, every=2)
     assert [checkpoints.read(each).round for each in checkpoints.files(folder)] == [4, 2]
     return folder
 
@@ -143,16 +153,16 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_taken(stopped):
         assert "checkpoint-00000004" in warnings[0]
         assert "\n" not in warnings[0]
     older.write_bytes(b"")
-    with pytest.raises(pfedbred.SettingError, match="no checkpoint in .* is sound: start again with --overwrite"):
+    with pytest.raises(pfedbred.SettingError, match=r"no checkpoint in .* is sound: start again with --overwrite"):
         checkpoints.latest(stopped, lambda message: None)
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(stopped, tmp_path):
     checkpoints.files(stopped)[0].write_bytes(b"nonsense")
     warnings = []
-    run_into(stopped, prepare(rounds=10, eval_every=5), resume=True, every=7, warn=warnings.append)
+    run_into(stopped, prepare(**LONGER), resume=True, every=7, warn=warnings.append)
     assert len(warnings) == 1
-    run_into(tmp_path / "whole", prepare(rounds=10, eval_every=5))
+    run_into(tmp_path / "whole", prepare(**LONGER))
     assert lines(stopped) == lines(tmp_path / "whole")
     assert [each.name for each in checkpoints.files(stopped)] == [
         "checkpoint-00000007.safetensors",
@@ -171,14 +181,14 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(stopped, tmp_pat
 )
 def test_other_settings_are_refused_with_the_difference(stopped, options, words):
     with pytest.raises(pfedbred.SettingError, match=f"was run with other settings: {words}"):
-        run_into(stopped, prepare(**{"rounds": 10, "eval_every": 5, **options}), resume=True)
+        run_into(stopped, prepare(**{**LONGER, **options}), resume=True)
 
 
 def test_other_data_are_refused(stopped):
     other = Experiment("small", rounds=10, eval_every=5, aggregated=2, batch_size=3).prepare(
         small_federation(sizes=(7, 12, 5, 21))
     )
-    with pytest.raises(pfedbred.SettingError, match="was run on other data: .* now "):
+    with pytest.raises(pfedbred.SettingError, match=r"was run on other data: .* now "):
         run_into(stopped, other, resume=True)
 
 
@@ -205,7 +215,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_run_intact(problem, stopped, mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(pfedbred.SettingError) as refused:
-            run_into(stopped, prepare(rounds=10, eval_every=5), resume=True, every=2)
+            run_into(stopped, prepare(**LONGER), resume=True, every=2)
     message = str(refused.value)
     assert f"checkpoint-00000008.safetensors: {os.strerror(problem)}; the run is saved up to round 6" in message
     assert not list(stopped.glob(".*"))
@@ -224,7 +234,7 @@ def test_a_vanished_folder_is_one_line(tmp_path):
 def test_what_a_dead_process_left_is_swept_up(stopped):
     left = stopped / ".checkpoint-00000006.safetensors.123.partial"
     left.write_bytes(b"half")
-    run_into(stopped, prepare(rounds=10, eval_every=5), resume=True)
+    run_into(stopped, prepare(**LONGER), resume=True)
     assert not left.exists()
 
 

@@ -148,6 +148,6 @@ def test_a_folder_in_use_is_refused_and_a_stale_lock_is_not(forker, tmp_path, ca
     send(child, signal.SIGKILL)
     forker.wait()
     assert (folder / ".lock").exists()
-    code, out, said = call("run", "--rounds", 2, "--out", folder, "--overwrite")
+    code, _, said = call("run", "--rounds", 2, "--out", folder, "--overwrite")
     assert code == 0, said
     assert not (folder / ".lock").exists()

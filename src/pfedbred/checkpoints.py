@@ -52,8 +52,7 @@ def write(
     """Writes a checkpoint, and removes those that are no longer needed."""
     path = folder / f"checkpoint-{round_:08d}.safetensors"
     tensors.save(_KIND, path, {**facts, "round": round_}, arrays)
-    older = [each for each in files(folder) if (_round(each) or 0) < round_]
-    for each in set(files(folder)) - {path, *older[: _KEPT - 1]}:  # also newer ones, which were damaged
+    for each in files(folder)[_KEPT:]:
         each.unlink(missing_ok=True)
     return path
 
@@ -65,10 +64,17 @@ def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         try:
             return read(path)
         except SettingError as problem:
-            warn(f"{problem}; taking the one before")
+            warn(f"{problem}; looking for the one before")
     if found:
         raise SettingError(f"no checkpoint in {folder} is sound: start again with --overwrite")
     return None
+
+
+def forget_after(folder: Path, round_: int) -> None:
+    """Removes the checkpoints of later rounds: of a run that goes on from this one, because they were damaged."""
+    for each in files(folder):
+        if (_round(each) or 0) > round_:
+            each.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Checkpoint:

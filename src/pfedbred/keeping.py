@@ -168,10 +168,12 @@ def run_into(folder: Path, prepared: Prepared, observe: Callable[[Point], None],
     """Runs into a folder, whose lock the caller holds, or goes on with the run that is in it."""
     source = keeping.source or folder
     start, size = None, 0
+    checkpoints.sweep_up(folder)
     if keeping.resume and begun(source):
         refuse_changes(source, records.plain(prepared.experiment))
-        checkpoints.sweep_up(source)
         start, size = where_it_stopped(source, prepared, keeping.warn)
+        if start and source == folder:
+            checkpoints.forget_after(folder, start.round)
     intact = "nothing of the run is saved"
     try:
         records.write_config(folder, records.plain(prepared.experiment), "run")
