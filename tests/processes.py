@@ -11,18 +11,19 @@ from pathlib import Path
 _PROGRAM = """
 import os, resource, sys
 sys.path[:0] = sys.argv[1:]
-import jax.numpy, optax, yaml, rich, typer, numpy, sklearn.datasets, matplotlib.backends.backend_agg, matplotlib.figure
+import jax, optax, yaml, rich, typer, numpy, sklearn.datasets, matplotlib.backends.backend_agg, matplotlib.figure
 import safetensors.numpy
 import pfedbred.cli
 print("ready", flush=True)
 for line in sys.stdin:
-    output, limit, *arguments = line.rstrip("\\n").split("\\t")
+    output, limit, devices, *arguments = line.rstrip("\\n").split("\\t")
     child = os.fork()
     if not child:
         handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(handle, 1), os.dup2(handle, 2)
         if limit != "-":
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+        jax.config.update("jax_num_cpu_devices", int(devices))
         sys.stdin.close()
         sys.argv = ["pfedbred", *arguments]
         pfedbred.cli.main()
@@ -43,7 +44,6 @@ class Forker:
             "JAX_ENABLE_COMPILATION_CACHE": "true",
             "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_NUM_CPU_DEVICES": "1",
         }
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(source)],
@@ -59,10 +59,10 @@ class Forker:
         assert self._process.stdout
         return self._process.stdout.readline().strip()
 
-    def start(self, *arguments: object, largest_file: int | None = None) -> int:
+    def start(self, *arguments: object, largest_file: int | None = None, devices: int = 1) -> int:
         assert self._process.stdin
-        limit = "-" if largest_file is None else str(largest_file)
-        self._process.stdin.write("\t".join([str(self.output), limit, *map(str, arguments)]) + "\n")
+        limit = "-" if largest_file is None else largest_file
+        self._process.stdin.write("\t".join(map(str, (self.output, limit, devices, *arguments))) + "\n")
         self._process.stdin.flush()
         return int(self._line())
 

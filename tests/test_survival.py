@@ -6,13 +6,17 @@ These tests run real processes and kill them.
 import json
 import random
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from processes import Forker, send, until
 
 from pfedbred import checkpoints
 
-COMMAND = ("run", "--clients", 12, "--model", "dnn", "--rounds", 120, "--eval-every", 5, "--checkpoint-every", 4)
+COMMAND = ("run", "--clients", 12, "--rounds", 160, "--eval-every", 5, "--checkpoint-every", 4)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,7 @@ def kill_until_done(forker, folder, random_, kills, whole_seconds):
     return done, in_writes
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [25, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_if_nothing_had_happened(forker, whole, tmp_path, kills):
     expected = outcome(whole)
     seconds = json.loads((whole / "summary.json").read_text())["seconds"]["total"]
@@ -124,10 +128,43 @@ def test_a_time_limit_ends_a_run_in_time(forker, tmp_path):
     assert len(checkpoints.files(folder)) == 1
 
 
+def test_a_run_goes_on_with_other_devices(forker, whole, tmp_path):
+    folder = tmp_path / "run"
+    assert forker.run(*COMMAND, "--out", folder, "--time-limit", "1s") == 75
+    assert forker.run("run", "--resume", "--out", folder, "--checkpoint-every", 4, devices=2) == 0, forker.said()
+    ours, theirs = (checkpoints.read(checkpoints.files(each)[0]).arrays for each in (folder, whole))
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_allclose(array.astype(float), theirs[name].astype(float), atol=1e-4)
+
+
+def test_a_comparison_goes_on_too(forker, tmp_path):
+    """It stops in the second run: the first is not run again."""
+    command = ("compare", "--clients", 12, "--rounds", 40, "--algorithms", "fedavg,pfedme", "--checkpoint-every", 1)
+    assert forker.run(*command, "--out", tmp_path / "whole") == 0
+    folder = tmp_path / "half"
+    child = forker.start(*command, "--out", folder)
+    assert until(lambda: any((folder / "pfedme").glob("checkpoint-*")))
+    send(child, signal.SIGINT)
+    assert forker.wait() == 128 + signal.SIGINT
+    assert f"to go on: pfedbred compare --resume --out {folder}" in forker.said()
+    first = (folder / "fedavg" / "metrics.jsonl").stat().st_mtime_ns
+    assert forker.run("compare", "--resume", "--out", folder) == 0, forker.said()
+    assert f"{folder / 'fedavg'}: finished before" in forker.said()
+    assert (folder / "fedavg" / "metrics.jsonl").stat().st_mtime_ns == first
+    ours, theirs = (json.loads((each / "table.json").read_text()) for each in (folder, tmp_path / "whole"))
+    for each in (*ours, *theirs):
+        del each["seconds"]
+    assert ours == theirs
+    assert (folder / "curves.png").exists()
+    assert forker.run("compare", "--resume", "--out", folder, "--rounds", 50) == 2
+    assert "was run with other settings: rounds 40, now 50" in forker.said()
+
+
 def test_a_file_that_cannot_grow_is_one_clear_line(forker, tmp_path):
     """As on a full disk: the system refuses to write on."""
     folder = tmp_path / "run"
-    size = 40_000  # enough for the metrics, not for a checkpoint
+    size = 20_000  # enough for the metrics, not for a checkpoint
     assert forker.run(*COMMAND, "--out", folder, largest_file=size) == 2
     said = forker.said()
     assert "Traceback" not in said
@@ -151,3 +188,33 @@ def test_a_folder_in_use_is_refused_and_a_stale_lock_is_not(forker, tmp_path, ca
     code, _, said = call("run", "--rounds", 2, "--out", folder, "--overwrite")
     assert code == 0, said
     assert not (folder / ".lock").exists()
+
+
+def test_a_long_run_grows_neither_in_memory_nor_in_files():
+    """2,000 rounds with checkpoints; in a process of its own, whose memory is only its."""
+    program = """
+import os, sys, tempfile
+from pathlib import Path
+sys.path[:0] = sys.argv[1:]
+from conftest import small_federation
+from pfedbred import keeping
+from pfedbred.experiment import Experiment
+
+seen = {}
+
+def observe(point):
+    resident = int(Path("/proc/self/statm").read_text().split()[1])
+    seen[point.round] = resident, len(os.listdir("/proc/self/fd"))
+
+prepared = Experiment("small", rounds=2000, eval_every=10, aggregated=2, batch_size=3).prepare(small_federation())
+with tempfile.TemporaryDirectory() as folder, keeping.opened(Path(folder) / "run") as run:
+    keeping.run_into(run, prepared, observe, keeping.Keeping(every=25))
+print(*seen[100], *seen[2000])
+"""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(here.parent / "src"), str(here)], capture_output=True, text=True, check=True
+    )
+    before, files_before, after, files_after = map(int, done.stdout.split())
+    assert after < 1.05 * before
+    assert files_after == files_before

@@ -109,11 +109,7 @@ class Keeper:
 @contextmanager
 def opened(folder: Path, *, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
     """A folder to run into, which no other process may use meanwhile; a new one, unless to resume."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise SettingError(f"cannot make the folder {folder}: {problem.strerror}") from None
-    with locks.locked(folder):
+    with locks.locked(records.find_folder(folder)):
         yield folder if resume else records.make_folder(folder, overwrite)
 
 

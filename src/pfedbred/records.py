@@ -34,20 +34,28 @@ from pfedbred.experiment import Experiment, Point, Run
 from pfedbred.sweep import Sweep
 
 
-def make_folder(folder: Path, overwrite: bool = False) -> Path:
-    """A folder of that name for a new run. An existing run is left alone, unless ``overwrite`` removes it."""
+def find_folder(folder: Path) -> Path:
+    """A folder of that name, made if there is none, that can be written into."""
     try:
         if folder.exists() and not folder.is_dir():
             raise SettingError(f"{folder} exists and is not a folder")
-        if folder.is_dir() and any(each.name != locks.LOCK for each in folder.iterdir()):
-            if not overwrite:
-                raise SettingError(f"{folder} is not empty; choose another --out, or add --overwrite")
-            _remove_runs(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise SettingError(f"cannot write into {folder}: permission denied")
     except OSError as problem:
         raise SettingError(f"cannot make the folder {folder}: {problem.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise SettingError(f"cannot write into {folder}: permission denied")
+    return folder
+
+
+def make_folder(folder: Path, overwrite: bool = False) -> Path:
+    """A folder of that name for a new run. An existing run is left alone, unless ``overwrite`` removes it."""
+    if any(each.name != locks.LOCK for each in find_folder(folder).iterdir()):
+        if not overwrite:
+            raise SettingError(f"{folder} is not empty; choose another --out, or add --overwrite")
+        try:
+            _remove_runs(folder)
+        except OSError as problem:
+            raise SettingError(f"cannot remove the run in {folder}: {problem.strerror}") from None
     return folder
 
 
