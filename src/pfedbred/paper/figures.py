@@ -33,19 +33,28 @@ def draw_curves(request: Request) -> None:
         rows = chosen("row", TABLE2.rows, request.rows)
         found = {row: run_cell(TABLE2, column, row, request) for row in rows}
         path = request.out / f"curves-{column}.png"
-        figure, panels = curves_.new_figure(2, 5.0)
+        figure, panels = curves_.new_figure(2, 5.0, width=6.8)
+        methods = list(dict.fromkeys(row.partition("+")[0] for row in TABLE2.rows))
         for axes, model, title in zip(panels, "GP", curves_.NAMES.values(), strict=True):
             shown = {row: record for row, record in found.items() if model in TABLE2.models.get(row, "PG")}
-            for index, (row, record) in enumerate(found.items()):
-                if row in shown:
-                    mean, low, high = (np.array(record[model][name], float) for name in ("curve", "low", "high"))
-                    best, _ = best_of(record[model])
-                    label = f"{row}  {'diverged' if best is None else f'{best:.1f}'}"
-                    curves_.draw_band(axes, record["rounds"], mean, low, high, label, index)
+            for row, record in shown.items():
+                mean, low, high = (np.array(record[model][name], float) for name in ("curve", "low", "high"))
+                best, _ = best_of(record[model])
+                label = f"{row}  {'diverged' if best is None else f'{best:.1f}'}"
+                method, _, variant = row.partition("+")
+                style = curves_.Style(methods.index(method), ("", "ft", "am").index(variant))
+                curves_.draw_band(axes, record["rounds"], mean, low, high, label, style)
             curves_.settle(axes, [np.array(record[model]["curve"], float) for record in shown.values()])
             axes.set_title(title, fontsize=11)
             if shown:
-                axes.legend(framealpha=0.9, edgecolor="none", loc="lower right", fontsize=8, title="best (%)")
+                axes.legend(
+                    frameon=False,
+                    loc="upper left",
+                    bbox_to_anchor=(1, 1),
+                    fontsize=8,
+                    title="best (%)",
+                    alignment="left",
+                )
         figure.suptitle(f"{ALL[column].title}: mean and range of {request.seeds} seeds", fontsize=11)
         figure.savefig(path)
         request.say(f"picture: {path}")

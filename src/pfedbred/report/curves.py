@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,18 @@ def new_figure(columns: int, height: float = 4.2, width: float = 5.4) -> tuple[A
     return figure, axes
 
 
+class Style(NamedTuple):
+    """How a curve looks: the number of its colour and of its kind of line."""
+
+    colour: int
+    line: int = 0
+
+    @classmethod
+    def of(cls, index: int) -> Style:
+        """Of the curve with that number among many: new kinds of line when the colours are used up."""
+        return cls(index % len(_COLOURS), index // len(_COLOURS))
+
+
 def colour(index: int) -> str:
     """Of the method with that number, for eyes that see few colours too."""
     return _COLOURS[index % len(_COLOURS)]
@@ -43,18 +55,19 @@ def _draw(axes: Any, run: Run, model: Literal["global", "personal"], label: str,
     """Mean over seeds as a line, lowest to highest seed as a band."""
     accuracy = 100 * run.accuracy(model)
     rounds = [point.round for point in run.points]
-    draw_band(axes, rounds, accuracy.mean(axis=1), accuracy.min(axis=1), accuracy.max(axis=1), label, index)
+    mean, low, high = accuracy.mean(axis=1), accuracy.min(axis=1), accuracy.max(axis=1)
+    draw_band(axes, rounds, mean, low, high, label, Style.of(index))
 
 
 def draw_band(
-    axes: Any, rounds: Sequence[int], mean: np.ndarray, low: np.ndarray, high: np.ndarray, label: str, index: int
+    axes: Any, rounds: Sequence[int], mean: np.ndarray, low: np.ndarray, high: np.ndarray, label: str, style: Style
 ) -> None:
     """A line with a band around it."""
-    line = _LINES[index // len(_COLOURS) % len(_LINES)]
+    line, shade = _LINES[style.line % len(_LINES)], colour(style.colour)
     marker = "o" if len(rounds) == 1 else None
-    axes.plot(rounds, mean, color=colour(index), linestyle=line, linewidth=1.8, label=label, marker=marker)
+    axes.plot(rounds, mean, color=shade, linestyle=line, linewidth=1.8, label=label, marker=marker)
     if np.any(high > low):
-        axes.fill_between(rounds, low, high, color=colour(index), alpha=0.14, linewidth=0)
+        axes.fill_between(rounds, low, high, color=shade, alpha=0.14, linewidth=0)
 
 
 def _finish(axes: Any, runs: Sequence[Run]) -> None:

@@ -30,6 +30,14 @@ def points_of(facts: Mapping[str, Any]) -> Points:
     return Points(names, settings, accuracy)
 
 
+def shown_range(accuracy: np.ndarray) -> tuple[float, float]:
+    """From which to which accuracy colours run: a few points that failed do not take them from all others."""
+    sound = accuracy[np.isfinite(accuracy)]
+    best = float(sound.max())
+    usual = max(1.0, 3 * (best - float(np.quantile(sound, 0.25))))
+    return max(float(sound.min()), best - usual), best
+
+
 def heading(facts: Mapping[str, Any]) -> str:
     """What was swept, in a line."""
     best = ", ".join(f"{name} = {value:.4g}" for name, value in facts["best"].items())
@@ -61,15 +69,15 @@ def _map(figure: Any, axes: Any, points: Points, values: np.ndarray) -> None:
     for point, value in zip(points.settings[chosen], values[chosen], strict=True):
         table[np.searchsorted(rows, point[0]), np.searchsorted(columns, point[1])] = value
     axes.grid(False)
-    image = axes.imshow(table, origin="lower", aspect="auto", cmap="viridis")
-    figure.colorbar(image, ax=axes, shrink=0.85)
+    low, high = shown_range(table)
+    image = axes.imshow(table, origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high)
+    figure.colorbar(image, ax=axes, shrink=0.85, extend="min" if np.nanmin(table) < low else "neither")
     axes.set_xticks(range(len(columns)), [f"{each:.3g}" for each in columns], fontsize=8)
     axes.set_yticks(range(len(rows)), [f"{each:.3g}" for each in rows], fontsize=8)
     axes.set_xlabel(points.names[1])
     axes.set_ylabel(points.names[0])
     if table.size <= 144:
-        middle = np.nanmean([np.nanmin(table), np.nanmax(table)])
         for (row, column), value in np.ndenumerate(table):
-            if np.isfinite(value):
-                colour = "white" if value < middle else "black"
-                axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=7, color=colour)
+            words = f"{value:.1f}" if np.isfinite(value) else "diverged"
+            colour = "white" if value < (low + high) / 2 else "black"
+            axes.text(column, row, words, ha="center", va="center", fontsize=7, color=colour)

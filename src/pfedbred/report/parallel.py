@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pfedbred.report.curves import NAMES, new_figure
-from pfedbred.report.heatmap import Points, heading, points_of
+from pfedbred.report.heatmap import Points, heading, points_of, shown_range
 
 
 def draw_points(facts: Mapping[str, Any], path: Path) -> None:
@@ -28,8 +28,10 @@ def draw_points(facts: Mapping[str, Any], path: Path) -> None:
 def _draw(axes: Any, points: Points, accuracy: np.ndarray, colours: Any) -> None:
     names = (*points.names, "accuracy (%)")
     columns = [_evenly(values) for values in points.settings.T]
-    low, high = float(np.nanmin(accuracy)), float(np.nanmax(accuracy))
-    columns.append((((accuracy - low) / max(high - low, 1e-9)), [(low, 0.0), (high, 1.0)]))
+    low, high = shown_range(accuracy)
+    heights = np.clip((accuracy - low) / max(high - low, 1e-9), 0, 1)
+    least = f"{low:.4g}" + (" or less" if np.nanmin(accuracy) < low else "")
+    columns.append((heights, [(least, 0.0), (f"{high:.4g}", 1.0)]))
     places = np.column_stack([place for place, _ in columns])
     for row in np.argsort(accuracy):  # the best last, in front; NaN after them, and not drawn
         if np.isfinite(accuracy[row]):
@@ -44,11 +46,11 @@ def _draw(axes: Any, points: Points, accuracy: np.ndarray, colours: Any) -> None
         axes.axvline(column, color="#555555", linewidth=1)
         for value, height in marks:
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-            axes.text(column + 0.02, height, f"{value:.4g}", fontsize=8, va="center", color="#333333", bbox=box)
+            axes.text(column + 0.02, height, value, fontsize=8, va="center", color="#333333", bbox=box)
 
 
-def _evenly(values: np.ndarray) -> tuple[np.ndarray, list[tuple[float, float]]]:
+def _evenly(values: np.ndarray) -> tuple[np.ndarray, list[tuple[str, float]]]:
     """Where each value is on its axis, and the marks there: in equal steps, as settings are often chosen by factors."""
     tried = np.unique(values)
     steps = max(1, len(tried) - 1)
-    return np.searchsorted(tried, values) / steps, [(float(each), i / steps) for i, each in enumerate(tried)]
+    return np.searchsorted(tried, values) / steps, [(f"{each:.4g}", i / steps) for i, each in enumerate(tried)]
