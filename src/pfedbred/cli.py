@@ -23,7 +23,15 @@ from pfedbred import settings as settings_
 from pfedbred._version import __version__
 from pfedbred.cli_list import list_command
 from pfedbred.cli_paper import paper_command
-from pfedbred.console import progress, show_federation, show_outcome, show_sweep, warn_of_divergence, watching
+from pfedbred.console import (
+    progress,
+    show_federation,
+    show_outcome,
+    show_sweep,
+    tell_of_sick_clients,
+    warn_of_divergence,
+    watching,
+)
 from pfedbred.data.sources import cache_folder
 from pfedbred.engine import Simulation, join_processes, keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest
@@ -107,8 +115,11 @@ def run_command(
     with watching([experiment]) as watchers:
         finished = _run_into(folder, prepared, watchers[0], keep_models)
     show_outcome([records.summary(finished)])
+    tell_of_sick_clients([finished])
     warn_of_divergence([finished])
     print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
+    if finished.diverged is not None:
+        raise typer.Exit(1)
 
 
 @app.command("compare")
@@ -156,8 +167,11 @@ def compare_command(
     records.write_json(folder / "table.json", summaries)
     curves.draw_comparison(runs, folder / "curves.png")
     show_outcome(summaries)
+    tell_of_sick_clients(runs)
     warn_of_divergence(runs)
     print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
+    if all(each.diverged is not None for each in runs):
+        raise typer.Exit(1)
 
 
 @app.command("sweep")

@@ -139,6 +139,8 @@ class Metrics:
             "seconds": round(point.seconds, 3),
             "global": _model_line(point.scores.global_),
             "personal": _model_line(point.scores.personal),
+            "left_out": point.health.left_out,
+            "skipped": point.health.skipped,
         }
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
@@ -181,6 +183,9 @@ def summary(run: Run) -> dict[str, Any]:
             "total": round(run.total_seconds, 4),
         },
         "data": run.simulation.federation.facts,
+        "left_out": run.health.left_out,
+        "skipped_rounds": run.health.skipped,
+        "diverged": run.diverged,
         "newcomers": _newcomers(run),
         "scored": _scored(run),
         "version": __version__,
