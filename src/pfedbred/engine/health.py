@@ -41,7 +41,7 @@ class Vitals(NamedTuple):
 
 def examine(unmoved: Tree, upload: Tree, state: Tree) -> Vitals:
     """Takes a client's vitals. If ``unmoved`` is not like the upload, the upload itself is measured."""
-    like = jax.tree.structure(unmoved) == jax.tree.structure(upload) and _shapes(unmoved) == _shapes(upload)
+    like = _shapes(unmoved) == _shapes(upload)
     update = jax.tree.map(jnp.subtract, upload, unmoved) if like else upload
     moved, size = _norm(update), _norm(unmoved) if like else jnp.float32(0)
     return Vitals(jnp.where(jnp.isfinite(_norm(state)), moved, jnp.nan), size)
@@ -62,7 +62,8 @@ def finite(trees: Tree) -> Array:
 
 
 def _shapes(tree: Tree) -> Any:
-    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def _norm(tree: Tree) -> Array:
@@ -99,9 +100,9 @@ def by_name(times: Iterable[tuple[int, int]], names: Sequence[str] | None) -> di
 
 
 def stalled(in_row: Sequence[int], rounds: int) -> np.ndarray:
-    """Of each seed: whether none of the last ten rounds (of all ``rounds``, if they are fewer) had enough sound clients.
+    """Of each seed: whether its last ten rounds were skipped (all ``rounds``, if they are fewer).
 
-    It has nowhere to go: its clients are sick with whatever minibatches.
+    Its clients are sick with whatever minibatches: it goes nowhere.
     """
     return np.asarray(in_row) >= min(STALLED, rounds)
 
