@@ -42,9 +42,9 @@ class Vitals(NamedTuple):
 def examine(unmoved: Tree, upload: Tree, state: Tree) -> Vitals:
     """Takes a client's vitals. If ``unmoved`` is not like the upload, the upload itself is measured."""
     like = _shapes(unmoved) == _shapes(upload)
-    update = jax.tree.map(jnp.subtract, upload, unmoved) if like else upload
-    moved, size = _norm(update), _norm(unmoved) if like else jnp.float32(0)
-    return Vitals(jnp.where(jnp.isfinite(_norm(state)), moved, jnp.nan), size)
+    sent, start = _numbers(upload), _numbers(unmoved)
+    moved = _norm([new - old for new, old in zip(sent, start, strict=True)] if like else sent)
+    return Vitals(jnp.where(jnp.isfinite(_norm(state)), moved, jnp.nan), _norm(start) if like else jnp.zeros_like(moved))
 
 
 def sound(vitals: Vitals) -> Array:
@@ -67,9 +67,12 @@ def _shapes(tree: Tree) -> Any:
 
 
 def _norm(tree: Tree) -> Array:
-    """Of all its numbers."""
-    numbers = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.sqrt(sum((jnp.vdot(leaf, leaf) for leaf in numbers), jnp.float32(0)))
+    return jnp.sqrt(sum((jnp.vdot(leaf, leaf) for leaf in _numbers(tree)), jnp.float32(0)))
+
+
+def _numbers(tree: Tree) -> list[Array]:
+    """Its arrays of numbers; keys, flags and counters are none."""
+    return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
 
 class Health(NamedTuple):
