@@ -14,8 +14,23 @@ POISONS = {
     "zeros": _each(lambda start, upload: jnp.zeros_like(upload)),
     "flipped": _each(lambda start, upload: start - (upload - start)),
     "scaled": _each(lambda start, upload: start + 1000 * (upload - start)),
+    "flipped ten times": _each(lambda start, upload: start - 10 * (upload - start)),
 }
 """By name: ``poison(start, upload)``, what is sent in place of the upload of a client that started there."""
+
+
+def numbered(number):
+    """The poison with that number, which may be traced; none if there is no such number."""
+
+    def poison(start, upload):
+        for i, each in enumerate(POISONS.values()):
+            chosen = number == i
+            upload = jax.tree.map(
+                lambda bad, good, chosen=chosen: jnp.where(chosen, bad, good), each(start, upload), upload
+            )
+        return upload
+
+    return poison
 
 
 def poisoned(algorithm, bad, poison=POISONS["nan"], *, state_too=False, answers_too=False):
