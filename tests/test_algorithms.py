@@ -164,6 +164,6 @@ def test_mixing_pairs_of_clients_needs_no_array_of_pairs_times_weights(name):
     algorithm, _ = make(name)
     state = jax.eval_shape(lambda: algorithm.server.init(jax.random.key(0), clients))
     d = sum(leaf.size for leaf in jax.tree.leaves(state.model)) // clients
-    uploads = Uploads(state.model, jnp.arange(clients), jnp.full(clients, 1 / clients))
+    uploads = Uploads(state.model, jnp.arange(clients), jnp.full(clients, 1 / clients), jnp.ones(clients, bool))
     program = jax.make_jaxpr(algorithm.server.aggregate)(state, uploads)
     assert max(array_sizes(program.jaxpr)) <= max(clients * clients, clients * d) < clients * clients * d

@@ -251,16 +251,21 @@ def test_core_imports_stay_light():
     assert finished.stdout.strip() == "[]"
 
 
-def test_a_diverged_run_says_so(call, tmp_path):
+def test_a_diverged_run_says_so_and_fails(call, tmp_path):
+    """No client's update can be used, in any of three rounds: everything is written, with the models of the start."""
     code, out, _ = call(
         "run", "--algorithm", "fedavg", "--model", "dnn", "--set", "alpha=1e30", "--out", "here", *QUICK
     )
-    assert code == 0
-    assert "warning: fedavg diverged" in out
+    assert code == 1
+    assert "fedavg diverged: hardly any client's update can be used; stopped at round 3 of 3; try smaller steps" in out
+    assert "10 clients were left out of rounds because their updates were not finite or far too large: " in out
+    assert "(3 times) and 5 more\n3 rounds were skipped: too few sound clients" in out
     refuse = lambda constant: pytest.fail(f"{constant} is not JSON")  # noqa: E731
     summary = json.loads((tmp_path / "here" / "summary.json").read_text(), parse_constant=refuse)
-    assert summary["personal"]["final_accuracy"]["mean"] == 0
-    assert summary["personal"]["final_loss"]["mean"] is None
+    assert (summary["diverged"], summary["skipped_rounds"]) == (3, [3])
+    assert summary["left_out"] == [dict.fromkeys(map(str, range(10)), 3)]
+    assert summary["personal"]["final_loss"]["mean"] < 3
+    assert (tmp_path / "here" / "curves.png").exists()
 
 
 def test_a_config_can_be_run_with_another_algorithm(call, tmp_path):

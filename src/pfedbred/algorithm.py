@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pfedbred.aggregation import Rule
 from pfedbred.data.batches import Batch, ClientData, Inputs
 from pfedbred.models import Model
 from pfedbred.span import FirstLayer
@@ -73,19 +74,44 @@ class Task(NamedTuple):
 
 
 class Uploads(NamedTuple):
-    """What the server receives in a round: one entry for each selected client, along the first axis."""
+    """What the server receives in a round: one entry for each selected client, along the first axis.
+
+    Attributes:
+      upload: what they sent; zeros where it is not taken.
+      client: who they are.
+      weight: of each; 0 where its upload is not taken, else in the run's proportions. They sum to one.
+      taken: whose upload counts; a sick client's does not.
+      rule: how uploads are averaged.
+    """
 
     upload: Tree
     client: Array
-    weight: Array  # sums to one
+    weight: Array
+    taken: Array
+    rule: Rule = Rule()
 
-    def average(self, select: Callable[[Tree], Tree] = lambda upload: upload) -> Tree:
-        """The weighted mean of the uploads, E_I in Algorithm 1; of a part of them if ``select`` says which.
+    def average(
+        self,
+        select: Callable[[Tree], Tree] = lambda upload: upload,
+        *,
+        around: Tree | None = None,
+        weighted: bool = True,
+    ) -> Tree:
+        """The average of the uploads by the run's rule, E_I in Algorithm 1; of a part of them if ``select`` says which.
 
-        The weights are the run's, by training samples unless it says otherwise. Some methods' papers print a plain
-        mean here: ``--weights uniform``.
+        ``around`` is what the server has in place of that average now. The weights are the run's, by training samples
+        unless it says otherwise, or with ``weighted=False`` all alike. Some methods' papers print a plain mean here:
+        ``--weights uniform``.
         """
-        return jax.tree.map(lambda leaf: jnp.tensordot(self.weight.astype(leaf.dtype), leaf, 1), select(self.upload))
+        weight = self.weight if weighted else self.taken / jnp.maximum(jnp.sum(self.taken), 1)
+        return self.rule.average(select(self.upload), weight, self.taken, around)
+
+    def total(self, select: Callable[[Tree], Tree] = lambda upload: upload, *, around: Tree | None = None) -> Tree:
+        """The sum of the uploads; by a robust rule, what it takes for their mean times how many there are."""
+        if self.rule.name == "mean":
+            return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), select(self.upload))
+        mean = self.average(select, around=around, weighted=False)
+        return jax.tree.map(lambda leaf: leaf * jnp.sum(self.taken).astype(leaf.dtype), mean)
 
 
 class ServerState(NamedTuple):
@@ -104,7 +130,9 @@ class Client(NamedTuple):
     ``draws`` is the number of minibatches ``train`` uses in a round, and ``model_draws`` the number that ``model``
     uses; both see them as ``data.batch(0)``, ``data.batch(1)`` and so on. ``prepare(message, state, data)`` gives the
     upload of the exchange before training, if there is one. With ``synced`` the client's state mirrors what the
-    server knows, so that it changes only in rounds whose upload the server takes in.
+    server knows, so that it changes only in rounds whose upload the server takes in. ``unmoved(message)`` is what a
+    client would upload that had learnt nothing; not needed where that is the message. What a client uploads and keeps
+    must be finite: else it is taken for sick.
     """
 
     init: Callable[[Tree], Tree]
@@ -114,13 +142,14 @@ class Client(NamedTuple):
     model_draws: int = 0
     prepare: Callable[[Tree, Tree, ClientData], Tree] | None = None
     synced: bool = False
+    unmoved: Callable[[Tree], Tree] = lambda message: message
 
 
 class Server(NamedTuple):
     """The server half. ``prepare(state, uploads)`` takes in the exchange before training, if there is one.
 
     ``welcome(state)`` is the message to a client that the server has never met; not needed where ``send`` treats all
-    clients alike.
+    clients alike. ``averages`` says whether ``aggregate`` averages the uploads, which can be done by several rules.
     """
 
     init: Callable[[Key, int], ServerState]
@@ -129,6 +158,7 @@ class Server(NamedTuple):
     model: Callable[[ServerState], Tree]
     prepare: Callable[[ServerState, Uploads], ServerState] | None = None
     welcome: Callable[[ServerState], Tree] | None = None
+    averages: bool = True
 
 
 class Algorithm(NamedTuple):
@@ -143,7 +173,7 @@ def averaging_server(task: Task, beta: Any = 1.0) -> Server:
     r"""The server of Algorithm 1: w <- (1 - beta) w + beta E_I w_i, sent alike to everyone."""
 
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
-        return ServerState(towards(state.model, uploads.average(), beta))
+        return ServerState(towards(state.model, uploads.average(around=state.model), beta))
 
     return Server(
         init=lambda key, clients: ServerState(task.model.init(key)),

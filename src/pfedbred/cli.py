@@ -20,13 +20,21 @@ from typing import Annotated, Any, Optional
 import typer
 import yaml
 
-from pfedbred import algorithms, data, exports, records
+from pfedbred import algorithms, checkpoints, data, exports, records
 from pfedbred import cli_data as data_commands
 from pfedbred import settings as settings_
 from pfedbred._version import __version__
 from pfedbred.cli_list import list_command
 from pfedbred.cli_paper import paper_command
-from pfedbred.console import progress, show_federation, show_outcome, show_sweep, warn_of_divergence, watching
+from pfedbred.console import (
+    progress,
+    show_federation,
+    show_outcome,
+    show_sweep,
+    tell_of_sick_clients,
+    warn_of_divergence,
+    watching,
+)
 from pfedbred.data.sources import cache_folder
 from pfedbred.engine import Simulation, join_processes, keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest
@@ -132,8 +140,11 @@ def run_command(
         show_federation(prepared)
         done, summary = _run_each("run", folder, {"": prepared}, keeping)[0]
         show_outcome([summary])
+        tell_of_sick_clients([summary])
         warn_of_divergence([done])
-    print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
+    _show_place(folder)
+    if done.diverged is not None:
+        raise typer.Exit(1)
 
 
 @app.command("compare")
@@ -186,8 +197,11 @@ def compare_command(
         records.write_json(folder / "table.json", summaries)
         curves.draw_comparison([done for done, _ in runs], folder / "curves.png")
         show_outcome(summaries)
+        tell_of_sick_clients(summaries)
         warn_of_divergence([done for done, _ in runs])
-    print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
+    _show_place(folder)
+    if all(done.diverged is not None for done, _ in runs):
+        raise typer.Exit(1)
 
 
 @app.command("sweep")
@@ -293,6 +307,10 @@ def _data_name(experiment: Experiment) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
 
 
+def _show_place(folder: Path) -> None:
+    print(f"run:     {folder}\npicture: {folder / 'curves.png'}")
+
+
 def _run_name(experiment: Experiment, what: str) -> str:
     return f"{_data_name(experiment)}-{experiment.model}-{what}"
 
@@ -355,6 +373,8 @@ def _run_each(
                 if keeping.every != 0:
                     print(f"to go on: pfedbred {command} --resume --out {shlex.quote(str(source))}")
                 raise typer.Exit(CODES[done.stopped])
+            if done.diverged is not None and checkpoints.files(folder / name):
+                print(f"the last good checkpoint: {checkpoints.files(folder / name)[0]}")
             results.append((done, records.summary(done)))
     return results
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
+from pfedbred.engine.health import astray, stalled
 from pfedbred.experiment import Experiment, Point, Prepared, Run
 from pfedbred.sweep import Sweep
 
@@ -141,16 +143,40 @@ def _lines(experiment: Experiment) -> Watcher:
 
 
 def warn_of_divergence(runs: Sequence[Run]) -> None:
-    """A line for each run whose loss stopped being a number: its accuracies are not worth reading."""
+    """A line for each run that stopped because it diverged, or of which a part did: it is not worth reading."""
     for run in runs:
+        name, rounds = run.experiment.algorithm, run.experiment.rounds
         for point in run.points:
-            models = (point.scores.global_, point.scores.personal)
-            if not all(np.all(np.isfinite(model.train.loss)) for model in models):
-                name = run.experiment.algorithm
-                print(
-                    f"warning: {name} diverged: its loss is not finite from round {point.round} on; try smaller steps"
-                )
+            lost = astray(point.scores, point.health.in_row, rounds)
+            if np.any(lost):
+                stuck = np.all(stalled(point.health.in_row, rounds)[lost])
+                why = "hardly any client's update can be used" if stuck else "its loss is not finite"
+                if run.diverged is None:
+                    print(f"warning: {name} diverged: {why} from round {point.round} on; try smaller steps")
+                else:
+                    print(f"{name} diverged: {why}; stopped at round {run.diverged} of {rounds}; try smaller steps")
                 break
+
+
+def tell_of_sick_clients(summaries: Sequence[dict[str, Any]], most: int = 5) -> None:
+    """Who was left out of rounds, and how many rounds were skipped; nothing if all were sound."""
+    for summary in summaries:
+        times: Counter[str] = Counter()
+        for seed in summary["left_out"]:
+            times.update(seed)
+        whose = f"{summary['algorithm']}: " if len(summaries) > 1 else ""
+        if times:
+            clients = "1 client was" if len(times) == 1 else f"{len(times):,} clients were"
+            named = [f"{name} ({'once' if n == 1 else f'{n} times'})" for name, n in times.most_common(most)]
+            more = f" and {len(times) - most:,} more" if len(times) > most else ""
+            print(
+                f"{whose}{clients} left out of rounds because their updates were not finite or far too large: "
+                f"{', '.join(named)}{more}"
+            )
+        skipped = sum(summary["skipped_rounds"])
+        if skipped:
+            rounds = "1 round was" if skipped == 1 else f"{skipped:,} rounds were"
+            print(f"{whose}{rounds} skipped: too few sound clients")
 
 
 def _accuracies(point: Point, form: str) -> str:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred import algorithms, data, models
+from pfedbred import aggregation, algorithms, data, models
 from pfedbred import settings as settings_
 from pfedbred.algorithm import Algorithm, Task, state_bytes
 from pfedbred.data.batches import Batch
@@ -30,9 +30,10 @@ from pfedbred.engine import (
     devices,
     selection,
 )
+from pfedbred.engine.health import Health, astray, total
 from pfedbred.engine.newcomers import join
 from pfedbred.errors import SettingError, nearest
-from pfedbred.settings import Count, Fraction, NonNegativeCount, Seed
+from pfedbred.settings import Count, Fraction, Minority, NonNegativeCount, Seed
 
 
 def _option(default: Any, words: str) -> Any:
@@ -81,6 +82,10 @@ class Experiment:
         None, "clients that are evaluated, a fixed random sample, where they are not on the device [default: 1000]"
     )
     weights: Literal["data", "uniform"] = _option("data", "their weights: by training samples, or uniform")
+    aggregate: aggregation.Name = _option(
+        "mean", "how uploads are averaged: mean, or median, trimmed, clipped or krum, which bear with some bad clients"
+    )
+    outliers: Minority = _option(0.2, "the part of a round's clients that trimmed (at each end) and krum leave out")
     batch_size: Count = _option(20, "samples in a minibatch")
     eval_every: Count = _option(1, "rounds between evaluations")
     executor: str = _option("auto", "how clients run: auto, vmap, in-turn, or loop (slow reference)")
@@ -225,6 +230,8 @@ class Experiment:
             federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
         task = Task(models.get(experiment.model, federation.shape, federation.classes, federation.words))
         algorithm = algorithms.make(experiment.algorithm, task, experiment.settings)
+        rule = aggregation.Rule(experiment.aggregate, experiment.outliers)
+        rule.suits(algorithm.server.averages, experiment.algorithm)
         chosen = experiment._fixed_clients()
         assert experiment.aggregated is not None
         plan = Plan(
@@ -234,6 +241,7 @@ class Experiment:
             experiment.batch_size,
             experiment.executor,
             experiment.chunk,
+            rule,
         )
         simulation = experiment._simulation(algorithm, task, federation, plan)
         simulation.trace()
@@ -280,11 +288,12 @@ class Prepared(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One evaluation of a run."""
+    """One evaluation of a run, and how its clients have been since the one before."""
 
     round: int
     seconds: float  # since the run began
     scores: Evaluation
+    health: Health
 
 
 class Progress(NamedTuple):
@@ -333,6 +342,7 @@ class Run:
         local training; None if there were none.
       stopped: why it ended before its last round; None if it did not.
       round: the last one.
+      diverged: the round at which it was seen that all seeds had diverged, where the run stopped; None if it did not.
     """
 
     experiment: Experiment
@@ -345,6 +355,12 @@ class Run:
     newcomers: list[Evaluation] | None = None
     stopped: str | None = None
     round: int = 0
+    diverged: int | None = None
+
+    @property
+    def health(self) -> Health:
+        """Who was left out, and how many rounds were skipped, in the whole run."""
+        return self.simulation.health(self.states)
 
     def accuracy(self, model: Literal["global", "personal"], split: Literal["train", "test"] = "test") -> np.ndarray:
         """Accuracy by evaluation and seed."""
@@ -400,8 +416,9 @@ def run(
     states = start.states if start else simulation.init(experiment.seed_list)
     points: list[Point] = list(start.points) if start else []
     round_seconds: list[float] = [start.round_seconds] if start else []
-    done, stopped = start.round if start else 0, None
-    while done < experiment.rounds and not stopped:
+    health = total([point.health for point in points], experiment.seeds)
+    done, stopped, diverged = start.round if start else 0, None, None
+    while done < experiment.rounds and stopped is None and diverged is None:
         stretch = min(experiment.eval_every - done % experiment.eval_every, experiment.rounds - done)
         if pauses:
             stretch = min(stretch, pauses.most(done, round_seconds[-1] if round_seconds else None))
@@ -412,16 +429,20 @@ def run(
         done += stretch
         seconds = time.perf_counter() - begun
         if done == experiment.rounds or done % experiment.eval_every == 0:
-            points.append(Point(done, seconds, simulation.evaluate(states)))
+            scores, before, health = simulation.evaluate(states), health, simulation.health(states)
+            points.append(Point(done, seconds, scores, health.since(before)))
             if observe:
                 observe(points[-1])
-        if pauses:
+            diverged = done if np.all(astray(scores, health.in_row, experiment.rounds)) else None
+        if pauses and diverged is None:
             compiling = simulation.compile_seconds - compiled_before
             typical = float(np.median(round_seconds))
             stopped = pauses.pause(Progress(done, states, points, seconds, compiling, typical))
     if done == experiment.rounds:
         stopped = None
     joined = join(simulation, states, newcomers, experiment.joining_rounds) if newcomers and not stopped else None
-    total = time.perf_counter() - begun
+    elapsed = time.perf_counter() - begun
     compiling = simulation.compile_seconds - compiled_before
-    return Run(experiment, points, compiling, round_seconds, total, simulation, states, joined, stopped, done)
+    return Run(
+        experiment, points, compiling, round_seconds, elapsed, simulation, states, joined, stopped, done, diverged
+    )

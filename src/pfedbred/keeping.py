@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -216,4 +217,5 @@ def as_it_was(folder: Path, prepared: Prepared) -> tuple[Run, dict[str, Any]]:
     except (OSError, ValueError) as problem:
         raise SettingError(f"the run in {folder} is finished but cannot be read: {problem}") from None
     nothing: Any = None
-    return Run(prepared.experiment, points, 0.0, [], points[-1].seconds, prepared.simulation, nothing), summary
+    done = Run(prepared.experiment, points, 0.0, [], points[-1].seconds, prepared.simulation, nothing)
+    return dataclasses.replace(done, round=points[-1].round, diverged=summary.get("diverged")), summary

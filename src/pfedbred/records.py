@@ -29,6 +29,7 @@ from pfedbred._version import __version__
 from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
 from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
+from pfedbred.engine.health import Health
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Point, Run
 from pfedbred.sweep import Sweep
@@ -155,6 +156,9 @@ class Metrics:
             "seconds": round(point.seconds, 3),
             "global": _model_line(point.scores.global_),
             "personal": _model_line(point.scores.personal),
+            "left_out": point.health.left_out,
+            "skipped": point.health.skipped,
+            "skipped_in_row": point.health.in_row,
         }
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._file.flush()
@@ -200,7 +204,7 @@ def read_points(folder: Path, size: int) -> list[Point]:
         raise SettingError(f"{path} is shorter than it was: it cannot be gone on with")
     try:
         return [_point(json.loads(line)) for line in text.splitlines()]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise SettingError(f"{path} is damaged: it cannot be gone on with") from None
 
 
@@ -210,7 +214,16 @@ def _point(line: Any) -> Point:
             *(Scores(*(np.array(of[part][name], float) for name in Scores._fields)) for part in ("train", "test"))
         )
 
-    return Point(int(line["round"]), float(line["seconds"]), Evaluation(model(line["global"]), model(line["personal"])))
+    return Point(
+        int(line["round"]),
+        float(line["seconds"]),
+        Evaluation(model(line["global"]), model(line["personal"])),
+        Health(
+            [{str(name): int(times) for name, times in seed.items()} for seed in line["left_out"]],
+            [int(each) for each in line["skipped"]],
+            [int(each) for each in line["skipped_in_row"]],
+        ),
+    )
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -230,6 +243,9 @@ def summary(run: Run) -> dict[str, Any]:
             "total": round(run.total_seconds, 4),
         },
         "data": run.simulation.federation.facts,
+        "left_out": run.health.left_out,
+        "skipped_rounds": run.health.skipped,
+        "diverged": run.diverged,
         "newcomers": _newcomers(run),
         "scored": _scored(run),
         "version": __version__,

@@ -28,6 +28,7 @@ class Rule(NamedTuple):
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Minority = Annotated[float, Rule("a number >= 0 and below 0.5", lambda value: 0 <= value < 0.5)]
 Count = Annotated[int, Rule("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
 Seed = Annotated[int, Rule("a whole number from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32)]
 NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]

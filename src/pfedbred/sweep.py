@@ -22,6 +22,7 @@ from pfedbred import algorithms
 from pfedbred import settings as settings_
 from pfedbred.data.federation import Federation
 from pfedbred.engine import Evaluation, Simulation
+from pfedbred.engine.health import stalled
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment
 
@@ -126,15 +127,16 @@ def sweep(
     groups = math.ceil(len(points) / together)
     together = math.ceil(len(points) / groups)  # groups of nearly equal size: the last one is filled up
     rounds = [*range(experiment.eval_every, experiment.rounds, experiment.eval_every), experiment.rounds]
-    scores: list[list[Evaluation]] = []
+    scores: list[list[tuple[Evaluation, np.ndarray]]] = []
     for group in range(groups):
         rows = np.minimum(np.arange(group * together, (group + 1) * together), len(points) - 1)
         own = {name: np.repeat(points[rows, column], len(seeds)) for column, name in enumerate(names)}
         states = simulation.init(seeds * together, own)
-        evaluations: list[Evaluation] = []
+        evaluations: list[tuple[Evaluation, np.ndarray]] = []
         for before, after in itertools.pairwise([0, *rounds]):
             states = simulation.advance(states, after - before)
-            evaluations.append(simulation.evaluate(states))
+            lost = stalled(states.skipped_in_row.tolist(), experiment.rounds)
+            evaluations.append((simulation.evaluate(states), lost))
             if observe:
                 observe(group * experiment.rounds + after, groups * experiment.rounds)
         scores.append(evaluations)
@@ -142,12 +144,12 @@ def sweep(
     def gather(model: str) -> np.ndarray:
         """Points, evaluations, seeds."""
 
-        def of(each: Evaluation) -> np.ndarray:
+        def of(each: Evaluation, lost: np.ndarray) -> np.ndarray:
             scores = getattr(each, model)
-            return np.where(np.isfinite(scores.train.loss), scores.test.accuracy, np.nan)
+            return np.where(np.isfinite(scores.train.loss) & ~lost, scores.test.accuracy, np.nan)
 
         parts = [
-            np.stack([of(each) for each in evaluations]).reshape(len(rounds), together, len(seeds))
+            np.stack([of(*each) for each in evaluations]).reshape(len(rounds), together, len(seeds))
             for evaluations in scores
         ]
         return np.concatenate(parts, axis=1)[:, : len(points)].transpose(1, 0, 2)

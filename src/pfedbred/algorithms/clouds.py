@@ -13,7 +13,7 @@ from pfedbred.types import Array, Key, Tree
 Mix = Callable[[Tree, Array], Array]
 """``mix(models, present)``: the N x N weights by which each client's model is made from all. Rows sum to one.
 
-``present`` marks the clients who have uploaded in this round.
+``present`` marks the clients whose uploads are taken in this round.
 """
 
 
@@ -36,9 +36,10 @@ def cloud_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
 
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
         kept = state.model if replaces else state.extra
-        models = jax.tree.map(lambda old, new: old.at[uploads.client].set(new), kept, uploads.upload)
-        count = jax.tree.leaves(models)[0].shape[0]
-        present = jnp.zeros(count, bool).at[uploads.client].set(True)
+        count = jax.tree.leaves(kept)[0].shape[0]
+        place = jnp.where(uploads.taken, uploads.client, count)  # past the end: who is not taken keeps its old model
+        models = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), kept, uploads.upload)
+        present = jnp.zeros(count, bool).at[place].set(True, mode="drop")
         xi = mix(models, present)
         mixed = jax.tree.map(lambda leaf: jnp.tensordot(xi.astype(leaf.dtype), leaf, 1), models)
         return ServerState(mixed, () if replaces else models)
@@ -52,24 +53,8 @@ def cloud_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
         aggregate=aggregate,
         model=mean,
         welcome=mean,
+        averages=False,
     )
-
-
-def inner_products(models: Tree) -> Array:
-    """<w_i, w_j> for all pairs."""
-    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(models)]
-    return sum((leaf @ leaf.T for leaf in flat[1:]), flat[0] @ flat[0].T)
-
-
-def squared_distances(models: Tree) -> Array:
-    """||w_i - w_j||^2 for all pairs.
-
-    From inner products, of models moved to have mean zero: near each other and far from the origin, their inner
-    products would cancel to noise.
-    """
-    products = inner_products(jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0), models))
-    squares = jnp.diagonal(products)
-    return jnp.maximum(squares[:, None] + squares[None, :] - 2 * products, 0)
 
 
 def off_diagonal(matrix: Array) -> Array:

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pfedbred.aggregation import inner_products, squared_distances
 from pfedbred.algorithm import Algorithm, Client, Task, descend, method
-from pfedbred.algorithms.clouds import Mix, cloud_server, inner_products, off_diagonal, squared_distances
+from pfedbred.algorithms.clouds import Mix, cloud_server, off_diagonal
 from pfedbred.data.batches import Batch, ClientData
 from pfedbred.errors import SettingError
 from pfedbred.settings import Count, Fraction, NonNegative, Positive

@@ -39,5 +39,12 @@ def fedbabu(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, tune_steps:
         tuned = descend(only(task, ("body", "head")), message, data, alpha=alpha, steps=tune_steps)
         return join(tuned.body, tuned.head)
 
-    client = Client(init=lambda message: (), train=train, model=model, draws=R, model_draws=tune_steps)
+    client = Client(
+        init=lambda message: (),
+        train=train,
+        model=model,
+        draws=R,
+        model_draws=tune_steps,
+        unmoved=lambda message: message.body,
+    )
     return Algorithm(client, body_server(task), task.model.apply)

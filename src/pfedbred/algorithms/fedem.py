@@ -66,7 +66,7 @@ def fedem(task: Task, *, M: Count = 3, alpha: NonNegative = 0.01, R: Count = 20)
 
         pi = data.fold(add, jnp.zeros_like(log_weights)) / data.size.astype(log_weights.dtype)
         upload = descend(weighted_gradient, components, data, alpha=alpha, steps=R)
-        return upload, jnp.log(pi)
+        return upload, jnp.log(jnp.maximum(pi, jnp.finfo(pi.dtype).tiny))  # a component that explains nothing: no -inf
 
     def init(key: Key, clients: int) -> ServerState:
         keys = jnp.stack([key, *(jax.random.fold_in(key, m) for m in range(1, M))])

@@ -39,5 +39,7 @@ def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm
     def model(message: Parts, head: Tree, data: ClientData) -> Tree:
         return join(message.body, head)
 
-    client = Client(init=lambda message: message.head, train=train, model=model, draws=R)
+    client = Client(
+        init=lambda message: message.head, train=train, model=model, draws=R, unmoved=lambda message: message.body
+    )
     return Algorithm(client, body_server(task), task.model.apply)

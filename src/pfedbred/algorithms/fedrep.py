@@ -41,5 +41,11 @@ def fedrep(task: Task, *, alpha: NonNegative = 0.01, R_head: Count = 15, R: Coun
     def model(message: Parts, head: Tree, data: ClientData) -> Tree:
         return join(message.body, head)
 
-    client = Client(init=lambda message: message.head, train=train, model=model, draws=R_head + R)
+    client = Client(
+        init=lambda message: message.head,
+        train=train,
+        model=model,
+        draws=R_head + R,
+        unmoved=lambda message: message.body,
+    )
     return Algorithm(client, body_server(task), task.model.apply)

@@ -57,7 +57,7 @@ def body_server(task: Task) -> Server:
         return ServerState(*split(task, task.model.init(key)))
 
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
-        return ServerState(uploads.average(), state.extra)
+        return ServerState(uploads.average(around=state.model), state.extra)
 
     return Server(
         init=init,

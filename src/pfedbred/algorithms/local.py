@@ -34,5 +34,6 @@ def local(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
         send=lambda state, client: state.model,
         aggregate=aggregate,
         model=lambda state: state.model,
+        averages=False,
     )
     return Algorithm(client, server, task.model.apply)

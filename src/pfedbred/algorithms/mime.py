@@ -46,7 +46,7 @@ def mime(task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: 
         return task.full_gradient(message.w, data)
 
     def prepare_server(state: ServerState, uploads: Uploads) -> ServerState:
-        return ServerState(state.model, {**state.extra, "gradient": uploads.average()})
+        return ServerState(state.model, {**state.extra, "gradient": uploads.average(around=state.extra["gradient"])})
 
     def train(message: Message, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
         def direction(v: Tree, batch: Batch) -> Tree:
@@ -62,7 +62,7 @@ def mime(task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: 
 
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
         moved = towards(state.extra["gradient"], state.extra["momentum"], momentum)
-        return ServerState(uploads.average(), {**state.extra, "momentum": moved})
+        return ServerState(uploads.average(around=state.model), {**state.extra, "momentum": moved})
 
     client = Client(
         init=lambda message: (),
@@ -70,6 +70,7 @@ def mime(task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: 
         model=lambda message, state, data: message.w,
         draws=R,
         prepare=prepare_client,
+        unmoved=lambda message: message.w,
     )
     server = Server(
         init=init,

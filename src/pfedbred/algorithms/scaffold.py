@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import optax
 from pfedbred.algorithm import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method, towards
 from pfedbred.data.batches import Batch, ClientData
 from pfedbred.settings import Count, NonNegative, Positive
-from pfedbred.types import Array, Key, Tree
+from pfedbred.types import Key, Tree
 
 
 class Message(NamedTuple):
@@ -65,14 +65,10 @@ def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 
         return ServerState(w, {"control": optax.tree.zeros_like(w), "clients": jnp.int32(clients)})
 
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
-        received: Any = uploads.upload
-        clients = state.extra["clients"]
-
-        def moved(leaf: Array, changes: Array) -> Array:
-            return leaf + jnp.sum(changes, axis=0) / clients.astype(leaf.dtype)
-
-        control = jax.tree.map(moved, state.extra["control"], received.control_change)
-        w = towards(state.model, uploads.average(lambda upload: upload.w), alpha_server)
+        clients, control = state.extra["clients"], state.extra["control"]
+        change = uploads.total(lambda upload: upload.control_change, around=optax.tree.zeros_like(control))
+        control = jax.tree.map(lambda leaf, sum_: leaf + sum_ / clients.astype(leaf.dtype), control, change)
+        w = towards(state.model, uploads.average(lambda upload: upload.w, around=state.model), alpha_server)
         return ServerState(w, {**state.extra, "control": control})
 
     client = Client(
@@ -81,6 +77,7 @@ def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 
         model=lambda message, control, data: message.w,
         draws=R,
         synced=True,
+        unmoved=lambda message: Update(message.w, optax.tree.zeros_like(message.control)),
     )
     server = Server(
         init=init,

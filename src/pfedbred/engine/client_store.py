@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -115,6 +116,7 @@ class ClientStore:
         self.record_bytes = int(ends[-1])
         self._slots = slots
         self._slot_of: dict[int, int] = {}
+        self.left_out: Counter[int] = Counter()  # how often each client was, to be told without reading all records
 
     def __contains__(self, client: int) -> bool:
         """Whether that client has a record."""

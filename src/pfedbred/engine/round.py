@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from pfedbred.aggregation import Rule
 from pfedbred.algorithm import Algorithm, Uploads
 from pfedbred.data.batches import ClientData, Inputs, draw_rows
 from pfedbred.data.federation import Federation
-from pfedbred.engine import cohort, selection
+from pfedbred.engine import cohort, health, selection
 from pfedbred.keys import data_key
 from pfedbred.types import Array, Key, Tree
 
@@ -27,11 +28,18 @@ class ClientRecord(NamedTuple):
       state: the algorithm's.
       drawn: how many samples the client has read.
       met: whether it has taken part yet.
+      sick: in how many rounds it was left out.
     """
 
     state: Tree
     drawn: Array
     met: Array
+    sick: Array
+
+
+def new_record(state: Tree) -> ClientRecord:
+    """Of a client that has not taken part yet."""
+    return ClientRecord(state, jnp.uint32(0), jnp.bool_(False), jnp.uint32(0))
 
 
 class Shards(NamedTuple):
@@ -71,6 +79,7 @@ class Plan:
       batch_size: samples in a minibatch.
       executor: see :mod:`pfedbred.engine.cohort`.
       chunk: clients that ``vmap`` runs at a time; all if None.
+      rule: how the uploads are averaged.
     """
 
     select: selection.Select
@@ -79,6 +88,21 @@ class Plan:
     batch_size: int = 20
     executor: str = "auto"
     chunk: int | None = None
+    rule: Rule = Rule()
+
+
+class Outcome(NamedTuple):
+    """What a round leaves behind.
+
+    Attributes:
+      server: its next state.
+      records: of the clients that trained.
+      skipped: whether too few of the selected were sound, so that the server has learnt nothing.
+    """
+
+    server: Tree
+    records: ClientRecord
+    skipped: Array
 
 
 class Round:
@@ -93,6 +117,7 @@ class Round:
         vary: Callable[[Mapping[str, Array]], Algorithm] | None = None,
     ) -> None:
         """``vary(settings)`` is the algorithm with other hyper-parameters."""
+        plan.rule.suits(algorithm.server.averages, "this algorithm")
         self._plan, self._usual, self._vary = plan, algorithm, vary
         every = partial(cohort.every, executor=executor, chunk=plan.chunk, mesh=mesh)
         self.prepare, self.train, self.model = map(every, (self.prepare_client, self.train_client, self.model_client))
@@ -120,14 +145,13 @@ class Round:
             shards.x, shards.y, draw_rows(key, offset, size, drawn, draws, self._plan.batch_size), offset, size
         )
 
-    def train_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> tuple[Tree, ClientRecord]:
-        """Its upload and its next record."""
+    def train_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> tuple[Tree, Tree, health.Vitals]:
+        """Its upload, its next state, and how it is."""
         place, record = item
         client = self.algorithm(shared.settings).client
         message, state = self._met(shared, place, record)
         upload, state = client.train(message, state, self._data(shared, place, record.drawn, client.draws))
-        drawn = record.drawn + jnp.uint32(client.draws * self._plan.batch_size)
-        return upload, ClientRecord(state, drawn, jnp.bool_(True))
+        return upload, state, health.examine(client.unmoved(message), upload, state)
 
     def prepare_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
         """Its answer in the exchange before training."""
@@ -145,26 +169,71 @@ class Round:
 
     # All clients of a round -------------------------------------------------------------------------------------
 
-    def prepared(self, shared: Shared, chosen: Array, records: ClientRecord) -> Shared:
-        """After the exchange before training, if the algorithm has one."""
-        algorithm = self.algorithm(shared.settings)
-        if not (algorithm.client.prepare and algorithm.server.prepare):
-            return shared
+    def of(self, shared: Shared, places: Array, records: ClientRecord, among: Any = slice(None)) -> Outcome:
+        """The round of the clients at these places; ``among`` them are the selected, unless they are all.
+
+        A sick client's upload is not taken, and its state is again what it was before; the next time it has other
+        minibatches. If fewer than half of the selected are left, the server stays as it was.
+        """
+        client, server = self.algorithm(shared.settings)[:2]
+        chosen, before = places[among], shared.server
+        shared, answered = self._prepared(shared, chosen, _pick(records, among))
+        uploads, states, vitals = self.train(shared, (places, records))
+        sound = health.sound(vitals)
+        if answered is not None:
+            sound = sound.at[among].set(sound[among] & answered)
+        taken = sound[among]
+        enough = 2 * jnp.sum(taken) >= len(taken)
+        after = _either(
+            enough,
+            lambda: server.aggregate(shared.server, self._uploads(shared, chosen, _pick(uploads, among), taken)),
+            lambda: before,
+        )
+        keeps = jnp.zeros_like(sound).at[among].set(taken & enough) if client.synced else sound
+        kept = ClientRecord(
+            # A pass over all states takes its time, and is hardly ever needed.
+            state=_either(jnp.all(keeps), lambda: states, lambda: _where(keeps, states, records.state)),
+            drawn=records.drawn + jnp.uint32(client.draws * self._plan.batch_size),
+            met=records.met | keeps,
+            sick=records.sick + ~sound,
+        )
+        return Outcome(after, kept, ~enough)
+
+    def _prepared(self, shared: Shared, chosen: Array, records: ClientRecord) -> tuple[Shared, Array | None]:
+        """After the exchange before training, and whose answer was sound; as before if there is no such exchange."""
+        client, server = self.algorithm(shared.settings)[:2]
+        if not (client.prepare and server.prepare):
+            return shared, None
         answers = self.prepare(shared, (chosen, records))
-        return shared._replace(server=algorithm.server.prepare(shared.server, self._uploads(shared, chosen, answers)))
+        answered = health.finite(answers)
+        uploads = self._uploads(shared, chosen, answers, answered)
+        return shared._replace(server=server.prepare(shared.server, uploads)), answered
 
-    def aggregated(self, shared: Shared, chosen: Array, uploads: Tree) -> Tree:
-        """The server's next state."""
-        server = self.algorithm(shared.settings).server
-        return server.aggregate(shared.server, self._uploads(shared, chosen, uploads))
-
-    def of_sample(self, shared: Shared, chosen: Array, records: ClientRecord) -> tuple[Tree, ClientRecord]:
-        """The server's next state and the chosen clients' next records, where only they train."""
-        shared = self.prepared(shared, chosen, records)
-        uploads, records = self.train(shared, (chosen, records))
-        return self.aggregated(shared, chosen, uploads), records
-
-    def _uploads(self, shared: Shared, chosen: Array, uploads: Tree) -> Uploads:
+    def _uploads(self, shared: Shared, chosen: Array, uploads: Tree, taken: Array) -> Uploads:
         shards = shared.shards
         amount = shards.sizes[chosen] if self._plan.weights == "data" else jnp.ones(chosen.shape)
-        return Uploads(uploads, shards.numbers[chosen], amount / jnp.sum(amount))
+        amount = jnp.where(taken, amount, 0)
+        weight = amount / jnp.maximum(jnp.sum(amount), 1)
+        # What is not taken may be NaN, and 0 * NaN is NaN.
+        uploads = _where(taken, uploads, jax.tree.map(jnp.zeros_like, uploads))
+        return Uploads(uploads, shards.numbers[chosen], weight, taken, self._plan.rule)
+
+
+def _pick(tree: Tree, places: Any) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[places], tree)
+
+
+def _where(which: Array, these: Tree, those: Tree) -> Tree:
+    """Along the first axis."""
+
+    def choose(this: Array, that: Array) -> Array:
+        return jnp.where(which.reshape(-1, *(1,) * (this.ndim - 1)), this, that)
+
+    return jax.tree.map(choose, these, those)
+
+
+def _either(condition: Array, this: Callable[[], Tree], that: Callable[[], Tree]) -> Tree:
+    """One of two, and only that one is computed, where a program allows; in a plain loop, Python's own if."""
+    if isinstance(condition, jax.core.Tracer):
+        return jax.lax.cond(condition, this, that)
+    return this() if condition else that()

@@ -16,8 +16,8 @@ from jax.sharding import NamedSharding
 from pfedbred import tensors
 from pfedbred.algorithm import Algorithm, Task
 from pfedbred.data.federation import Federation
-from pfedbred.engine import cohort, devices, evaluation, selection
-from pfedbred.engine.round import ClientRecord, Plan, Round, Shards, Shared, shards_of
+from pfedbred.engine import cohort, devices, evaluation, health, selection
+from pfedbred.engine.round import ClientRecord, Plan, Round, Shards, Shared, new_record, shards_of
 from pfedbred.errors import SettingError
 from pfedbred.keys import init_key, select_key
 from pfedbred.tensors import Pieces
@@ -28,12 +28,15 @@ class State(NamedTuple):
     """A run between two rounds. The key never changes; all randomness is derived from it.
 
     ``settings`` are the hyper-parameters that differ between the runs of one program, by name; usually there are none.
+    ``skipped`` rounds had too few sound clients, the last ``skipped_in_row`` among them.
     """
 
     key: Key
     round: Array
     server: Tree
     clients: ClientRecord
+    skipped: Array
+    skipped_in_row: Array
     settings: Mapping[str, Array] = {}  # never changed
 
 
@@ -95,20 +98,19 @@ class Simulation:
     def _round(self, shards: Shards, state: State) -> State:
         chosen = self.plan.select(select_key(state.key, state.round), shards.sizes)
         shared = Shared(shards, state.key, state.server, state.settings)
-        records = jax.tree.map(lambda leaf: leaf[chosen], state.clients)
         if self.plan.participation == "all":
-            shared = self.round.prepared(shared, chosen, records)
-            everyone = jnp.arange(self.federation.clients)
-            uploads, clients = self.round.train(shared, (everyone, state.clients))
-            server = self.round.aggregated(shared, chosen, jax.tree.map(lambda leaf: leaf[chosen], uploads))
-            if self.round.algorithm(state.settings).client.synced:
-                trained = jax.tree.map(lambda leaf: leaf[chosen], clients.state)
-                states = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients.state, trained)
-                clients = clients._replace(state=states)
+            outcome = self.round.of(shared, jnp.arange(self.federation.clients), state.clients, chosen)
+            clients = outcome.records
         else:
-            server, records = self.round.of_sample(shared, chosen, records)
-            clients = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients, records)
-        return State(state.key, state.round + 1, server, clients, state.settings)
+            outcome = self.round.of(shared, chosen, jax.tree.map(lambda leaf: leaf[chosen], state.clients))
+            clients = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients, outcome.records)
+        return state._replace(
+            round=state.round + 1,
+            server=outcome.server,
+            clients=clients,
+            skipped=state.skipped + outcome.skipped,
+            skipped_in_row=jnp.where(outcome.skipped, state.skipped_in_row + 1, 0),
+        )
 
     def _rounds(self, shards: Shards, rounds: Array, state: State) -> State:
         if self.executor == "loop":
@@ -183,10 +185,10 @@ class Simulation:
         algorithm = self.round.algorithm(settings)
 
         def record(i: Array) -> ClientRecord:
-            state = algorithm.client.init(algorithm.server.send(server, i))
-            return ClientRecord(state, jnp.uint32(0), jnp.bool_(False))
+            return new_record(algorithm.client.init(algorithm.server.send(server, i)))
 
-        return State(key, jnp.int32(0), server, jax.vmap(record)(jnp.arange(self.federation.clients)), settings)
+        clients = jax.vmap(record)(jnp.arange(self.federation.clients))
+        return State(key, jnp.int32(0), server, clients, jnp.int32(0), jnp.int32(0), settings)
 
     def meet(self, states: State) -> State:
         """This federation's clients before their first round, with the servers that other clients have trained."""
@@ -236,6 +238,14 @@ class Simulation:
         if shardings is None:
             return devices.place(states, None)
         return jax.tree.map(devices.place, states, shardings)
+
+    def health(self, states: State) -> health.Health:
+        """Who was left out so far, and how many rounds were skipped."""
+        sick = states.clients.sick
+        if jax.process_count() > 1:  # each has the counts of its own clients
+            sick = jax.jit(lambda counts: counts, out_shardings=self._everywhere)(sick)
+        left_out = [health.by_name(enumerate(times), self.federation.names) for times in np.asarray(sick)]
+        return health.Health(left_out, states.skipped.tolist(), states.skipped_in_row.tolist())
 
     def models(self, states: State) -> tuple[Tree, Tree]:
         """G by seed, and P by seed and client."""

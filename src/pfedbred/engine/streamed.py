@@ -22,9 +22,9 @@ from pfedbred import tensors
 from pfedbred.algorithm import Algorithm, Task
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
-from pfedbred.engine import cohort, devices, evaluation, selection
+from pfedbred.engine import cohort, devices, evaluation, health, selection
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
-from pfedbred.engine.round import ClientRecord, Plan, Round, Shards, Shared, shards_of
+from pfedbred.engine.round import ClientRecord, Outcome, Plan, Round, Shards, Shared, new_record, shards_of
 from pfedbred.engine.simulation import State, check_client, check_seed
 from pfedbred.errors import SettingError
 from pfedbred.keys import init_key, select_key
@@ -84,8 +84,8 @@ class StreamedSimulation:
 
     # The compiled programs --------------------------------------------------------------------------------------
 
-    def _train(self, shared: Shared, records: ClientRecord) -> tuple[Tree, ClientRecord]:
-        return self.round.of_sample(shared, _places(shared), records)
+    def _train(self, shared: Shared, records: ClientRecord) -> Outcome:
+        return self.round.of(shared, _places(shared), records)
 
     def _models_of(self, shared: Shared, records: ClientRecord) -> Tree:
         return self.round.model(shared, (_places(shared), records))
@@ -129,7 +129,7 @@ class StreamedSimulation:
         def record(seed: Array) -> ClientRecord:
             _, server = self._new_server(seed)
             message = self.algorithm.server.send(server, jnp.int32(0))
-            return ClientRecord(self.algorithm.client.init(message), jnp.uint32(0), jnp.bool_(False))
+            return new_record(self.algorithm.client.init(message))
 
         return jax.eval_shape(record, jnp.uint32(0))
 
@@ -138,18 +138,25 @@ class StreamedSimulation:
         new_servers = jax.jit(jax.vmap(self._new_server), out_shardings=self._sharding)
         keys, servers = new_servers(jnp.asarray(seeds, jnp.uint32))
         stores: Any = [ClientStore(self._one_record(), self._slots()) for _ in seeds]
-        return State(keys, jnp.zeros(len(seeds), jnp.int32), servers, stores)
+        none = jnp.zeros(len(seeds), jnp.int32)
+        return State(keys, none, servers, stores, none, none)
 
     def advance(self, states: State, rounds: int) -> State:
         """The states ``rounds`` rounds later. ``states`` itself is used up: its stores go on in the result."""
-        servers = [
-            self._advance_one(*_one_seed(states, place), int(states.round[place]), rounds)
-            for place in range(len(states.round))
-        ]
-        server = jax.tree.map(lambda *leaves: jnp.stack(leaves), *servers)
-        return states._replace(round=states.round + rounds, server=server)
+        seeds = [self._advance_one(states, place, rounds) for place in range(len(states.round))]
+        server, skipped, in_row = jax.tree.map(lambda *leaves: jnp.stack(leaves), *seeds)
+        return states._replace(
+            round=states.round + rounds,
+            server=server,
+            skipped=skipped.astype(np.int32),
+            skipped_in_row=in_row.astype(np.int32),
+        )
 
-    def _advance_one(self, key: Key, server: Tree, store: ClientStore, done: int, rounds: int) -> Tree:
+    def _advance_one(self, states: State, place: int, rounds: int) -> tuple[Tree, Array, Array]:
+        """The server of that seed, and what is counted of its rounds."""
+        key, server, store = _one_seed(states, place)
+        done, skipped, in_row = (int(each[place]) for each in (states.round, states.skipped, states.skipped_in_row))
+
         def fetch(round_: int) -> tuple[np.ndarray, Shards]:
             numbers = np.asarray(self._select(key, round_))
             return numbers, self._fetch(numbers)
@@ -161,9 +168,12 @@ class StreamedSimulation:
                 if round_ < done + rounds:
                     coming = ahead.submit(fetch, round_)
                 records = store.read(numbers.tolist())
-                server, records = self._run(self._train, Shared(shards, key, server, {}), records)
-                store.write(numbers.tolist(), records)
-        return server
+                outcome = self._run(self._train, Shared(shards, key, server, {}), records)
+                server = outcome.server
+                store.write(numbers.tolist(), outcome.records)
+                store.left_out.update(numbers[np.asarray(outcome.records.sick) > records.sick].tolist())
+                skipped, in_row = (skipped + 1, in_row + 1) if outcome.skipped else (skipped, 0)
+        return server, jnp.int32(skipped), jnp.int32(in_row)
 
     def evaluate(self, states: State) -> evaluation.Evaluation:
         """G and P on the training and test samples of the clients that are scored, for every seed."""
@@ -178,7 +188,14 @@ class StreamedSimulation:
     def took_part(self, states: State) -> list[int]:
         """Of each seed: how many of the clients that are scored have taken part so far."""
         stores: Any = states.clients
-        return [sum(number in store for number in self.scored.tolist()) for store in stores]
+        return [int(np.sum(store.read(self.scored.tolist()).met)) for store in stores]
+
+    def health(self, states: State) -> health.Health:
+        """Who was left out so far, and how many rounds were skipped."""
+        stores: Any = states.clients
+        names = self.federation.names
+        left_out = [health.by_name(sorted(store.left_out.items()), names) for store in stores]
+        return health.Health(left_out, states.skipped.tolist(), states.skipped_in_row.tolist())
 
     def saved(self, states: State) -> dict[str, np.ndarray | Pieces]:
         """The states as arrays by name, from which ``restored`` makes them again, in whatever store."""
@@ -190,6 +207,7 @@ class StreamedSimulation:
             arrays[f"clients.{place}"] = store.clients
             shape = (len(store), store.record_bytes)
             arrays[f"records.{place}"] = Pieces(np.dtype(np.uint8), shape, store.rows)
+            arrays[f"left_out.{place}"] = np.array(sorted(store.left_out.items()), np.int64).reshape(-1, 2)
         return arrays
 
     def restored(self, arrays: Mapping[str, np.ndarray], seeds: int) -> State:
@@ -203,6 +221,7 @@ class StreamedSimulation:
             if f"records.{place}" not in arrays:
                 raise SettingError("what was saved does not fit: its clients were on the device")
             store.fill(arrays[f"clients.{place}"], arrays[f"records.{place}"])
+            store.left_out.update(dict(arrays[f"left_out.{place}"].tolist()))
         return placed._replace(clients=stores)
 
     # Models -----------------------------------------------------------------------------------------------------
@@ -251,8 +270,8 @@ class StreamedSimulation:
         def both(seed: Array, records: ClientRecord) -> Any:
             key, server = self._new_server(seed)
             shared = Shared(self._scored_shards, key, server, {})
-            server, records = self._train(shared, records)
-            return self._measure(shared._replace(server=server), self._evaluator.samples, records)
+            outcome = self._train(shared, records)
+            return self._measure(shared._replace(server=outcome.server), self._evaluator.samples, outcome.records)
 
         self._slots()
         jax.eval_shape(both, jnp.uint32(0), _several(self._one_record(), len(self.scored)))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred import records
+from pfedbred.engine.health import stalled
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import Experiment, Run, run
 from pfedbred.paper.columns import ALL, Column, Federations
@@ -183,6 +184,8 @@ def _read(file: Path) -> dict[str, Any] | None:
 def fingerprint(experiment: Experiment) -> dict[str, Any]:
     """What decides a cell's figures: not where the data was found or how the program ran."""
     plain = records.plain(experiment)
+    if plain["aggregate"] == "mean":  # of which records say nothing: there was nothing else once
+        del plain["aggregate"], plain["outliers"]
     for name in ("data_dir", "executor", "chunk", "store", "store_dir", "scored_clients", "clients", "split_seed"):
         plain.pop(name)
     return plain
@@ -193,10 +196,11 @@ def _measured(finished: Run) -> dict[str, Any]:
     rounds = np.array([point.round for point in finished.points])
     keep = np.unique(np.linspace(0, len(rounds) - 1, min(_CURVE, len(rounds))).round().astype(int))
     found: dict[str, Any] = {"rounds": rounds[keep].tolist()}
-    last = finished.points[-1].scores
+    last, in_row = finished.points[-1].scores, finished.points[-1].health.in_row
+    moving = not np.any(stalled(in_row, finished.experiment.rounds))
     for name, model, scores in (("G", "global", last.global_.test), ("P", "personal", last.personal.test)):
         accuracy = 100 * finished.accuracy(model)  # type: ignore[arg-type]
-        sound = bool(np.isfinite(accuracy).all())
+        sound = moving and bool(np.isfinite(accuracy).all())
         found[name] = {
             "best": rounded(accuracy.max(axis=0)),
             "best_round": rounds[accuracy.argmax(axis=0)].tolist(),

@@ -147,7 +147,9 @@ def _add_run(folder: Path, content: dict[str, Any]) -> None:
     for letter, model in (("G", "global"), ("P", "personal")):
         accuracy = np.array([line[model]["test"]["accuracy"] for line in kept], float)
         best = summary[model]["best_accuracy"]
-        diverged = any(value is None for line in lines for value in line[model]["train"]["loss"])
+        diverged = summary.get("diverged") or any(
+            value is None for line in lines for value in line[model]["train"]["loss"]
+        )
         run[letter] = {
             "best": None if diverged else _percent(best["mean"]),
             "std": None if diverged else _percent(best["std"]),
