@@ -4,13 +4,16 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
-.PHONY: run test lint types check bench clean
+.PHONY: run test test-slow lint types check bench clean
 
 run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
 	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
 
 test: $(READY)  ## all tests
 	$(BIN)/pytest
+
+test-slow: $(READY)  ## the same tests on ten times as many inputs; minutes
+	$(BIN)/pytest -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

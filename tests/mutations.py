@@ -10,7 +10,7 @@ import io
 import json
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +26,9 @@ TOKENS = [
 ]  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2, 3, 10**6, 2**31, 2**32, 10**12, 2**63, 2**64, 10**30, 10**400, 0.5, -0.5, 1e-320,
-    1e308, float("nan"), float("inf"), "", "0", "nan", "x", "x" * 3000, "../../x", "/etc/x", "\x00", "\ud800", "\n\x1b[31m",
-    "U8", "F64", "BF16", "|O", "<U100000", "V9", [], [[]], [None], [-1], [1, 2, 3], ["a"], [[1], [2, 3]], [10**12, 1], {},
-    {"a": 1}, {"": []}, {"shape": [10**12], "dtype": "F32", "data_offsets": [0, 4 * 10**12]}, [0] * 2000,
+    1e308, float("nan"), float("inf"), "", "0", "nan", "x", "x" * 3000, "../../x", "/etc/x", "\x00", "\ud800",
+    "\n\x1b[31m", "U8", "F64", "BF16", "|O", "<U100000", "V9", [], [[]], [None], [-1], [1, 2, 3], ["a"], [[1], [2, 3]], [10**12, 1],
+    {}, {"a": 1}, {"": []}, {"shape": [10**12], "dtype": "F32", "data_offsets": [0, 4 * 10**12]}, [0] * 2000,
 ]  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def npz_with_damaged_arrays(data: bytes, rng: np.random.Generator) -> bytes:
     return _join_npz(members)
 
 
-def mutated(data: bytes, count: int, seed: int, views: list[Any]) -> Iterator[bytes]:
+def mutated(data: bytes, count: int, seed: int, views: Sequence[Any]) -> Iterator[bytes]:
     """So many changed versions of a sound file: half of them in its bytes, half in each of its views in turn."""
     rng = np.random.default_rng(seed)
     for number in range(count):

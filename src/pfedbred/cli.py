@@ -17,7 +17,7 @@ from typing import Annotated, Any, Optional
 import typer
 import yaml
 
-from pfedbred import algorithms, data, exports, records
+from pfedbred import algorithms, data, exports, reading, records
 from pfedbred import cli_data as data_commands
 from pfedbred import settings as settings_
 from pfedbred._version import __version__
@@ -26,7 +26,7 @@ from pfedbred.cli_paper import paper_command
 from pfedbred.console import progress, show_federation, show_outcome, show_sweep, warn_of_divergence, watching
 from pfedbred.data.sources import cache_folder
 from pfedbred.engine import Simulation, join_processes, keep_programs, use_all_cores
-from pfedbred.errors import SettingError, nearest
+from pfedbred.errors import SettingError, file_name, nearest
 from pfedbred.experiment import Experiment, Prepared, Run, run
 from pfedbred.report import curves, heatmap, page
 from pfedbred.sweep import parse_grid, sweep
@@ -211,10 +211,7 @@ def _assignment(text: str) -> tuple[str, Any]:
     number = settings_.parse_number(value)
     if number is not None:
         return name.strip(), number
-    try:
-        return name.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise SettingError(f"cannot read the value in --set {text!r}") from None
+    return name.strip(), reading.parse_yaml(value, f"the value in --set {text!r}")
 
 
 def _algorithm_names(given: Any) -> list[str]:
@@ -252,13 +249,12 @@ _elsewhere: tempfile.TemporaryDirectory[str] | None = None
 def _folder(out: Path | None, overwrite: bool, name: str) -> Path:
     if _elsewhere:
         return records.make_folder(Path(_elsewhere.name), overwrite)
-    return records.make_folder(out or records.free_name(Path("runs"), name), overwrite)
+    return records.make_folder(out or records.free_name(Path("runs"), file_name(name)), overwrite)
 
 
 def _data_name(experiment: Experiment) -> str:
     """The dataset as part of a folder's name."""
-    name = Path(experiment.dataset).stem if data.is_file(experiment.dataset) else experiment.dataset
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
+    return file_name(Path(experiment.dataset).stem if data.is_file(experiment.dataset) else experiment.dataset)
 
 
 def _run_into(folder: Path, prepared: Prepared, watcher: Any, keep_models: bool | None) -> Run:

@@ -14,7 +14,7 @@ import typer
 from pfedbred import data
 from pfedbred.console import console
 from pfedbred.data.federation import Federation
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, file_name
 from pfedbred.report.distribution import draw_distribution
 
 app = typer.Typer(help="Prepare data as one file, and look at it.", no_args_is_help=True, rich_markup_mode=None)
@@ -91,8 +91,7 @@ def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
 
 
 def _stem(name: str) -> str:
-    stem = Path(name).stem if data.is_file(name) else name
-    return "".join(each if each.isalnum() or each in "-_." else "-" for each in stem).strip("-.") or "data"
+    return file_name(Path(name).stem if data.is_file(name) else name)
 
 
 def _load(name: str, features: str | None, **options: Any) -> Federation:

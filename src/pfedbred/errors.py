@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _LONGEST = 2_000
@@ -27,6 +28,23 @@ def printable(text: str, most: int | None = None) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+_LONGEST_NAME = 80  # of a part of a path: others are put before and behind it
+_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+def file_name(text: str) -> str:
+    """``text`` as a name for a file or a folder, on any system: one part of a path, and never one that leads away."""
+    kept = re.sub(r"[^\w.+-]+", "-", text).strip("-.")
+    while len(kept.encode()) > _LONGEST_NAME:
+        kept = kept[:-1].rstrip("-.")
+    return f"_{kept}" if _DEVICES.fullmatch(kept) else kept or "data"
+
+
+def is_file_name(text: str) -> bool:
+    """Whether ``text`` is a name that :func:`file_name` would leave as it is."""
+    return file_name(text) == text
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -142,6 +142,9 @@ class Experiment:
     def _with_aggregated(self, clients: int | None) -> Experiment:
         """How many clients a round averages, if the number of clients is known by now."""
         chosen = self._fixed_clients()
+        if chosen is not None and not all(isinstance(each, int) and not isinstance(each, bool) for each in chosen):
+            which = f" from 0 to {clients - 1}" if clients else ""
+            raise SettingError(f"a selection must be client numbers{which}, not {chosen!r}")
         if chosen is None:
             selection.get(str(self.select), 1)
         elif self.aggregated not in (None, len(chosen)):
@@ -171,7 +174,7 @@ class Experiment:
         if not isinstance(self.select, str):
             return list(self.select)
         parts = self.select.replace(",", " ").split()
-        return [int(part) for part in parts] if parts and all(part.isdecimal() for part in parts) else None
+        return [int(part) for part in parts] if parts and all(map(_is_client_number, parts)) else None
 
     @property
     def seed_list(self) -> list[int]:
@@ -267,8 +270,15 @@ class Experiment:
         )
 
 
+def _is_client_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 10
+
+
 def _absolute(path: str) -> str:
-    return str(Path(path).resolve())
+    try:
+        return str(Path(path).resolve())
+    except (OSError, ValueError, RuntimeError):  # a zero byte, or links that go round in a circle
+        raise SettingError(f"{path!r} cannot be a path") from None
 
 
 class Prepared(NamedTuple):

@@ -47,19 +47,32 @@ def _finite(text: str) -> float:
     return number
 
 
-def parse_json(text: str | bytes, where: Any) -> Any:
-    """The value of a JSON text; ``where`` it comes from begins the complaint."""
+def parse_json(text: str | bytes, where: Any, *, large: bool = False) -> Any:
+    """The value of a JSON text; ``where`` it comes from begins the complaint.
+
+    In a ``large`` one a number may still be too large to be one (1e999): who uses it has to look.
+    """
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=None if large else _finite)
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or a number of thousands of digits
-        raise SettingError(f"cannot read {where}: it is not JSON, or only a part of it") from None
+        raise SettingError(f"cannot read {where}: it is not a JSON file, or only a part of one") from None
     _check_depth(value, where)
+    if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
+        _check_texts(value, where)
     return value
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, large: bool = False) -> Any:
     """The value of a JSON file."""
-    return parse_json(read_text(path), path)
+    return parse_json(read_text(path), path, large=large)
+
+
+def _check_texts(value: Any, where: Any) -> None:
+    """Refuses half a character, which JSON and YAML can name but no file can hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise SettingError(f"cannot read {where}: a text in it is not Unicode") from None
 
 
 def _check_depth(value: Any, where: Any) -> None:
@@ -76,6 +89,10 @@ def _check_depth(value: Any, where: Any) -> None:
     raise SettingError(f"cannot read {where}: its values are nested more than {_DEPTH} deep")
 
 
+class _NotPlain(yaml.MarkedYAMLError):
+    """YAML, but more than is read here."""
+
+
 class _PlainLoader(yaml.SafeLoader):
     """Texts, numbers, yes and no, lists and names with values. Nothing that YAML can do beyond that.
 
@@ -87,9 +104,9 @@ class _PlainLoader(yaml.SafeLoader):
         """Refuses tags and aliases."""
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise yaml.MarkedYAMLError(problem="anchors and aliases are not read here", problem_mark=event.start_mark)
+            raise _NotPlain(problem="anchors and aliases are not read here", problem_mark=event.start_mark)
         if getattr(event, "tag", None) not in (None, "!"):
-            raise yaml.MarkedYAMLError(problem="tags are not read here", problem_mark=event.start_mark)
+            raise _NotPlain(problem="tags are not read here", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
 
@@ -103,16 +120,17 @@ _PlainLoader.yaml_implicit_resolvers = {
 def parse_yaml(text: str, where: Any) -> Any:
     """The plain value of a YAML text."""
     try:
-        value = yaml.load(text, _PlainLoader)  # noqa: S506  (a SafeLoader)
+        value = yaml.load(text, _PlainLoader)
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        ours = isinstance(problem, yaml.MarkedYAMLError) and str(problem.problem).endswith("are not read here")
-        reason = f"{problem.problem},{place}" if ours else f"not valid YAML{place}"  # type: ignore[attr-defined]
+        ours = f": {problem.problem}" if isinstance(problem, _NotPlain) else ""
+        reason = f"not valid YAML{place}{ours}"
         raise SettingError(f"cannot read {where}: {reason}") from None
     except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
         raise SettingError(f"cannot read {where}: not valid YAML") from None
     _check_depth(value, where)
+    _check_texts(value, where)
     return value
 
 
@@ -127,14 +145,21 @@ class Maybe(NamedTuple):
     shape: Any
 
 
-NUMBER, COUNT = "a number", "a whole number from 0"
+class Some(NamedTuple):
+    """A list of that shape that is not empty."""
+
+    shape: Any
+
+
+NUMBER, FRACTION, COUNT = "a number", "a number from 0 to 1", "a whole number from 0"
+_WORDS = {str: "a text", dict: "names with values", bool: "true or false"}
 
 
 def expect(value: Any, shape: Any, where: Any, what: str = "its content") -> None:
     """Refuses a value that does not look like ``shape``, naming the part that does not.
 
-    A shape is a class; NUMBER or COUNT; a list with the shape of all entries; a dict with the shapes of the entries
-    that must be there, beside which there may be others; or a Maybe.
+    A shape is a class; NUMBER, FRACTION or COUNT; a list with the shape of all entries; a dict with the shapes of the
+    entries that must be there, beside which there may be others; a Maybe or a Some.
     """
     if isinstance(shape, Maybe):
         if value is not None:
@@ -149,12 +174,17 @@ def expect(value: Any, shape: Any, where: Any, what: str = "its content") -> Non
         _must(isinstance(value, list), what, "a list", value, where)
         for each in value:
             expect(each, shape[0], where, f"an entry of {what}")
+    elif isinstance(shape, Some):
+        _must(isinstance(value, list) and bool(value), what, "a list that is not empty", value, where)
+        expect(value, [shape.shape], where, what)
+    elif shape == FRACTION:
+        _must(_is_number(value) and 0 <= value <= 1, what, FRACTION, value, where)
     elif shape == NUMBER:
         _must(_is_number(value), what, NUMBER, value, where)
     elif shape == COUNT:
         _must(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63, what, COUNT, value, where)
     else:
-        _must(isinstance(value, shape), what, {str: "a text", dict: "names with values"}[shape], value, where)
+        _must(isinstance(value, shape), what, _WORDS[shape], value, where)
 
 
 def _is_number(value: Any) -> bool:

@@ -24,12 +24,14 @@ import jax
 import numpy as np
 import yaml
 
+from pfedbred import reading
 from pfedbred._version import __version__
 from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
 from pfedbred.engine.evaluation import ModelScores, Scores
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Point, Run
+from pfedbred.reading import COUNT, FRACTION, NUMBER, Maybe, Some
 from pfedbred.sweep import Sweep
 
 
@@ -102,25 +104,23 @@ def _plain(value: Any) -> Any:
     return f"<{type(value).__name__}>"  # an object from Python: named, but not to be read back
 
 
+class _WithoutAliases(yaml.SafeDumper):
+    """Writes a list out wherever it stands: an experiment file has no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def write_config(folder: Path, options: Mapping[str, Any], command: str) -> None:
     """Writes config.yaml."""
     head = f"# pfedbred {__version__}. To run it again: pfedbred {command} {folder / 'config.yaml'}\n"
-    text = head + yaml.safe_dump(dict(options), sort_keys=False)
+    text = head + yaml.dump(dict(options), Dumper=_WithoutAliases, sort_keys=False)
     (folder / "config.yaml").write_text(text, encoding="utf-8")
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """The options in an experiment file."""
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise SettingError(f"cannot read {path}: it is not a text file in UTF-8") from None
-    except yaml.YAMLError as problem:
-        mark = getattr(problem, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise SettingError(f"cannot read {path}: not valid YAML{where}") from None
+    loaded = reading.read_yaml(path)
     if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
         raise SettingError(f"cannot read {path}: expected names with values, such as 'algorithm: pfedme'")
     return loaded
@@ -278,6 +278,53 @@ def write_data(federation: Federation, folder: Path, most: int = 1_000) -> None:
         **counts,
     }
     (folder / "data.json").write_text(json.dumps(facts, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+_OVER_SEEDS = {"mean": Maybe(FRACTION), "std": Maybe(FRACTION)}
+_OUTCOME = {"best_accuracy": _OVER_SEEDS, "final_worst_decile": _OVER_SEEDS}
+_EXPERIMENT = {"algorithm": str, "settings": dict}
+_ACCURACY = {"test": {"accuracy": Some(Maybe(FRACTION))}, "train": {"loss": [Maybe(NUMBER)]}}
+_CLIENTS = {"test": {"client_accuracy": Some([Maybe(FRACTION)])}}
+SUMMARY = {
+    "algorithm": str,
+    "model": str,
+    "seeds": COUNT,
+    "seconds": {"round": NUMBER},
+    "data": {"name": str},
+    "global": _OUTCOME,
+    "personal": _OUTCOME,
+    "experiment": _EXPERIMENT,
+    "platform": {"device": str, "backend": str, "jax": str},
+}
+METRICS_LINE = {"round": COUNT, "global": _ACCURACY, "personal": _ACCURACY}
+LAST_LINE = {"global": _CLIENTS, "personal": _CLIENTS}
+DATA = {"name": str, "clients": COUNT, "names": [str], "labels": [str], "train": [[COUNT]], "test": [[COUNT]]}
+SWEEP = {
+    "algorithm": str,
+    "grid": Some(str),
+    "best": dict,
+    "points": Some({"global": Maybe(FRACTION), "personal": Maybe(FRACTION)}),
+    "experiment": {**_EXPERIMENT, "dataset": str, "model": str, "rounds": COUNT},
+}
+DEVIATION = {
+    **{kind: [Maybe(NUMBER)] for kind in ("global", "local")},
+    "samples": {kind: [COUNT] for kind in ("global", "local")},
+}
+"""What those who read these files need to find in them."""
+
+
+def read_sweep(path: Path) -> dict[str, Any]:
+    """What sweep.json says, or a file like it."""
+    facts = reading.read_json(path)
+    check_sweep(facts, path)
+    return facts
+
+
+def check_sweep(facts: Any, where: Path) -> None:
+    """Refuses what is not the facts of a sweep."""
+    reading.expect(facts, SWEEP, where)
+    values = dict.fromkeys(facts["grid"], NUMBER)
+    reading.expect(facts, {"best": values, "points": [values]}, where)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,9 +7,9 @@ An algorithm is a function ``name(task, *, lam: Positive = 15.0, ...)``. From it
 from __future__ import annotations
 
 import inspect
-import math
 import numbers
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -144,13 +144,16 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
     raise problem or SettingError(f"{name} cannot be {value!r}")
 
 
+_LARGEST = sys.float_info.max
+
+
 def _number(value: Any, kind: type) -> Any:
     """A finite int or float, or None."""
     number = parse_number(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
         return None
     number = float(number) if not isinstance(number, numbers.Integral) else int(number)
-    if not math.isfinite(number):
+    if not -_LARGEST < number < _LARGEST:  # also where it is NaN, or a whole number beyond any float
         return None
     return kind(number) if kind is float or number == int(number) else None
 
