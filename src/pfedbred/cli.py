@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
 import math
 import os
 import re
@@ -26,7 +27,7 @@ from pfedbred.cli_paper import paper_command
 from pfedbred.console import progress, show_federation, show_outcome, show_sweep, warn_of_divergence, watching
 from pfedbred.data.sources import cache_folder
 from pfedbred.engine import Simulation, join_processes, keep_programs, use_all_cores
-from pfedbred.errors import SettingError, file_name, nearest
+from pfedbred.errors import SettingError, file_name, nearest, printable
 from pfedbred.experiment import Experiment, Prepared, Run, run
 from pfedbred.report import curves, heatmap, page
 from pfedbred.sweep import parse_grid, sweep
@@ -328,7 +329,7 @@ def export_command(
     path = exports.export(folder, client=client, seed=seed, out=out)
     about = exports.facts(path)
     whose = f"client {client} ({about['client_name']})" if client is not None else "the global model"
-    print(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}")
+    print(printable(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}"))
 
 
 @app.command("report")
@@ -351,6 +352,9 @@ app.add_typer(data_commands.app, name="data")
 
 def main() -> None:
     """Runs the command line. A mistake of the user gets one line and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a path may hold bytes that are no character
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     command = typer.main.get_command(app)
     use_all_cores()
     keep_programs(cache_folder() / "compiled")
@@ -374,5 +378,5 @@ def main() -> None:
 
 
 def _complain(message: str) -> int:
-    print(f"pfedbred: {' '.join(message.split())}", file=sys.stderr)
+    print(f"pfedbred: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2

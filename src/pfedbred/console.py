@@ -16,10 +16,12 @@ from rich.table import Table
 
 from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
+from pfedbred.errors import printable
 from pfedbred.experiment import Experiment, Point, Prepared, Run
 from pfedbred.sweep import Sweep
 
-console = Console(highlight=False)
+_LITERAL = {"highlight": False, "markup": False, "emoji": False}  # names from data may look like rich's markup
+console = Console(**_LITERAL)  # type: ignore[arg-type]
 
 
 class Watcher(Protocol):
@@ -85,24 +87,25 @@ def show_sweep(sweep: Sweep, most: int = 10) -> None:
 
 def _table(title: str, caption: str) -> Table:
     frame = box.ROUNDED if console.is_terminal else box.ASCII2
-    return Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=frame)
+    return Table(title=printable(title), caption=caption, title_justify="left", caption_justify="left", box=frame)
 
 
 def _print(table: Table) -> None:
     """In a file nothing is too wide."""
-    (console if console.is_terminal else Console(highlight=False, width=120)).print(table)
+    (console if console.is_terminal else Console(width=120, **_LITERAL)).print(table)  # type: ignore[arg-type]
 
 
 def show_federation(prepared: Prepared) -> None:
     """One line on the data."""
     simulation = prepared.simulation
     federation = simulation.federation
-    words = f", word vectors {federation.about['embedding']}" if federation.text else ""
+    words = f", word vectors {federation.about.get('embedding', 'given')}" if federation.text else ""
     held = f"; {prepared.newcomers.clients} more clients held out" if prepared.newcomers else ""
     samples = "samples made on demand"
     if isinstance(federation, Federation):
         samples = f"{len(federation.train.y):,} training and {len(federation.test.y):,} test samples"
-    print(f"{federation.name}: {federation.clients:,} clients, {samples}, {federation.classes} labels{words}{held}")
+    line = f"{federation.name}: {federation.clients:,} clients, {samples}, {federation.classes} labels{words}{held}"
+    print(printable(line))
     if isinstance(simulation, StreamedSimulation):
         where = "in memory" if simulation.store == "memory" else "in a file"
         print(f"  the sampled clients' states are kept {where}; {len(simulation.scored):,} clients are scored")
