@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -106,6 +107,7 @@ class Experiment:
         }
         experiment = dataclasses.replace(self, **{**checked, "settings": self._settings()})
         cohort.choose(experiment.executor)
+        models.check_name(experiment.model)
         last = experiment.seed + experiment.seeds - 1
         if last >= 2**32:
             raise SettingError(f"seeds must be below 2**32, but the last one would be {last}")
@@ -239,8 +241,27 @@ class Experiment:
             experiment.chunk,
         )
         simulation = experiment._simulation(algorithm, task, federation, plan)
+        experiment._check_room(simulation)
         simulation.trace()
         return Prepared(experiment, simulation, newcomers)
+
+    def _check_room(self, simulation: Simulation | StreamedSimulation) -> None:
+        """Refuses what the device has no memory for. What only takes long is left to the one who asks for it."""
+        client, federation = simulation.algorithm.client, simulation.federation
+        samples = max(client.draws, client.model_draws) * self.batch_size
+        if samples >= 2**31:
+            raise SettingError(
+                f"a client would read {samples:,} samples in a round, which must be below 2**31: "
+                "take fewer local steps, or a smaller batch_size"
+            )
+        states = simulation.state_bytes() if isinstance(simulation, Simulation) else 0
+        batch = (math.prod(federation.shape) + 1) * self.batch_size
+        needed, room = self.seeds * max(states, 8) + 4 * (samples + batch), devices.device_memory()
+        if needed > room:
+            raise SettingError(
+                f"the run needs {needed / 1e9:,.0f} GB for models and minibatches, and there are {room / 1e9:,.0f}: "
+                "use fewer seeds or local steps, a smaller batch_size, or a smaller model"
+            )
 
     def _simulation(
         self, algorithm: Algorithm, task: Task, federation: Federation | Population, plan: Plan

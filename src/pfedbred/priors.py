@@ -41,6 +41,7 @@ from jax.scipy.special import xlogy
 from pfedbred.errors import SettingError, nearest
 from pfedbred.newton import argmax, hessian_solve
 from pfedbred.npy import read_npy
+from pfedbred.settings import LARGEST_FLOAT
 from pfedbred.types import Array, Key, Tree
 
 _REALS = (-math.inf, math.inf)
@@ -174,8 +175,8 @@ def gaussian(sigma: Any = None) -> Family:
         values = np.asarray(ravel_pytree(sigma)[0] if isinstance(sigma, dict) else sigma)
     except (TypeError, ValueError):
         raise SettingError("sigma must be a number, a vector, a matrix, or a tree shaped like the weights") from None
-    if values.dtype.kind not in "iuf" or not values.size or not np.all(np.isfinite(values)):
-        raise SettingError("sigma must hold finite real numbers")
+    if values.dtype.kind not in "iuf" or not values.size or not np.all(np.abs(values) <= LARGEST_FLOAT):
+        raise SettingError("sigma must hold finite real numbers that 32 bits can hold")
     if values.ndim < 2:
         if np.any(values <= 0):
             raise SettingError(f"sigma must be > 0, but its smallest entry is {values.min():g}")

@@ -25,10 +25,13 @@ class Rule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
+LARGEST_FLOAT = 3.4028234e38  # beyond it a weight is infinite
+
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 Count = Annotated[int, Rule("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
+Few = Annotated[int, Rule("a whole number from 1 to 1000", lambda value: 1 <= value <= 1000)]
 Seed = Annotated[int, Rule("a whole number from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32)]
 NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]
 
@@ -110,6 +113,10 @@ def check(name: str, value: Any, annotation: Any) -> Any:
     if origin is Annotated:
         kind, rule = typing.get_args(annotation)
         number = _number(value, kind)
+        if number is not None and kind is float and abs(number) > LARGEST_FLOAT:
+            raise SettingError(
+                f"{name} must be a number that 32 bits can hold, below {LARGEST_FLOAT:.2g}, not {value!r}"
+            )
         if number is None or not rule.holds(number):
             raise SettingError(f"{name} must be {rule.words}, not {value!r}")
         return number
