@@ -3,6 +3,8 @@
 import io
 import itertools
 import json
+import pickle
+import re
 import resource
 import struct
 import zipfile
@@ -231,3 +233,53 @@ def test_a_large_experiment_file_is_refused_unread(tmp_path):
     refused(lambda: records.read_config(tmp_path / "exp.yaml"), "larger than")
     refused(lambda: records.read_config(tmp_path), "it is a folder")
     refused(lambda: records.read_config(Path("/dev/zero")), "it is not a file")
+
+
+# Pickles ------------------------------------------------------------------------------------------------------------
+
+
+class Evil:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    """Neither objects in NumPy's files nor a pickle under another name."""
+    mark, pickled = tmp_path / "evil", pickle.dumps(Evil(tmp_path / "evil"))
+    objects = np.array([Evil(mark)] * 2, object)
+    np.savez(tmp_path / "own.npz", x=objects, y=objects, client=objects)
+    np.save(tmp_path / "sigma.npy", objects)
+    refused(lambda: pfedbred.load(str(tmp_path / "own.npz")), "holds Python objects")
+    refused(lambda: priors.get("gaussian", str(tmp_path / "sigma.npy")), "holds Python objects")
+    for name in ("a.npz", "a.fed", "a.csv", "a.parquet"):
+        (tmp_path / name).write_bytes(pickled)
+        refused(lambda name=name: pfedbred.load(str(tmp_path / name)), name)
+    for name, read in {
+        "exp.yaml": records.read_config,
+        "sigma.npy": lambda path: priors.get("gaussian", str(path)),
+        exports.MODELS_FILE: lambda path: exports.export(path.parent),
+        "model.safetensors": pfedbred.load_model,
+    }.items():
+        (tmp_path / name).write_bytes(pickled)
+        refused(lambda name=name, read=read: read(tmp_path / name), name)
+    assert not mark.exists()
+    pickle.loads(pickled)
+    assert mark.exists()  # it would have shown
+
+
+def test_no_source_file_can_unpickle_or_evaluate():
+    words = re.compile(
+        r"\bpickle\b|np\.load\(|\beval\(|\bexec\(|yaml\.(load|full_load|unsafe_load)\(|\bmarshal\b|\bshelve\b"
+    )
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted(Path(pfedbred.__file__).parent.rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if words.search(line)
+    ]
+    assert found == ["reading.py: value = yaml.load(text, _PlainLoader)  # noqa: S506  (a SafeLoader)"]

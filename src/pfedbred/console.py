@@ -121,7 +121,7 @@ def _bar(progress: Progress, experiment: Experiment, width: int) -> Watcher:
         progress.update(
             task,
             completed=point.round,
-            status=_accuracies(point, "[cyan]G[/] {:5.2f} %  [magenta]P[/] {:5.2f} %"),
+            status=_accuracies(point, "[cyan]G[/] {:>5} %  [magenta]P[/] {:>5} %"),
         )
 
     return watch
@@ -137,7 +137,7 @@ def _lines(experiment: Experiment) -> Watcher:
         due = point.round // every > shown["round"] // every or time.monotonic() - shown["at"] > 10
         if due or point.round == experiment.rounds:
             shown.update(round=point.round, at=time.monotonic())
-            accuracies = _accuracies(point, "G {:5.2f} %  P {:5.2f} %")
+            accuracies = _accuracies(point, "G {:>5} %  P {:>5} %")
             print(f"{experiment.algorithm}: round {point.round}/{experiment.rounds}  {accuracies}", flush=True)
 
     return watch
@@ -157,8 +157,8 @@ def warn_of_divergence(runs: Sequence[Run]) -> None:
 
 
 def _accuracies(point: Point, form: str) -> str:
-    models = (point.scores.global_, point.scores.personal)
-    return form.format(*(100 * float(np.mean(model.test.accuracy)) for model in models))
+    means = (float(np.mean(model.test.accuracy)) for model in (point.scores.global_, point.scores.personal))
+    return form.format(*("-" if np.isnan(mean) else f"{100 * mean:.2f}" for mean in means))
 
 
 def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:

@@ -143,7 +143,7 @@ def draw_comparison(runs: Sequence[Run], path: Path) -> None:
     for panel, model in zip(axes, NAMES, strict=True):
         for index, run in enumerate(runs):
             best = 100 * run.accuracy(model).max(axis=0).mean()
-            _draw(panel, run, model, f"{run.experiment.algorithm}  {best:.1f}", index)
+            _draw(panel, run, model, f"{run.experiment.algorithm}  {'-' if np.isnan(best) else f'{best:.1f}'}", index)
         _finish(panel, runs)
         panel.set_title(NAMES[model], fontsize=11)
         panel.legend(
