@@ -12,7 +12,7 @@ run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show th
 test: $(READY)  ## all tests
 	$(BIN)/pytest
 
-test-slow: $(READY)  ## the tests that take minutes each
+test-slow: $(READY)  ## more processes killed, ten times as many inputs: minutes
 	$(BIN)/pytest -m slow
 
 lint: $(READY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
 import math
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Optional
 import typer
 import yaml
 
-from pfedbred import algorithms, checkpoints, data, exports, records
+from pfedbred import algorithms, checkpoints, data, exports, reading, records
 from pfedbred import cli_data as data_commands
 from pfedbred import settings as settings_
 from pfedbred._version import __version__
@@ -37,7 +38,7 @@ from pfedbred.console import (
 )
 from pfedbred.data.sources import cache_folder
 from pfedbred.engine import Simulation, join_processes, keep_programs, use_all_cores
-from pfedbred.errors import SettingError, nearest
+from pfedbred.errors import SettingError, file_name, nearest, printable
 from pfedbred.experiment import Experiment, Prepared, Run
 from pfedbred.keeping import Keeping, as_it_was, begun, finished, opened, refuse_changes, run_into
 from pfedbred.report import curves, heatmap, page
@@ -255,10 +256,7 @@ def _assignment(text: str) -> tuple[str, Any]:
     number = settings_.parse_number(value)
     if number is not None:
         return name.strip(), number
-    try:
-        return name.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise SettingError(f"cannot read the value in --set {text!r}") from None
+    return name.strip(), reading.parse_yaml(value, f"the value in --set {text!r}")
 
 
 def _algorithm_names(given: Any) -> list[str]:
@@ -298,13 +296,12 @@ def _folder(out: Path | None, overwrite: bool, name: str) -> Path:
 
 
 def _place(out: Path | None, name: str) -> Path:
-    return Path(_elsewhere.name) if _elsewhere else out or records.free_name(Path("runs"), name)
+    return Path(_elsewhere.name) if _elsewhere else out or records.free_name(Path("runs"), file_name(name))
 
 
 def _data_name(experiment: Experiment) -> str:
     """The dataset as part of a folder's name."""
-    name = Path(experiment.dataset).stem if data.is_file(experiment.dataset) else experiment.dataset
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
+    return file_name(Path(experiment.dataset).stem if data.is_file(experiment.dataset) else experiment.dataset)
 
 
 def _show_place(folder: Path) -> None:
@@ -422,7 +419,7 @@ def export_command(
     path = exports.export(folder, client=client, seed=seed, out=out)
     about = exports.facts(path)
     whose = f"client {client} ({about['client_name']})" if client is not None else "the global model"
-    print(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}")
+    print(printable(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}"))
 
 
 @app.command("report")
@@ -445,6 +442,9 @@ app.add_typer(data_commands.app, name="data")
 
 def main() -> None:
     """Runs the command line. A mistake of the user gets one line and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a path may hold bytes that are no character
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     command = typer.main.get_command(app)
     use_all_cores()
     keep_programs(cache_folder() / "compiled")
@@ -468,5 +468,5 @@ def main() -> None:
 
 
 def _complain(message: str) -> int:
-    print(f"pfedbred: {' '.join(message.split())}", file=sys.stderr)
+    print(f"pfedbred: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2

@@ -14,7 +14,7 @@ import typer
 from pfedbred import data
 from pfedbred.console import console
 from pfedbred.data.federation import Federation
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.report.distribution import draw_distribution
 
 app = typer.Typer(help="Prepare data as one file, and look at it.", no_args_is_help=True, rich_markup_mode=None)
@@ -91,8 +91,7 @@ def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
 
 
 def _stem(name: str) -> str:
-    stem = Path(name).stem if data.is_file(name) else name
-    return "".join(each if each.isalnum() or each in "-_." else "-" for each in stem).strip("-.") or "data"
+    return file_name(Path(name).stem if data.is_file(name) else name)
 
 
 def _load(name: str, features: str | None, **options: Any) -> Federation:
@@ -106,9 +105,10 @@ def describe(federation: Federation) -> None:
     train, test = federation.train, federation.test
     shape = " x ".join(map(str, federation.shape))
     kind = f"{shape} word ids of {federation.text.count:,}" if federation.text else f"{shape} of {train.x.dtype}"
-    print(f"{federation.name}: {federation.clients:,} clients, {federation.classes} labels, samples of {kind}")
+    clients = f"{federation.clients:,} clients, {federation.classes} labels"
+    print(printable(f"{federation.name}: {clients}, samples of {kind}"))
     if federation.about:
-        print("  " + ", ".join(f"{key} {value}" for key, value in federation.about.items()))
+        print(printable("  " + ", ".join(f"{key} {value}" for key, value in federation.about.items())))
     for word, split in (("training", train), ("test", test)):
         sizes = split.sizes
         print(
@@ -118,7 +118,7 @@ def describe(federation: Federation) -> None:
     counts = [split.label_counts(federation.classes) for split in (train, test)]
     holders = (counts[0] > 0).sum(axis=1)
     print(f"  labels a client   {'':>9}   {holders.min()} to {holders.max()}, median {int(np.median(holders))}")
-    names = federation.labels or tuple(str(label) for label in range(federation.classes))
+    names = tuple(map(printable, federation.labels or map(str, range(federation.classes))))
     width = max(5, *(min(len(name), 20) for name in names))
     print(f"  {'label':<{width}} {'training':>10} {'test':>8} {'clients':>8}")
     for label, name in enumerate(names):

@@ -18,10 +18,12 @@ from rich.table import Table
 from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
 from pfedbred.engine.health import astray, stalled
+from pfedbred.errors import printable
 from pfedbred.experiment import Experiment, Point, Prepared, Run
 from pfedbred.sweep import Sweep
 
-console = Console(highlight=False)
+_LITERAL = {"highlight": False, "markup": False, "emoji": False}  # names from data may look like rich's markup
+console = Console(**_LITERAL)  # type: ignore[arg-type]
 
 
 class Watcher(Protocol):
@@ -87,24 +89,25 @@ def show_sweep(sweep: Sweep, most: int = 10) -> None:
 
 def _table(title: str, caption: str) -> Table:
     frame = box.ROUNDED if console.is_terminal else box.ASCII2
-    return Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=frame)
+    return Table(title=printable(title), caption=caption, title_justify="left", caption_justify="left", box=frame)
 
 
 def _print(table: Table) -> None:
     """In a file nothing is too wide."""
-    (console if console.is_terminal else Console(highlight=False, width=120)).print(table)
+    (console if console.is_terminal else Console(width=120, **_LITERAL)).print(table)  # type: ignore[arg-type]
 
 
 def show_federation(prepared: Prepared) -> None:
     """One line on the data."""
     simulation = prepared.simulation
     federation = simulation.federation
-    words = f", word vectors {federation.about['embedding']}" if federation.text else ""
+    words = f", word vectors {federation.about.get('embedding', 'given')}" if federation.text else ""
     held = f"; {prepared.newcomers.clients} more clients held out" if prepared.newcomers else ""
     samples = "samples made on demand"
     if isinstance(federation, Federation):
         samples = f"{len(federation.train.y):,} training and {len(federation.test.y):,} test samples"
-    print(f"{federation.name}: {federation.clients:,} clients, {samples}, {federation.classes} labels{words}{held}")
+    line = f"{federation.name}: {federation.clients:,} clients, {samples}, {federation.classes} labels{words}{held}"
+    print(printable(line))
     if isinstance(simulation, StreamedSimulation):
         where = "in memory" if simulation.store == "memory" else "in a file"
         print(f"  the sampled clients' states are kept {where}; {len(simulation.scored):,} clients are scored")
@@ -120,7 +123,7 @@ def _bar(progress: Progress, experiment: Experiment, width: int) -> Watcher:
         progress.update(
             task,
             completed=point.round,
-            status=_accuracies(point, "[cyan]G[/] {:5.2f} %  [magenta]P[/] {:5.2f} %"),
+            status=_accuracies(point, "[cyan]G[/] {:>5} %  [magenta]P[/] {:>5} %"),
         )
 
     return watch
@@ -136,7 +139,7 @@ def _lines(experiment: Experiment) -> Watcher:
         due = point.round // every > shown["round"] // every or time.monotonic() - shown["at"] > 10
         if due or point.round == experiment.rounds:
             shown.update(round=point.round, at=time.monotonic())
-            accuracies = _accuracies(point, "G {:5.2f} %  P {:5.2f} %")
+            accuracies = _accuracies(point, "G {:>5} %  P {:>5} %")
             print(f"{experiment.algorithm}: round {point.round}/{experiment.rounds}  {accuracies}", flush=True)
 
     return watch
@@ -180,8 +183,8 @@ def tell_of_sick_clients(summaries: Sequence[dict[str, Any]], most: int = 5) -> 
 
 
 def _accuracies(point: Point, form: str) -> str:
-    models = (point.scores.global_, point.scores.personal)
-    return form.format(*(100 * float(np.mean(model.test.accuracy)) for model in models))
+    means = (float(np.mean(model.test.accuracy)) for model in (point.scores.global_, point.scores.personal))
+    return form.format(*("-" if np.isnan(mean) else f"{100 * mean:.2f}" for mean in means))
 
 
 def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:

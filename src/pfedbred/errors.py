@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_LONGEST = 2_000
 
 
 class SettingError(ValueError):
     """A setting that cannot work. Its message is one line: what was given, and what is allowed."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(" ".join(message.split()), _LONGEST))
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """``text`` as it can be shown to anyone: what is no visible character is written out, as in ``\\x1b``.
+
+    Names come from data and from other people's files. On a terminal they could move the cursor or set a title, in a
+    log begin a line of their own, and half a character could not be written at all.
+    """
+    shown = "".join(each if each.isprintable() else _escaped(each) for each in text[:most])
+    return shown if most is None or len(text) <= most else f"{shown} ..."
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+_LONGEST_NAME = 80  # of a part of a path: others are put before and behind it
+_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+def file_name(text: str) -> str:
+    """``text`` as a name for a file or a folder, on any system: one part of a path, and never one that leads away."""
+    kept = re.sub(r"[^\w.+-]+", "-", text).strip("-.")
+    while len(kept.encode()) > _LONGEST_NAME:
+        kept = kept[:-1].rstrip("-.")
+    return f"_{kept}" if _DEVICES.fullmatch(kept) else kept or "data"
+
+
+def is_file_name(text: str) -> bool:
+    """Whether ``text`` is a name that :func:`file_name` would leave as it is."""
+    return file_name(text) == text
+
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the closest valid one, or all of them."""
     names = [str(each) for each in allowed]
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name)[:200], names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; choose one of: {', '.join(names)}" if names else ""

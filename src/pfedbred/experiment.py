@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -111,6 +112,7 @@ class Experiment:
         }
         experiment = dataclasses.replace(self, **{**checked, "settings": self._settings()})
         cohort.choose(experiment.executor)
+        models.check_name(experiment.model)
         last = experiment.seed + experiment.seeds - 1
         if last >= 2**32:
             raise SettingError(f"seeds must be below 2**32, but the last one would be {last}")
@@ -147,6 +149,9 @@ class Experiment:
     def _with_aggregated(self, clients: int | None) -> Experiment:
         """How many clients a round averages, if the number of clients is known by now."""
         chosen = self._fixed_clients()
+        if chosen is not None and not all(isinstance(each, int) and not isinstance(each, bool) for each in chosen):
+            which = f" from 0 to {clients - 1}" if clients else ""
+            raise SettingError(f"a selection must be client numbers{which}, not {chosen!r}")
         if chosen is None:
             selection.get(str(self.select), 1)
         elif self.aggregated not in (None, len(chosen)):
@@ -176,7 +181,7 @@ class Experiment:
         if not isinstance(self.select, str):
             return list(self.select)
         parts = self.select.replace(",", " ").split()
-        return [int(part) for part in parts] if parts and all(part.isdecimal() for part in parts) else None
+        return [int(part) for part in parts] if parts and all(map(_is_client_number, parts)) else None
 
     @property
     def seed_list(self) -> list[int]:
@@ -244,8 +249,27 @@ class Experiment:
             rule,
         )
         simulation = experiment._simulation(algorithm, task, federation, plan)
+        experiment._check_room(simulation)
         simulation.trace()
         return Prepared(experiment, simulation, newcomers)
+
+    def _check_room(self, simulation: Simulation | StreamedSimulation) -> None:
+        """Refuses what the device has no memory for. What only takes long is left to the one who asks for it."""
+        client, federation = simulation.algorithm.client, simulation.federation
+        samples = max(client.draws, client.model_draws) * self.batch_size
+        if samples >= 2**31:
+            raise SettingError(
+                f"a client would read {samples:,} samples in a round, which must be below 2**31: "
+                "take fewer local steps, or a smaller batch_size"
+            )
+        states = simulation.state_bytes() if isinstance(simulation, Simulation) else 0
+        batch = (math.prod(federation.shape) + 1) * self.batch_size
+        needed, room = self.seeds * max(states, 8) + 4 * (samples + batch), devices.device_memory()
+        if needed > room:
+            raise SettingError(
+                f"the run needs {needed / 1e9:,.0f} GB for models and minibatches, and there are {room / 1e9:,.0f}: "
+                "use fewer seeds or local steps, a smaller batch_size, or a smaller model"
+            )
 
     def _simulation(
         self, algorithm: Algorithm, task: Task, federation: Federation | Population, plan: Plan
@@ -275,8 +299,15 @@ class Experiment:
         )
 
 
+def _is_client_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 10
+
+
 def _absolute(path: str) -> str:
-    return str(Path(path).resolve())
+    try:
+        return str(Path(path).resolve())
+    except (OSError, ValueError, RuntimeError):  # a zero byte, or links that go round in a circle
+        raise SettingError(f"{path!r} cannot be a path") from None
 
 
 class Prepared(NamedTuple):

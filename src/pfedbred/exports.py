@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred import algorithms, models, records, tensors
+from pfedbred import algorithms, models, reading, records, tensors
 from pfedbred.algorithm import Algorithm, Task, exchange
 from pfedbred.data.batches import Batch, Inputs
-from pfedbred.data.federation import Federation
+from pfedbred.data.federation import Federation, check_classes
 from pfedbred.data.population import Population
 from pfedbred.data.text import Text
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Run
+from pfedbred.reading import COUNT, Maybe, Some
 from pfedbred.types import Array, Tree, Words
 
 MODELS_FILE = "models.safetensors"
 _KEPT, _EXPORTED = "pfedbred models 1", "pfedbred model 1"
 _TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
+
+
+_LARGEST_SAMPLE = 2**24
+_DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U32", "U16", "U8", "BOOL")
+_FACTS = {
+    "dataset": str,
+    "model": str,
+    "algorithm": str,
+    "settings": dict,
+    "round": COUNT,
+    "shape": [COUNT],
+    "classes": COUNT,
+    "labels": Maybe([str]),
+    "vocabulary": Maybe([str]),
+}
+_OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
+_OF_MODEL = {"kind": str, "seed": COUNT}
 
 
 def size(run: Run) -> int:
@@ -97,10 +116,18 @@ def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
     said = file.metadata() or {}
     if said.get("format") != expected:
         raise SettingError(f"{path} is not a {expected.removesuffix(' 1')} file{hint}")
-    try:
-        return file, {name: text if name in _TEXTS else json.loads(text) for name, text in said.items()}
-    except ValueError:
-        raise SettingError(f"{path} is damaged: what it says of itself cannot be read") from None
+    facts = {name: text if name in _TEXTS else reading.parse_json(text, path) for name, text in said.items()}
+    reading.expect(facts, _FACTS | (_OF_RUN if expected == _KEPT else _OF_MODEL), path)
+    check_classes(facts["classes"], f"{path}: ")
+    if not 0 < math.prod(facts["shape"]) <= _LARGEST_SAMPLE:
+        raise SettingError(f"{path} is damaged: samples cannot be of shape {facts['shape']}")
+    names = facts.get("client_names")
+    if names is not None and len(names) != facts["clients"]:
+        raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")
+    for name in file.keys():  # noqa: SIM118  (not a mapping)
+        if file.get_slice(name).get_dtype() not in _DTYPES:
+            raise SettingError(f"{path} holds {name!r} in a type of number that no model here has")
+    return file, facts
 
 
 def export(folder: Path, *, client: int | None = None, seed: int | None = None, out: Path | None = None) -> Path:
@@ -119,6 +146,8 @@ def export(folder: Path, *, client: int | None = None, seed: int | None = None, 
         if name.startswith("input."):
             arrays[name] = file.get_tensor(name)
         elif name.startswith(f"{kind}."):
+            if tuple(file.get_slice(name).get_shape()[: len(place)]) != (len(seeds), clients)[: len(place)]:
+                raise SettingError(f"{folder / MODELS_FILE} is damaged: {name!r} is not of these seeds and clients")
             part = file.get_slice(name)[tuple(slice(each, each + 1) for each in place)]
             arrays[name.removeprefix(f"{kind}.")] = part.reshape(part.shape[len(place) :])
     names = facts.pop("client_names")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.engine import Simulation, devices
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Point, Prepared, Progress, Run, run
+from pfedbred.reading import COUNT, NUMBER, expect, read_json
 from pfedbred.report import curves
 from pfedbred.stopping import CODES, Stopping
 
@@ -152,13 +152,12 @@ def where_it_stopped(folder: Path, prepared: Prepared, warn: Callable[[str], Non
     data = prepared.simulation.federation.facts
     if facts.get("data") != data:
         raise SettingError(f"{folder} was run on other data: {facts.get('data')}, now {data}")
-    try:
-        size, seconds = int(facts["metrics"]), [float(facts[f"{name}seconds"]) for name in ("", "compile_", "round_")]
-    except (KeyError, TypeError, ValueError):
-        raise SettingError(f"{found.path} does not say enough to go on with") from None
+    times = ("seconds", "compile_seconds", "round_seconds")
+    expect(facts, {"metrics": COUNT, **dict.fromkeys(times, NUMBER)}, found.path)
+    size = facts["metrics"]
     points = records.read_points(folder, size)
     states = prepared.simulation.restored(found.arrays, prepared.experiment.seeds)
-    return Progress(found.round, states, points, *seconds), size
+    return Progress(found.round, states, points, *(facts[name] for name in times)), size
 
 
 def run_into(folder: Path, prepared: Prepared, observe: Callable[[Point], None], keeping: Keeping) -> Run:
@@ -211,11 +210,9 @@ def _knows_all(run: Run) -> bool:
 
 def as_it_was(folder: Path, prepared: Prepared) -> tuple[Run, dict[str, Any]]:
     """A run that was finished before, from its folder: its points, but not its models; and its summary."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        points = records.read_points(folder, (folder / "metrics.jsonl").stat().st_size)
-    except (OSError, ValueError) as problem:
-        raise SettingError(f"the run in {folder} is finished but cannot be read: {problem}") from None
+    summary = read_json(folder / "summary.json")
+    expect(summary, records.SUMMARY, folder / "summary.json")
+    points = records.read_points(folder, None)
     nothing: Any = None
     done = Run(prepared.experiment, points, 0.0, [], points[-1].seconds, prepared.simulation, nothing)
     return dataclasses.replace(done, round=points[-1].round, diverged=summary.get("diverged")), summary

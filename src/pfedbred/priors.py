@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +40,8 @@ from jax.scipy.special import xlogy
 
 from pfedbred.errors import SettingError, nearest
 from pfedbred.newton import argmax, hessian_solve
+from pfedbred.npy import read_npy
+from pfedbred.settings import LARGEST_FLOAT
 from pfedbred.types import Array, Key, Tree
 
 _REALS = (-math.inf, math.inf)
@@ -172,8 +175,8 @@ def gaussian(sigma: Any = None) -> Family:
         values = np.asarray(ravel_pytree(sigma)[0] if isinstance(sigma, dict) else sigma)
     except (TypeError, ValueError):
         raise SettingError("sigma must be a number, a vector, a matrix, or a tree shaped like the weights") from None
-    if values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)):
-        raise SettingError("sigma must hold finite real numbers")
+    if values.dtype.kind not in "iuf" or not values.size or not np.all(np.abs(values) <= LARGEST_FLOAT):
+        raise SettingError("sigma must hold finite real numbers that 32 bits can hold")
     if values.ndim < 2:
         if np.any(values <= 0):
             raise SettingError(f"sigma must be > 0, but its smallest entry is {values.min():g}")
@@ -210,9 +213,13 @@ def _full_gaussian(sigma: np.ndarray) -> Family:
         raise SettingError(f"a full sigma must be a square matrix, not of shape {sigma.shape}")
     if not np.allclose(sigma, sigma.T, rtol=1e-6):
         raise SettingError("a full sigma must be symmetric")
-    if np.linalg.eigvalsh(sigma)[0] <= 0:
+    try:
+        definite = np.linalg.eigvalsh(sigma)[0] > 0
+        inverse = np.linalg.inv(sigma)
+    except np.linalg.LinAlgError:  # as good as singular
+        definite = False
+    if not definite:
         raise SettingError("a full sigma must be positive definite")
-    inverse = np.linalg.inv(sigma)
     root = np.linalg.cholesky(inverse)  # root root^T = Sigma^{-1}, the covariance of a draw
     return _linear_gaussian(
         "gaussian-full",
@@ -463,7 +470,4 @@ def _read_sigma(sigma: Any) -> Any:
     """A path to a .npy file stands for the array in it."""
     if not isinstance(sigma, str):
         return sigma
-    try:
-        return np.load(sigma, allow_pickle=False)
-    except (OSError, ValueError) as problem:
-        raise SettingError(f"cannot read sigma from {sigma!r}: {problem}") from None
+    return read_npy(Path(sigma))

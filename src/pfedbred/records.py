@@ -24,7 +24,7 @@ import jax
 import numpy as np
 import yaml
 
-from pfedbred import checkpoints, locks, tensors
+from pfedbred import checkpoints, locks, reading, tensors
 from pfedbred._version import __version__
 from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
@@ -32,6 +32,7 @@ from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.health import Health
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment, Point, Run
+from pfedbred.reading import COUNT, FRACTION, NUMBER, Maybe, Some
 from pfedbred.sweep import Sweep
 
 
@@ -114,25 +115,23 @@ def _plain(value: Any) -> Any:
     return f"<{type(value).__name__}>"  # an object from Python: named, but not to be read back
 
 
+class _WithoutAliases(yaml.SafeDumper):
+    """Writes a list out wherever it stands: an experiment file has no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def write_config(folder: Path, options: Mapping[str, Any], command: str) -> None:
     """Writes config.yaml."""
     head = f"# pfedbred {__version__}. To run it again: pfedbred {command} {folder / 'config.yaml'}\n"
-    text = head + yaml.safe_dump(dict(options), sort_keys=False)
+    text = head + yaml.dump(dict(options), Dumper=_WithoutAliases, sort_keys=False)
     write_text(folder / "config.yaml", text)
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """The options in an experiment file."""
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise SettingError(f"cannot read {path}: it is not a text file in UTF-8") from None
-    except yaml.YAMLError as problem:
-        mark = getattr(problem, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise SettingError(f"cannot read {path}: not valid YAML{where}") from None
+    loaded = reading.read_yaml(path)
     if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
         raise SettingError(f"cannot read {path}: expected names with values, such as 'algorithm: pfedme'")
     return loaded
@@ -192,38 +191,56 @@ def _numbers(values: np.ndarray, digits: int | None) -> Any:
     return numbers if digits is None else [value if value is None else round(value, digits) for value in numbers]
 
 
-def read_points(folder: Path, size: int) -> list[Point]:
-    """The evaluations in the first ``size`` bytes of metrics.jsonl."""
+def read_points(folder: Path, size: int | None) -> list[Point]:
+    """The evaluations in the first ``size`` bytes of metrics.jsonl; in all of it, if that is None."""
     path = folder / "metrics.jsonl"
     try:
         with path.open("rb") as file:
             text = file.read(size)
     except OSError as problem:
         raise SettingError(f"cannot read {path}: {problem.strerror}") from None
-    if len(text) < size:
+    if size is not None and len(text) < size:
         raise SettingError(f"{path} is shorter than it was: it cannot be gone on with")
-    try:
-        return [_point(json.loads(line)) for line in text.splitlines()]
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise SettingError(f"{path} is damaged: it cannot be gone on with") from None
+    points = []
+    for line in text.splitlines():
+        facts = reading.parse_json(line, path)
+        reading.expect(facts, _POINT, path)
+        points.append(_point(facts))
+    return points
 
 
-def _point(line: Any) -> Point:
-    def model(of: Any) -> ModelScores:
-        return ModelScores(
-            *(Scores(*(np.array(of[part][name], float) for name in Scores._fields)) for part in ("train", "test"))
-        )
+_SCORES = {
+    name: [[Maybe(NUMBER)]] if name in ("client_accuracy", "client_loss") else [Maybe(NUMBER)]
+    for name in Scores._fields
+}
+_POINT = {
+    "round": COUNT,
+    "seconds": NUMBER,
+    "global": {"train": _SCORES, "test": _SCORES},
+    "personal": {"train": _SCORES, "test": _SCORES},
+    "left_out": [dict],
+    "skipped": [COUNT],
+    "skipped_in_row": [COUNT],
+}
 
-    return Point(
-        int(line["round"]),
-        float(line["seconds"]),
-        Evaluation(model(line["global"]), model(line["personal"])),
-        Health(
-            [{str(name): int(times) for name, times in seed.items()} for seed in line["left_out"]],
-            [int(each) for each in line["skipped"]],
-            [int(each) for each in line["skipped_in_row"]],
-        ),
-    )
+
+def _point(line: Mapping[str, Any]) -> Point:
+    def model(of: Mapping[str, Any]) -> ModelScores:
+        train, test = (Scores(*(_array(of[part][name]) for name in Scores._fields)) for part in ("train", "test"))
+        return ModelScores(train, test)
+
+    left_out = [{name: times for name, times in seed.items() if isinstance(times, int)} for seed in line["left_out"]]
+    health = Health(left_out, line["skipped"], line["skipped_in_row"])
+    return Point(line["round"], line["seconds"], Evaluation(model(line["global"]), model(line["personal"])), health)
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    """Numbers of each seed, or of each seed and client, which must be as many; NaN where there is none."""
+    rows = [each if isinstance(each, list) else [each] for each in values]
+    if len({len(row) for row in rows}) > 1:
+        raise SettingError("metrics.jsonl is damaged: its seeds have different numbers of clients")
+    array = np.array(rows, float)
+    return array if values and isinstance(values[0], list) else array.reshape(-1)
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -343,6 +360,53 @@ def write_data(federation: Federation, folder: Path, most: int = 1_000) -> None:
         **counts,
     }
     write_text(folder / "data.json", json.dumps(facts, separators=(",", ":")) + "\n")
+
+
+_OVER_SEEDS = {"mean": Maybe(FRACTION), "std": Maybe(FRACTION)}
+_OUTCOME = {"best_accuracy": _OVER_SEEDS, "final_worst_decile": _OVER_SEEDS}
+_EXPERIMENT = {"algorithm": str, "settings": dict}
+_ACCURACY = {"test": {"accuracy": Some(Maybe(FRACTION))}, "train": {"loss": [Maybe(NUMBER)]}}
+_CLIENTS = {"test": {"client_accuracy": Some([Maybe(FRACTION)])}}
+SUMMARY = {
+    "algorithm": str,
+    "model": str,
+    "seeds": COUNT,
+    "seconds": {"round": NUMBER},
+    "data": {"name": str},
+    "global": _OUTCOME,
+    "personal": _OUTCOME,
+    "experiment": _EXPERIMENT,
+    "platform": {"device": str, "backend": str, "jax": str},
+}
+METRICS_LINE = {"round": COUNT, "global": _ACCURACY, "personal": _ACCURACY}
+LAST_LINE = {"global": _CLIENTS, "personal": _CLIENTS}
+DATA = {"name": str, "clients": COUNT, "names": [str], "labels": [str], "train": [[COUNT]], "test": [[COUNT]]}
+SWEEP = {
+    "algorithm": str,
+    "grid": Some(str),
+    "best": dict,
+    "points": Some({"global": Maybe(FRACTION), "personal": Maybe(FRACTION)}),
+    "experiment": {**_EXPERIMENT, "dataset": str, "model": str, "rounds": COUNT},
+}
+DEVIATION = {
+    **{kind: [Maybe(NUMBER)] for kind in ("global", "local")},
+    "samples": {kind: [COUNT] for kind in ("global", "local")},
+}
+"""What those who read these files need to find in them."""
+
+
+def read_sweep(path: Path) -> dict[str, Any]:
+    """What sweep.json says, or a file like it."""
+    facts = reading.read_json(path)
+    check_sweep(facts, path)
+    return facts
+
+
+def check_sweep(facts: Any, where: Path) -> None:
+    """Refuses what is not the facts of a sweep."""
+    reading.expect(facts, SWEEP, where)
+    values = dict.fromkeys(facts["grid"], NUMBER)
+    reading.expect(facts, {"best": values, "points": [values]}, where)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,9 +7,9 @@ An algorithm is a function ``name(task, *, lam: Positive = 15.0, ...)``. From it
 from __future__ import annotations
 
 import inspect
-import math
 import numbers
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,14 @@ class Rule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
+LARGEST_FLOAT = 3.4028234e38  # beyond it a weight is infinite
+
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 Minority = Annotated[float, Rule("a number >= 0 and below 0.5", lambda value: 0 <= value < 0.5)]
 Count = Annotated[int, Rule("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
+Few = Annotated[int, Rule("a whole number from 1 to 1000", lambda value: 1 <= value <= 1000)]
 Seed = Annotated[int, Rule("a whole number from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32)]
 NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]
 
@@ -111,6 +114,10 @@ def check(name: str, value: Any, annotation: Any) -> Any:
     if origin is Annotated:
         kind, rule = typing.get_args(annotation)
         number = _number(value, kind)
+        if number is not None and kind is float and abs(number) > LARGEST_FLOAT:
+            raise SettingError(
+                f"{name} must be a number that 32 bits can hold, below {LARGEST_FLOAT:.2g}, not {value!r}"
+            )
         if number is None or not rule.holds(number):
             raise SettingError(f"{name} must be {rule.words}, not {value!r}")
         return number
@@ -145,13 +152,16 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
     raise problem or SettingError(f"{name} cannot be {value!r}")
 
 
+_LARGEST = sys.float_info.max
+
+
 def _number(value: Any, kind: type) -> Any:
     """A finite int or float, or None."""
     number = parse_number(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
         return None
     number = float(number) if not isinstance(number, numbers.Integral) else int(number)
-    if not math.isfinite(number):
+    if not -_LARGEST < number < _LARGEST:  # also where it is NaN, or a whole number beyond any float
         return None
     return kind(number) if kind is float or number == int(number) else None
 

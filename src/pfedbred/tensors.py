@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from pfedbred.errors import SettingError
+from pfedbred.reading import expect, parse_json
 from pfedbred.types import Tree
 
 _TYPES = {
@@ -179,12 +180,8 @@ def load(kind: Kind, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         raise SettingError(f"{path} is damaged: its checksum is {found[:12]}..., not {expected[:12]}...; {kind.hint}")
     if hasattr(content, "madvise"):
         content.madvise(mmap.MADV_DONTNEED)  # what was read for the checksum need not stay in memory
-    try:
-        facts = json.loads(text)
-        if not isinstance(facts, dict):
-            raise TypeError
-    except (ValueError, TypeError, RecursionError):
-        raise SettingError(f"{path} is damaged: what it says of itself cannot be read; {kind.hint}") from None
+    facts = parse_json(text, path)
+    expect(facts, dict, path)
     return facts, arrays
 
 
@@ -196,19 +193,14 @@ def _header(kind: Kind, path: Path, file: BinaryIO) -> tuple[dict[str, Any], int
         raise SettingError(f"{path} is not a {kind.noun}, or only the beginning of one")
     text = file.read(length)
     try:
-        header = json.loads(text)
-        metadata = header["__metadata__"]
-        known = metadata["format"] == kind.format
-        if not known and str(metadata["format"]).startswith(kind.format.rsplit(maxsplit=1)[0]):
-            raise SettingError(
-                f"{path} was written by another version: it is {metadata['format']!r}, not {kind.format!r}"
-            )
-        known = known and all(isinstance(metadata[name], str) for name in (kind.facts, "sha256"))
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        if isinstance(problem, SettingError):
-            raise
-        known = False
-    if not known:
+        header = parse_json(text, path)
+        expect(header, {"__metadata__": {"format": str, kind.facts: str, "sha256": str}}, path)
+        said = header["__metadata__"]["format"]
+    except SettingError:
+        said = ""
+    if said != kind.format and said.startswith(kind.format.rsplit(maxsplit=1)[0]):
+        raise SettingError(f"{path} was written by another version: it is {said!r}, not {kind.format!r}")
+    if said != kind.format:
         raise SettingError(f"{path} is not a {kind.noun}: {kind.hint}")
     return header, 8 + length
 
@@ -222,6 +214,7 @@ def _array(path: Path, content: mmap.mmap, name: str, entry: Any, begin: int) ->
         for each in shape:
             count *= each
         sound = min(shape, default=1) >= 0 and 0 <= first <= last and last - first == count * dtype.itemsize
+        sound = sound and len(shape) <= 32 and (count > 0 or max(shape[1:], default=0) < 2**31)
     except (KeyError, TypeError, ValueError, OverflowError):
         sound = False
     if not sound:

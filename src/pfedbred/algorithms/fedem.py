@@ -10,7 +10,7 @@ import optax
 
 from pfedbred.algorithm import Algorithm, Client, Server, ServerState, Task, averaging_server, descend, method
 from pfedbred.data.batches import Batch, ClientData
-from pfedbred.settings import Count, NonNegative
+from pfedbred.settings import Count, Few, NonNegative
 from pfedbred.types import Array, Key, Tree
 
 
@@ -27,7 +27,7 @@ class Mixture(NamedTuple):
     G="components mixed equally",
     P="components mixed by pi_i",
 )
-def fedem(task: Task, *, M: Count = 3, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
+def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
     r"""FedEM: client i predicts with sum_m pi_im p(y | x, theta_m); EM over clients for the shared theta_m.
 
         E:  q_s(m) is proportional to pi_im exp(-loss of theta_m on sample s)        for all local samples s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -132,11 +133,10 @@ DATASETS: dict[str, Dataset] = {
 
 def is_file(dataset: str) -> bool:
     """Whether that is a path and not the name of a dataset."""
-    if dataset in DATASETS or len(dataset) > 4000:
+    if dataset in DATASETS or len(dataset) > 4000 or "\0" in dataset:
         return False
-    return (
-        Path(dataset).suffix in (store.SUFFIX, ".npz", ".csv", ".parquet") or "/" in dataset or Path(dataset).is_dir()
-    )
+    known = (store.SUFFIX, ".npz", ".csv", ".parquet")
+    return Path(dataset).suffix in known or "/" in dataset or os.path.isdir(dataset)  # False for a name too long
 
 
 def find(dataset: str) -> tuple[Dataset, dict[str, Any]]:

@@ -99,14 +99,14 @@ class Federation:
     @property
     def facts(self) -> dict[str, Any]:
         """What it holds, in a few numbers."""
-        return {
+        counted = {
             "name": self.name,
             "clients": self.clients,
             "train_samples": len(self.train.y),
             "test_samples": len(self.test.y),
             "classes": self.classes,
-            **self.about,
         }
+        return {**counted, **self.about, **counted}  # whatever else it says, these are so
 
     @property
     def words(self) -> Words | None:
@@ -210,6 +210,12 @@ def offsets_of(sizes: Sequence[int]) -> np.ndarray:
 def check(federation: Federation, where: str = "") -> None:
     """Refuses a federation that cannot be trained on, naming the client and the sample; ``where`` begins the line."""
     classes, clients = federation.classes, federation.clients
+    check_classes(classes, where)
+    for what, texts, count in (("clients", federation.names, clients), ("labels", federation.labels, classes)):
+        if texts is not None and len(texts) != count:
+            raise SettingError(f"{where}there are {count} {what}, and names for {len(texts)}")
+    if not federation.shape or 0 in federation.shape:
+        raise SettingError(f"{where}samples have shape {federation.shape}: there is nothing in them")
     for part, split in (("training", federation.train), ("test", federation.test)):
         offsets, rows = split.offsets, len(split.y)
         if len(offsets) != clients + 1 or offsets[0] != 0 or offsets[-1] != rows or len(split.x) != rows:
@@ -234,6 +240,18 @@ def check(federation: Federation, where: str = "") -> None:
             if len(wrong):
                 place = _place(federation, split, int(wrong[0]))
                 raise SettingError(f"{where}{place} of the {part} set has a word id that is not 0 to {text.count - 1}")
+
+
+MOST_CLASSES = 100_000
+
+
+def check_classes(classes: int, where: str = "") -> None:
+    """Refuses labels of which there would be so many that no model has room for them: postcodes, say, or times."""
+    if not 1 <= classes <= MOST_CLASSES:
+        raise SettingError(
+            f"{where}labels from 0 to {classes - 1:,}, but there can be {MOST_CLASSES:,} at most; "
+            "numbers that only tell labels apart can be given as texts"
+        )
 
 
 def _place(federation: Federation, split: Split, row: int) -> str:

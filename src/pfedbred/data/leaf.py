@@ -8,7 +8,6 @@ References: Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ import numpy as np
 from pfedbred.data.partition import of_owners, rows_by_owner
 from pfedbred.data.pool import Assignment, Pool, divide
 from pfedbred.errors import SettingError
+from pfedbred.reading import read_json
 
 
 class LeafSamples(NamedTuple):
@@ -71,12 +71,7 @@ def read_leaf(files: list[tuple[Path, bool | None]]) -> LeafSamples:
 
 
 def _users(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
-    except (ValueError, RecursionError):  # not UTF-8, or not JSON
-        raise SettingError(f"cannot read {path}: it is not a JSON file, or only a part of one") from None
+    loaded = read_json(path, large=True)
     users = loaded.get("user_data") if isinstance(loaded, dict) else None
     if not isinstance(users, dict):
         raise SettingError(f"{path} is not a LEAF file: it has no user_data")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from pfedbred.data.leaf import leaf_files
 from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
 from pfedbred.data.tables import Table, read_csv, read_parquet
 from pfedbred.errors import SettingError
+from pfedbred.npy import Npz
 
 
 def pool_from_arrays(
@@ -97,21 +97,22 @@ def compact(x: np.ndarray, where: str) -> np.ndarray:
                 f"{where}: feature {fine[0]} varies by {spread[fine[0]]:g} around {values[0, fine[0]]:g}, more finely "
                 "than 32-bit numbers can tell: subtract an offset from it"
             )
-    return x.astype(np.float32)
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite, and a pool refuses that
+        return x.astype(np.float32)
 
 
 def pool_from_file(
     path: Path, *, client_column: str | None, label_column: str | None, features: Sequence[str] | None
 ) -> Pool:
     """A pool from an .npz, a .csv, a .parquet, or a folder of .parquet files."""
-    if path.is_dir():
+    if os.path.isdir(path):
         parts = sorted(path.glob("*.parquet"))
         if not parts and leaf_files(path):
             raise SettingError(f"{path} holds LEAF's files: use --dataset femnist or sent140 with --data-dir above it")
         if not parts:
             raise SettingError(f"{path} holds no .parquet files")
         return _pool_from_table(read_parquet(parts), str(path), client_column, label_column, features)
-    if not path.exists():
+    if not os.path.isfile(path):
         raise SettingError(f"there is no file {path}")
     if path.suffix == ".npz":
         if features:
@@ -141,18 +142,11 @@ def pool_from_dataset(
 
 def _pool_from_npz(path: Path, client_column: str | None, label: str) -> Pool:
     client = client_column or "client"
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            for column in ("x", label, *((client,) if client_column else ())):
-                if column not in arrays:
-                    raise SettingError(f"{path} has no array {column!r}, only {', '.join(arrays)}")
-            found = {column: arrays[column] for column in ("x", label, client) if column in arrays}
-    except (OSError, TypeError, ValueError, zipfile.BadZipFile, EOFError, zlib.error) as problem:
-        if isinstance(problem, SettingError):
-            raise
-        raise SettingError(
-            f"cannot read {path}: {str(problem).splitlines()[0] if str(problem) else 'damaged'}"
-        ) from None
+    with Npz(path) as arrays:
+        for column in ("x", label, *((client,) if client_column else ())):
+            if column not in arrays.names:
+                raise SettingError(f"{path} has no array {column!r}, only {', '.join(arrays.names)}")
+        found = {column: arrays[column] for column in ("x", label, client) if column in arrays.names}
     x = found["x"]
     normalise = standardise if x.ndim == 2 and x.dtype.kind in "biuf" and x.dtype != np.uint8 else None
     return pool_from_arrays(x, found[label], found.get(client), name=path.stem, normalise=normalise, where=str(path))
@@ -164,9 +158,11 @@ def _pool_from_table(
     """Features are numbers, or one column of images or of texts."""
     label = label_column or next((each for each in ("label", "y") if each in table.columns), "label")
     client = client_column or next((each for each in ("client",) if each in table.columns), None)
+    if not len(table):
+        raise SettingError(f"{where} has no rows")
     number, names = table.names(label)
     y, labels = number, names
-    if all(each.isdecimal() for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
+    if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
         y, labels = np.asarray([int(each) for each in names])[number], ()  # numbers already, with few left out
     owner, owners = table.names(client) if client else (None, None)
     chosen = list(features) if features else [each for each in table.columns if each not in (label, client)]

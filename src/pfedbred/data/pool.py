@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred.data.federation import Federation, Split, check, first_strange_row, offsets_of
+from pfedbred.data.federation import Federation, Split, check, check_classes, first_strange_row, offsets_of
 from pfedbred.data.text import glove_vocabulary, learned_vocabulary
 from pfedbred.errors import SettingError
 
@@ -54,6 +54,7 @@ class Pool:
         if len(wrong):
             row = int(wrong[0])
             raise SettingError(f"{where(row)}: label {self.y[row]} is not one of 0 to {self.classes - 1}")
+        check_classes(self.classes, f"{self.name}: ")
         strange = first_strange_row(self.x)
         if strange is not None:
             raise SettingError(f"{where(strange)}: a feature is not a finite number")

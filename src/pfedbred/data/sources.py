@@ -154,7 +154,7 @@ def _leaf_images(x: list[Any], origin: Callable[[int], str]) -> np.ndarray:
             raise SettingError(f"{origin(row)}: expected 784 pixels")
     try:
         pixels = np.asarray(x, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise SettingError(f"{origin(0)} or a later one: pixels must be numbers") from None
     wrong = np.flatnonzero(~((pixels >= 0) & (pixels <= 1)).all(axis=1))
     if len(wrong):

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import bisect
 import io
+import struct
+import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from pfedbred.errors import SettingError
+from pfedbred.npy import refuse_bomb
 
+_MOST_PIXELS = 2**24
 _NEEDS = "needs pyarrow and pillow: pip install 'pfedbred[data]'"
 
 
@@ -61,6 +66,10 @@ class Table:
         if column not in self.columns:
             raise SettingError(f"{self._names[0]} has no column {column!r}, only {', '.join(self.columns)}")
         cells = self._table.column(column)
+        try:
+            cells.validate(full=True)
+        except (ValueError, TypeError):  # Arrow's own errors are of these kinds
+            raise SettingError(f"{self._names[0]}: column {column!r} is damaged, or not text in UTF-8") from None
         if cells.null_count:
             row = int(np.argmax(np.asarray(cells.is_null())))
             raise SettingError(f"{self.origin(row)}: column {column!r} is empty")
@@ -145,8 +154,18 @@ class Table:
             raise SettingError(f"reading images {_NEEDS}") from None
         for row, cell in enumerate(self._cells(column).to_pylist()):
             try:
-                yield np.asarray(Image.open(io.BytesIO(cell["bytes"])))
-            except (UnidentifiedImageError, OSError, TypeError, KeyError, ValueError, SyntaxError):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of strange metadata, and of sizes that are refused below
+                    image = Image.open(io.BytesIO(cell["bytes"]))
+                    if image.width * image.height > _MOST_PIXELS:
+                        raise SettingError(f"{self.origin(row)}: an image of {image.width} x {image.height} pixels")
+                    yield np.asarray(image)
+            except SettingError:
+                raise
+            except (
+                *(UnidentifiedImageError, Image.DecompressionBombError, OSError, EOFError),
+                *(LookupError, TypeError, ValueError, SyntaxError, AttributeError, struct.error, zlib.error),
+            ):
                 raise SettingError(f"{self.origin(row)} does not hold an image") from None
 
 
@@ -168,8 +187,15 @@ def read_parquet(paths: Sequence[Path], columns: Sequence[str] = ()) -> Table:
     parts = []
     for path in paths:
         try:
-            parts.append(pyarrow.parquet.read_table(path))
-        except (OSError, pyarrow.ArrowException) as problem:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                facts = file.metadata
+                if facts.num_rows < 0:
+                    raise SettingError(f"cannot read {path}: it is damaged")
+                refuse_bomb(path, path.stat().st_size, facts.num_rows * max(1, facts.num_columns))
+                parts.append(file.read())
+        except SettingError:
+            raise
+        except (OSError, ValueError, TypeError, pyarrow.ArrowException) as problem:
             raise SettingError(f"cannot read {path}: {_first_line(problem)}") from None
     return Table.of(parts, [str(path) for path in paths], columns)
 

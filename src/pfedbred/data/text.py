@@ -97,7 +97,8 @@ def _read_glove(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
 
 def _vector(path: Path, line: int, entries: Sequence[str]) -> np.ndarray:
     try:
-        vector = np.array([float(entry) for entry in entries], np.float32)
+        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused below
+            vector = np.array([float(entry) for entry in entries], np.float32)
     except ValueError:
         raise SettingError(f"{path}, line {line}: a vector must be numbers") from None
     if not np.all(np.isfinite(vector)):

@@ -22,12 +22,17 @@ One that reads word ids has a keyword-only parameter ``words`` and is given a :c
 """
 
 
+def check_name(model: str | Model) -> None:
+    """Refuses a name that no model has."""
+    if isinstance(model, str) and model not in MODELS:
+        raise SettingError(f"unknown model {model!r}{nearest(model, MODELS)}")
+
+
 def get(model: str | Model, shape: tuple[int, ...], classes: int, words: Words | None = None) -> Model:
     """The model of that name for samples of that shape; ``words`` if they are word ids."""
     if isinstance(model, Model):
         return model
-    if model not in MODELS:
-        raise SettingError(f"unknown model {model!r}{nearest(model, MODELS)}")
+    check_name(model)
     if _reads_words(model) != (words is not None):
         others = " or ".join(name for name in MODELS if _reads_words(name) != _reads_words(model))
         reads, holds = ("word ids", "numbers") if words is None else ("numbers", "word ids")

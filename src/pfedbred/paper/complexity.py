@@ -9,9 +9,9 @@ where the work outweighs what every round costs anyway. Samples are random: they
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,12 +19,14 @@ import numpy as np
 
 from pfedbred.data.federation import Federation, from_clients
 from pfedbred.experiment import Experiment
-from pfedbred.paper.table import Request, chosen, remembered
+from pfedbred.paper.table import Request, chosen, read_remembered, remembered
+from pfedbred.reading import NUMBER, Some
 from pfedbred.records import platform_facts, write_json
 from pfedbred.report import curves
 
 _BASE = {"N": 40, "T": 4, "R": 10, "K": 5, "M": 3}
 _VALUES = {"N": (10, 20, 40, 80), "T": (2, 4, 8, 16), "R": (5, 10, 20, 40), "K": (2, 5, 10, 20), "M": (1, 2, 4, 8)}
+_RECORD = {"measured": {name: Some(NUMBER) for name in ("values", "seconds", "bytes")}}
 METHODS: Mapping[str, tuple[str, str, str]] = {
     "fedavg": ("NTR", "O(NTR)", "O(N)"),
     "per-fedavg": ("NTR", "O(NTR)", "O(N)"),
@@ -80,7 +82,7 @@ def run_complexity(request: Request) -> None:
             device = platform_facts()["device"]
             wanted = {"base": _BASE, "values": list(_VALUES[quantity]), "method": method, "device": device}
             file = request.out / "cells" / "complexity" / method / f"{quantity}.json"
-            record, new = remembered(file, wanted, lambda: {"measured": measure()})
+            record, new = remembered(file, wanted, lambda: {"measured": measure()}, _RECORD)
             found[method][quantity] = record["measured"]
             slope = _slope(record["measured"], "seconds")
             request.say(
@@ -89,8 +91,14 @@ def run_complexity(request: Request) -> None:
     for method, (quantities, _, _) in METHODS.items():  # those that were measured before
         files = {each: request.out / "cells" / "complexity" / method / f"{each}.json" for each in quantities}
         if method not in found and all(file.exists() for file in files.values()):
-            found[method] = {each: json.loads(file.read_text())["measured"] for each, file in files.items()}
+            found[method] = {each: _measured(file) for each, file in files.items()}
     _write({method: found[method] for method in METHODS if method in found}, request)
+
+
+def _measured(file: Path) -> Mapping[str, Any]:
+    record = read_remembered(file, _RECORD)
+    assert record is not None
+    return record["measured"]
 
 
 def _slope(measured: Mapping[str, Any], what: str) -> float:

@@ -69,7 +69,8 @@ def draw_hyper(request: Request) -> None:
         def measure(experiment: Experiment = experiment, column: str = column) -> dict[str, Any]:
             return records.sweep_facts(sweep(experiment, HYPER_GRID, federation=request.federations.of(ALL[column])))
 
-        facts, _ = remembered(path, {**fingerprint(experiment.resolved()), "grid": HYPER_GRID}, measure)
+        facts, _ = remembered(path, {**fingerprint(experiment.resolved()), "grid": HYPER_GRID}, measure, records.SWEEP)
+        records.check_sweep(facts, path)
         pictures = [request.out / f"hyper-{column}-{kind}.png" for kind in ("map", "parallel")]
         heatmap.draw_points(facts, pictures[0])
         parallel.draw_points(facts, pictures[1])
@@ -98,7 +99,7 @@ def draw_deviation(request: Request) -> None:
                 }
 
             file = request.out / "cells" / "deviation" / column / f"{row}.json"
-            found[row], new = remembered(file, fingerprint(experiment.resolved()), measure)
+            found[row], new = remembered(file, fingerprint(experiment.resolved()), measure, records.DEVIATION)
             request.say(f"deviation {column} {row}: {'done' if new else 'done before'}")
         path = request.out / f"deviation-{column}.png"
         _deviation_picture(found, column, path)

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred import records
+from pfedbred import reading, records
 from pfedbred.engine.health import stalled
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import Experiment, Run, run
 from pfedbred.paper.columns import ALL, Column, Federations
 from pfedbred.paper.printed import Printed
+from pfedbred.reading import COUNT, NUMBER, Maybe, Some
 
 _CURVE = 100  # points of a curve that are kept
 
@@ -132,7 +133,7 @@ def run_cell(table: Table, column_name: str, row_name: str, request: Request) ->
         facts = {"column": column_name, "row": row_name, "data": federation.facts}
         return {**facts, "aggregated": finished.experiment.aggregated, **_measured(finished)}
 
-    record, new = remembered(file, fingerprint(experiment.resolved()), measure)
+    record, new = remembered(file, fingerprint(experiment.resolved()), measure, CELL)
     if request.federations.given and record.get("data", {}) not in ({}, request.federations.of(column).facts):
         raise SettingError(f"{file} is of other data, {record['data']}: choose another --out, or remove it")
     time_ = f"{record['seconds']:.0f} s" if new else "done before"
@@ -141,13 +142,14 @@ def run_cell(table: Table, column_name: str, row_name: str, request: Request) ->
 
 
 def remembered(
-    file: Path, wanted: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]
+    file: Path, wanted: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]], shape: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
     """What the file says, or what is measured and then written there; and whether it is new.
 
-    A file that was measured with other settings is left alone: hours of work may be in it.
+    A file that was measured with other settings is left alone: hours of work may be in it. What it must hold at least
+    is the ``shape``.
     """
-    done = _read(file)
+    done = read_remembered(file, shape)
     if done is not None:
         other = [name for name in {*wanted, *done["fingerprint"]} if done["fingerprint"].get(name) != wanted.get(name)]
         if other:
@@ -168,16 +170,23 @@ def remembered(
     return record, True
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    """What a record says; None if there is none."""
+_OF_MODEL = {
+    **{name: Some(Maybe(NUMBER)) for name in ("best", "client_mean", "worst_decile", "curve", "low", "high")},
+    "best_round": Some(COUNT),
+    "finite": bool,
+}
+CELL = {"rounds": Some(COUNT), "seconds": NUMBER, "G": _OF_MODEL, "P": _OF_MODEL}
+
+
+def read_remembered(file: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a record says, which must have that shape; None if there is none."""
     if not file.exists():
         return None
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(record["fingerprint"], dict):
-            raise TypeError
-    except (OSError, ValueError, KeyError, TypeError):
-        raise SettingError(f"{file} is damaged: remove it, and it is made again") from None
+        record = reading.read_json(file)
+        reading.expect(record, {"fingerprint": dict, **shape}, file)
+    except SettingError as problem:
+        raise SettingError(f"{file} is damaged: remove it, and it is made again ({problem})") from None
     return record
 
 
@@ -255,7 +264,7 @@ def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | Non
 
 def read_record(table: Table, column: str, row: str, out: Path) -> dict[str, Any] | None:
     """What a cell's file says, if it has been run."""
-    return _read(cell_file(table, column, row, out))
+    return read_remembered(cell_file(table, column, row, out), CELL)
 
 
 def read_cells(table: Table, out: Path) -> list[Cell]:

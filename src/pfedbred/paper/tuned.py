@@ -59,7 +59,8 @@ def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
 
     file = request.out / "cells" / "tuning" / column_name / f"{name}.json"
     wanted = {**fingerprint(experiment.resolved()), "grid": grid, "validation": [_FRACTION, _SEED]}
-    facts, new = remembered(file, wanted, measure)
+    facts, new = remembered(file, wanted, measure, records.SWEEP)
+    records.check_sweep(facts, file)
     model = "global" if name == "fedavg" else "personal"
     best = max(facts["points"], key=lambda point: point[model] or 0.0)
     found = {key: best[key] for key in grid}

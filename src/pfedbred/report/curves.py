@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from pfedbred.errors import printable
 from pfedbred.experiment import Run
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
@@ -44,6 +46,18 @@ class Style(NamedTuple):
     def of(cls, index: int) -> Style:
         """Of the curve with that number among many: new kinds of line when the colours are used up."""
         return cls(index % len(_COLOURS), index // len(_COLOURS))
+
+
+def literal(text: str) -> str:
+    """A text from data as it is: between two dollar signs matplotlib would read a formula."""
+    return printable(text).replace("$", r"\$")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a picture; a name may have letters that the font has not, which then are boxes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(path)
 
 
 def colour(index: int) -> str:
@@ -93,7 +107,7 @@ def _title(figure: Any, run: Run) -> None:
     clients = federation.clients
     model = experiment.model if isinstance(experiment.model, str) else "custom model"
     averaged = f"{experiment.aggregated} of {clients:,} clients averaged a round"
-    figure.suptitle(f"{federation.name}, {model}: {averaged}, {seeds}", fontsize=11)
+    figure.suptitle(literal(f"{federation.name}, {model}: {averaged}, {seeds}"), fontsize=11)
 
 
 def draw_run(run: Run, path: Path) -> None:
@@ -106,7 +120,7 @@ def draw_run(run: Run, path: Path) -> None:
     left.legend(framealpha=0.9, edgecolor="none", loc="lower right")
     _draw_clients(right, run)
     _title(figure, run)
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _draw_clients(axes: Any, run: Run) -> None:
@@ -142,7 +156,7 @@ def draw_comparison(runs: Sequence[Run], path: Path) -> None:
     for panel, model in zip(axes, NAMES, strict=True):
         for index, run in enumerate(runs):
             best = 100 * run.accuracy(model).max(axis=0).mean()
-            _draw(panel, run, model, f"{run.experiment.algorithm}  {best:.1f}", index)
+            _draw(panel, run, model, f"{run.experiment.algorithm}  {'-' if np.isnan(best) else f'{best:.1f}'}", index)
         _finish(panel, runs)
         panel.set_title(NAMES[model], fontsize=11)
         panel.legend(
@@ -154,4 +168,4 @@ def draw_comparison(runs: Sequence[Run], path: Path) -> None:
             fontsize=9,
         )
     _title(figure, runs[0])
-    figure.savefig(path)
+    save(figure, path)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pfedbred.data.federation import Federation, Split
+from pfedbred.report.curves import literal, save
 
 _COLOURS = ("#0072B2", "#D55E00")
 _MOST_CLIENTS = 200
@@ -40,9 +41,9 @@ def draw_distribution(federation: Federation, path: Path) -> None:
         _legend(axes, largest, diameter, colour)
     panels[-1].set_xlabel("client" if len(clients) == federation.clients else f"client ({len(clients)} of them shown)")
     about = ", ".join(f"{key} {value}" for key, value in federation.about.items())
-    title = f"{federation.name}: {federation.clients:,} clients, {classes} labels\n{about}"
-    figure.suptitle(title.replace("$", r"\$"), fontsize=11)
-    figure.savefig(path)
+    title = f"{federation.name}: {federation.clients:,} clients, {classes} labels"
+    figure.suptitle(f"{literal(title)}\n{literal(about)}", fontsize=11)
+    save(figure, path)
 
 
 def _shown(clients: int) -> np.ndarray:
@@ -75,7 +76,7 @@ def _name_labels(axes: Any, federation: Federation) -> None:
     every = max(1, -(-federation.classes // 35))
     names = federation.labels or tuple(map(str, range(federation.classes)))
     ticks = range(0, federation.classes, every)
-    axes.set_yticks(list(ticks), [names[label][:16].replace("$", r"\$") for label in ticks])
+    axes.set_yticks(list(ticks), [literal(names[label][:16]) for label in ticks])
     axes.set_ylabel("label")
 
 

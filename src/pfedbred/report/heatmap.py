@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred.report.curves import NAMES, new_figure
+from pfedbred.report.curves import NAMES, literal, new_figure, save
 
 
 class Points(NamedTuple):
@@ -51,12 +51,12 @@ def draw_points(facts: Mapping[str, Any], path: Path) -> None:
     for axes, (model, title) in zip(panels, NAMES.items(), strict=True):
         if len(points.names) == 1:
             axes.plot(points.settings[:, 0], points.accuracy[model], marker="o", color="#0072B2")
-            axes.set_xlabel(points.names[0])
+            axes.set_xlabel(literal(points.names[0]))
         else:
             _map(figure, axes, points, points.accuracy[model])
         axes.set_title(f"{title}: best test accuracy (%)", fontsize=11)
-    figure.suptitle(heading(facts), fontsize=11)
-    figure.savefig(path)
+    figure.suptitle(literal(heading(facts)), fontsize=11)
+    save(figure, path)
 
 
 def _map(figure: Any, axes: Any, points: Points, values: np.ndarray) -> None:
@@ -74,8 +74,8 @@ def _map(figure: Any, axes: Any, points: Points, values: np.ndarray) -> None:
     figure.colorbar(image, ax=axes, shrink=0.85, extend="min" if np.nanmin(table) < low else "neither")
     axes.set_xticks(range(len(columns)), [f"{each:.3g}" for each in columns], fontsize=8)
     axes.set_yticks(range(len(rows)), [f"{each:.3g}" for each in rows], fontsize=8)
-    axes.set_xlabel(points.names[1])
-    axes.set_ylabel(points.names[0])
+    axes.set_xlabel(literal(points.names[1]))
+    axes.set_ylabel(literal(points.names[0]))
     if table.size <= 144:
         for (row, column), value in np.ndenumerate(table):
             words = f"{value:.1f}" if np.isfinite(value) else "diverged"

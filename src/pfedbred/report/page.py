@@ -21,11 +21,13 @@ import numpy as np
 from pfedbred import algorithms
 from pfedbred import settings as settings_
 from pfedbred._version import __version__
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, is_file_name, printable
 from pfedbred.experiment import Experiment
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.tables import TABLES
 from pfedbred.paper.tuned import TITLE as TUNED
+from pfedbred.reading import COUNT, NUMBER, Maybe, expect, parse_json, read_json, read_text
+from pfedbred.records import DATA, DEVIATION, LAST_LINE, METRICS_LINE, SUMMARY, read_sweep
 
 _POINTS = 400  # of a curve
 _CLIENTS = 1_000  # of a run
@@ -42,13 +44,13 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
     names = [*(run["dataset"] for run in content["runs"]), *(folder.resolve().name for folder in folders)]
     parts = resources.files("pfedbred.report") / "assets"
     page = string.Template((parts / "page.html").read_text(encoding="utf-8")).substitute(
-        title=html.escape(f"pfedbred: {', '.join(dict.fromkeys(names))}"),
-        subtitle=html.escape(_subtitle(content)),
-        footer=html.escape(f"Made by pfedbred {__version__}: pfedbred report {' '.join(map(str, folders))}"),
+        title=html.escape(printable(f"pfedbred: {', '.join(dict.fromkeys(names))}")),
+        subtitle=html.escape(printable(_subtitle(content))),
+        footer=html.escape(printable(f"Made by pfedbred {__version__}: pfedbred report {' '.join(map(str, folders))}")),
         css=(parts / "page.css").read_text(encoding="utf-8"),
         script=(parts / "page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
-        content=_embedded(content),
+        content=embedded(content),
     )
     try:
         path.write_text(page, encoding="utf-8")
@@ -56,7 +58,7 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
         raise SettingError(f"cannot write {path}: {problem.strerror}") from None
 
 
-def _embedded(content: Any) -> str:
+def embedded(content: Any) -> str:
     """JSON that cannot end the element it stands in."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -83,8 +85,8 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
                 raise SettingError(f"{folder} holds no finished run, comparison, sweep or table of the paper")
         except SettingError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise SettingError(f"cannot read {folder}: damaged, or of another version ({problem})") from None
+        except OSError as problem:
+            raise SettingError(f"cannot read {folder}: {problem.strerror}") from None
     _tell_apart(content["runs"])
     content["commands"] = [{"name": run["name"], **run.pop("command")} for run in content["runs"]] + content["commands"]
     return content
@@ -96,15 +98,20 @@ def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
         _add_run(folder, content)
         found = True
     if (folder / "table.json").exists():
-        for summary in _read(folder / "table.json"):
+        summaries = read_json(folder / "table.json")
+        expect(summaries, [{"algorithm": str}], folder / "table.json")
+        for summary in summaries:
+            if not is_file_name(summary["algorithm"]):  # it is the name of a folder here, and must not lead elsewhere
+                raise SettingError(f"{folder / 'table.json'} is damaged: {summary['algorithm']!r} is not an algorithm")
             _add_run(folder / summary["algorithm"], content)
         found = True
     if (folder / "sweep.json").exists():
-        _add_sweep(_read(folder / "sweep.json"), folder.name, content)
+        _add_sweep(read_sweep(folder / "sweep.json"), folder.name, content)
         found = True
     for name, title in {**{name: table.title for name, table in TABLES.items()}, "tuned": TUNED}.items():
         if (folder / f"{name}.json").exists():
-            cells = _read(folder / f"{name}.json")
+            cells = read_json(folder / f"{name}.json")
+            expect(cells, [_CELL], folder / f"{name}.json")
             content["tables"].append({"title": title, "cells": [_beside_paper(cell) for cell in cells]})
             asked = {f"--{key}s": ",".join(dict.fromkeys(cell[key] for cell in cells)) for key in ("column", "row")}
             words = " ".join(f"{option} {shlex.quote(names)}" for option, names in asked.items())
@@ -113,12 +120,14 @@ def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
             content["commands"].append({"name": title, "command": command_, "settings": {}})
             found = True
     for file in sorted(folder.glob("hyper-*.json")):
-        _add_sweep(_read(file), file.stem, content)
+        _add_sweep(read_sweep(file), file.stem, content)
         found = True
     for column in sorted((folder / "cells" / "deviation").glob("*")):
-        methods = {file.stem: _read(file) for file in sorted(column.glob("*.json"))}
+        methods = {file.stem: read_json(file) for file in sorted(column.glob("*.json"))}
         if not methods:
             continue
+        for name, each in methods.items():
+            expect(each, DEVIATION, column / f"{name}.json")
         kept = {name: {kind: each[kind] for kind in ("global", "local")} for name, each in methods.items()}
         title = ALL[column.name].title if column.name in ALL else column.name
         samples = next(iter(methods.values()))["samples"]
@@ -127,13 +136,44 @@ def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
     return found
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+_CELL = {
+    **dict.fromkeys(("column", "row", "model"), str),
+    **dict.fromkeys(("mean", "std", "paper"), Maybe(NUMBER)),
+    "n": COUNT,
+}
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    """The evaluations of a run, all of the same seeds and, at the end, of the same clients."""
+    lines = []
+    for number, text in enumerate(read_text(path).split("\n"), 1):
+        if text.strip():
+            lines.append(parse_json(text, f"{path}, line {number}"))
+            expect(lines[-1], METRICS_LINE, f"{path}, line {number}")
+    if not lines:
+        raise SettingError(f"{path} is empty: the run has not been evaluated")
+    expect(lines[-1], LAST_LINE, f"the last line of {path}")
+    models = ("global", "personal")
+    seeds = {len(line[model]["test"]["accuracy"]) for line in lines for model in models}
+    clients = {len(row) for model in models for row in lines[-1][model]["test"]["client_accuracy"]}
+    if len(seeds) != 1 or len(clients) != 1:
+        raise SettingError(f"{path} is damaged: its numbers are not of the same seeds and clients everywhere")
+    return lines
+
+
+def _data(path: Path) -> dict[str, Any]:
+    own = read_json(path)
+    expect(own, DATA, path)
+    for part in ("train", "test"):
+        if len(own[part]) != len(own["names"]) or any(len(row) != len(own["labels"]) for row in own[part]):
+            raise SettingError(f"{path} is damaged: its {part} table is not one of its clients and labels")
+    return own
 
 
 def _add_run(folder: Path, content: dict[str, Any]) -> None:
-    summary = _read(folder / "summary.json")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    summary = read_json(folder / "summary.json")
+    expect(summary, SUMMARY, folder / "summary.json")
+    lines = _metrics(folder / "metrics.jsonl")
     keep = np.unique(np.linspace(0, len(lines) - 1, min(_POINTS, len(lines))).round().astype(int))
     kept = [lines[i] for i in keep]
     run: dict[str, Any] = {
@@ -156,8 +196,14 @@ def _add_run(folder: Path, content: dict[str, Any]) -> None:
             "worst_tenth": _percent(summary[model]["final_worst_decile"]["mean"]),
             **{name: _percents(each) for name, each in _over_seeds(accuracy).items()},
         }
-    own = _read(folder / "data.json") if (folder / "data.json").exists() else None
-    run["clients"] = _clients(lines[-1], own, summary.get("scored"))
+    own = _data(folder / "data.json") if (folder / "data.json").exists() else None
+    scored = summary.get("scored")
+    expect(scored, Maybe({"numbers": [COUNT]}), folder / "summary.json", "'scored'")
+    names = own["names"] if own and len(own["names"]) == own["clients"] else None  # else data.json has a part of them
+    numbers = scored["numbers"] if scored else range(len(lines[-1]["global"]["test"]["client_accuracy"][0]))
+    if names and max(numbers, default=0) >= len(names):
+        raise SettingError(f"{folder / 'data.json'} does not belong to the run: it has {len(names)} clients")
+    run["clients"] = _clients(lines[-1], names, numbers, folder)
     content["runs"].append(run)
     if own and own not in content["federations"]:
         content["federations"].append(own)
@@ -171,18 +217,18 @@ def _over_seeds(accuracy: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _clients(
-    line: Mapping[str, Any], own: Mapping[str, Any] | None, scored: Mapping[str, Any] | None
+    line: Mapping[str, Any], names: Sequence[str] | None, numbers: Sequence[int], folder: Path
 ) -> dict[str, Any] | None:
     """Accuracy of each client at the end, mean over seeds; of at most a thousand clients."""
     g, p = (
         100 * np.array(line[model]["test"]["client_accuracy"], float).mean(axis=0) for model in ("global", "personal")
     )
+    if len(numbers) != len(g):
+        raise SettingError(f"{folder / 'summary.json'} is damaged: it scored {len(numbers)} clients, not {len(g)}")
     have = np.flatnonzero(np.isfinite(g) & np.isfinite(p))
     if not len(have):
         return None
     shown = have[np.unique(np.linspace(0, len(have) - 1, min(_CLIENTS, len(have))).round().astype(int))]
-    numbers = scored["numbers"] if scored else list(range(len(g)))
-    names = own["names"] if own and len(own["names"]) == own["clients"] else None  # else data.json has a part of them
     return {
         "g": [round(float(each), 1) for each in g[shown]],
         "p": [round(float(each), 1) for each in p[shown]],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred.report.curves import NAMES, new_figure
+from pfedbred.report.curves import NAMES, literal, new_figure, save
 from pfedbred.report.heatmap import Points, heading, points_of, shown_range
 
 
@@ -21,12 +21,12 @@ def draw_points(facts: Mapping[str, Any], path: Path) -> None:
     for axes, (model, title) in zip(panels, NAMES.items(), strict=True):
         _draw(axes, points, points.accuracy[model], colormaps["turbo"])
         axes.set_title(title, fontsize=11)
-    figure.suptitle(heading(facts), fontsize=11)
-    figure.savefig(path)
+    figure.suptitle(literal(heading(facts)), fontsize=11)
+    save(figure, path)
 
 
 def _draw(axes: Any, points: Points, accuracy: np.ndarray, colours: Any) -> None:
-    names = (*points.names, "accuracy (%)")
+    names = (*map(literal, points.names), "accuracy (%)")
     columns = [_evenly(values) for values in points.settings.T]
     low, high = shown_range(accuracy)
     heights = np.clip((accuracy - low) / max(high - low, 1e-9), 0, 1)

@@ -40,6 +40,8 @@
   const faint = (hex) => hex + "2e";
   const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;"); // Plotly reads some markup in texts
 
+  const inTemplate = (text) => plain(text).replaceAll("%", "&#37;"); // and %{y} in the text of a label is not the number y
+
   const section = (id, title, words) => {
     const element = make("section", { id, "aria-labelledby": id + "-title" }, make("h2", { id: id + "-title", text: title }));
     if (words) element.append(make("p", { class: "quiet", text: words }));
@@ -254,8 +256,8 @@
         data: [{ type: "heatmap", x: tried(across).map((_, i) => i), y: tried(down).map((_, i) => i),
           customdata: tried(down).map((row) => tried(across).map((column) => [row, column])),
           z: tried(down).map((row) => tried(across).map((column) => sweep.points.find((point) => point[down] === row && point[across] === column)?.P ?? null)),
-          colorscale: "Viridis", texttemplate: narrow() ? "" : "%{z:.1f}", hovertemplate: `${down} %{customdata[0]}, ${across} %{customdata[1]}: P %{z:.2f} %<extra></extra>`, colorbar: { title: { text: "P (%)" }, thickness: 12 } }],
-        layout: { height: 420, xaxis: { title: { text: across }, showgrid: false, ...ticks(tried(across)) }, yaxis: { title: { text: down }, showgrid: false, ...ticks(tried(down)) } },
+          colorscale: "Viridis", texttemplate: narrow() ? "" : "%{z:.1f}", hovertemplate: `${inTemplate(down)} %{customdata[0]}, ${inTemplate(across)} %{customdata[1]}: P %{z:.2f} %<extra></extra>`, colorbar: { title: { text: "P (%)" }, thickness: 12 } }],
+        layout: { height: 420, xaxis: { title: { text: plain(across) }, showgrid: false, ...ticks(tried(across)) }, yaxis: { title: { text: plain(down) }, showgrid: false, ...ticks(tried(down)) } },
       }));
     });
   };
@@ -289,7 +291,7 @@
             legendgroup: "samples", hovertemplate: "%{y} test samples<extra></extra>", xaxis: panel ? "x2" : "x", yaxis: panel ? "y2" : "y" });
           methods.forEach(([name, values], m) => data.push({
             x: labels, y: values[kind], name: plain(name), mode: "lines+markers", line: { color: colour(m) }, legendgroup: name, showlegend: panel === 0,
-            hovertemplate: `${plain(name)}: %{y:.3f}<extra></extra>`, xaxis: panel ? "x2" : "x", yaxis: panel ? "y4" : "y3" }));
+            hovertemplate: `${inTemplate(name)}: %{y:.3f}<extra></extra>`, xaxis: panel ? "x2" : "x", yaxis: panel ? "y4" : "y3" }));
         });
         const layout = { height: narrow() ? 760 : 440, showlegend: true, legend: { orientation: "h", y: 1.14 },
           grid: { rows: narrow() ? 2 : 1, columns: narrow() ? 1 : 2, pattern: "independent", ygap: 0.25 },

@@ -1,0 +1,115 @@
+"""NumPy's .npy and .npz files of numbers and texts.
+
+NumPy's own reader makes room for as much as a header promises before it looks whether that much follows, and has the
+header evaluated as Python. Here nothing is made that the file is too short to hold, and objects are not read at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pfedbred.errors import SettingError
+
+_MAGIC = b"\x93NUMPY"
+_LONGEST_HEADER = 1_000
+_TYPE = re.compile(r"[<>=|]?[?biufcSU]\d{0,9}")
+_DEFLATE = 1032  # bytes into one: more than that it cannot
+_BOMB_BYTES, _BOMB_RATIO = 2**30, 100
+
+
+def refuse_bomb(where: Any, packed: int, unpacked: int) -> None:
+    """Refuses what would take gigabytes and is almost nothing in the file: it is there to fill the memory."""
+    if unpacked > _BOMB_BYTES and unpacked > _BOMB_RATIO * packed:
+        raise SettingError(f"cannot read {where}: its {packed:,} bytes promise {unpacked:,}, too much to be data")
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """The array of a .npy file."""
+    try:
+        with path.open("rb") as file:
+            return _array(file, path.stat().st_size, path)
+    except OSError as problem:
+        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
+
+
+class Npz:
+    """The arrays of an .npz file, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._archive = zipfile.ZipFile(path)
+            self._size = path.stat().st_size
+        except OSError as problem:
+            raise SettingError(f"cannot read {path}: {problem.strerror}") from None
+        except (ValueError, zipfile.BadZipFile, NotImplementedError):
+            raise SettingError(f"cannot read {path}: it is not an .npz file, or only a part of one") from None
+        self.names = [name.removesuffix(".npy") for name in self._archive.namelist() if name.endswith(".npy")]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        entry, where = self._archive.getinfo(f"{name}.npy"), f"{name!r} in {self._path}"
+        if entry.compress_size > self._size or entry.file_size > _DEFLATE * entry.compress_size + _LONGEST_HEADER:
+            raise SettingError(f"cannot read {where}: it is damaged")
+        refuse_bomb(where, entry.compress_size, entry.file_size)
+        try:
+            with self._archive.open(entry) as file:
+                return _array(file, entry.file_size, where)
+        except SettingError:
+            raise
+        except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
+            raise SettingError(f"cannot read {where}: it is damaged, or packed in a way that NumPy does not") from None
+
+    def __enter__(self) -> Npz:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+
+def _array(file: Any, size: int, where: Any) -> np.ndarray:
+    """The array that begins here; ``size`` is the whole file's."""
+    dtype, shape, fortran, begin = _header(file, where)
+    count = math.prod(shape)
+    if count * dtype.itemsize > size - begin:
+        raise SettingError(f"cannot read {where}: its header promises {count:,} numbers, and the file is too short")
+    array = np.empty(count, dtype)
+    rest = memoryview(array.view(np.uint8)).cast("B") if array.nbytes else memoryview(b"")  # type: ignore[arg-type]
+    while rest:
+        got = file.readinto(rest)
+        if not got:
+            raise SettingError(f"cannot read {where}: it is cut off")
+        rest = rest[got:]
+    if dtype.kind == "U" and array.nbytes and array.view(dtype.byteorder + "u4").max() > 0x10FFFF:
+        raise SettingError(f"cannot read {where}: it holds what is not text")
+    return array.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(file: BinaryIO, where: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """What the array is, and where its numbers begin."""
+    begin = file.read(8)
+    if len(begin) < 8 or begin[:6] != _MAGIC or begin[6] not in (1, 2, 3):
+        raise SettingError(f"cannot read {where}: it is not NumPy's format")
+    width = 2 if begin[6] == 1 else 4
+    length = int.from_bytes(file.read(width), "little")
+    text = file.read(min(length, _LONGEST_HEADER))
+    try:
+        said: Any = ast.literal_eval(text.decode("latin-1").strip()) if len(text) == length else None
+        dtype, shape, fortran = said["descr"], said["shape"], said["fortran_order"]
+        sound = isinstance(shape, tuple) and all(type(each) is int and 0 <= each < 2**63 for each in shape)
+        sound = sound and isinstance(fortran, bool) and len(shape) <= 32 and (not shape or 0 not in shape[1:])
+        if sound and isinstance(dtype, str) and _TYPE.fullmatch(dtype):
+            return np.dtype(dtype), shape, fortran, 8 + width + length
+        objects = sound and "O" in str(dtype)
+    except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError, OverflowError):
+        objects = False  # a header that is no Python, or too much of it for the parser: nothing has been read yet
+    if objects:
+        raise SettingError(f"cannot read {where}: it holds Python objects, not numbers or texts")
+    raise SettingError(f"cannot read {where}: its header does not describe an array of numbers or texts")
