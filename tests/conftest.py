@@ -2,11 +2,19 @@
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")  # leave the user's cache alone
+# Tests compile the same programs again and again. They share them in a folder that goes with the session; pytest's
+# workers inherit its name, and the user's own cache is left alone.
+PROGRAMS = None
+if "PFEDBRED_TEST_PROGRAMS" not in os.environ:
+    PROGRAMS = os.environ["PFEDBRED_TEST_PROGRAMS"] = tempfile.mkdtemp(prefix="pfedbred-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 # Most of the suite's time is compilation: programs that run for milliseconds need not be optimised for long.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
@@ -24,6 +32,11 @@ if jax.config.jax_num_cpu_devices == -1:  # else the first test of the command l
     jax.config.update("jax_num_cpu_devices", 1)
 settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("default")
+
+
+def pytest_unconfigure(config):
+    if PROGRAMS:
+        shutil.rmtree(PROGRAMS, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

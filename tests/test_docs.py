@@ -56,3 +56,12 @@ def test_pages_name_only_options_that_exist():
         typed = [line for line in page.read_text().splitlines() if line.strip().startswith("pfedbred ")]
         used = {option for line in typed for option in re.findall(r"(?<!\S)(--[a-z-]+)", line)}
         assert used <= known | {"--version", "--help"}
+
+
+def test_every_promise_has_its_test():
+    """The tests that docs/reliability.md names exist."""
+    tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("*.py")}
+    named = set(re.findall(r"test_\w+(?:\.py)?", (ROOT / "docs" / "reliability.md").read_text()))
+    assert len(named) > 30
+    for name in named:
+        assert name in tests if name.endswith(".py") else any(f"def {name}(" in text for text in tests.values()), name
