@@ -250,7 +250,7 @@ _elsewhere: tempfile.TemporaryDirectory[str] | None = None
 def _folder(out: Path | None, overwrite: bool, name: str) -> Path:
     if _elsewhere:
         return records.make_folder(Path(_elsewhere.name), overwrite)
-    return records.make_folder(out or records.free_name(Path("runs"), file_name(name)), overwrite)
+    return records.make_folder(out or records.free_name(Path("runs"), file_name(name, 200)), overwrite)
 
 
 def _data_name(experiment: Experiment) -> str:
