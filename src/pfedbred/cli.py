@@ -296,7 +296,7 @@ def _folder(out: Path | None, overwrite: bool, name: str) -> Path:
 
 
 def _place(out: Path | None, name: str) -> Path:
-    return Path(_elsewhere.name) if _elsewhere else out or records.free_name(Path("runs"), file_name(name))
+    return Path(_elsewhere.name) if _elsewhere else out or records.free_name(Path("runs"), file_name(name, 200))
 
 
 def _data_name(experiment: Experiment) -> str:

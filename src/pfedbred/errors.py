@@ -30,14 +30,16 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-_LONGEST_NAME = 80  # of a part of a path: others are put before and behind it
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
-def file_name(text: str) -> str:
-    """``text`` as a name for a file or a folder, on any system: one part of a path, and never one that leads away."""
-    kept = re.sub(r"[^\w.+-]+", "-", text).strip("-.")
-    while len(kept.encode()) > _LONGEST_NAME:
+def file_name(text: str, most: int = 80) -> str:
+    """``text`` as a name for a file or a folder, on any system: one part of a path, and never one that leads away.
+
+    It has at most so many bytes, so that something can be put before and behind it.
+    """
+    kept = re.sub(r"[^\w.+-]+", "-", text).strip("-.")[:most].rstrip("-.")
+    while len(kept.encode()) > most:
         kept = kept[:-1].rstrip("-.")
     return f"_{kept}" if _DEVICES.fullmatch(kept) else kept or "data"
 

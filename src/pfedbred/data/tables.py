@@ -155,18 +155,20 @@ class Table:
         for row, cell in enumerate(self._cells(column).to_pylist()):
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of strange metadata, and of sizes that are refused below
+                    warnings.simplefilter("ignore")  # of strange metadata, and of sizes that are refused here
                     image = Image.open(io.BytesIO(cell["bytes"]))
-                    if image.width * image.height > _MOST_PIXELS:
-                        raise SettingError(f"{self.origin(row)}: an image of {image.width} x {image.height} pixels")
-                    yield np.asarray(image)
-            except SettingError:
-                raise
+                    small = image.width * image.height <= _MOST_PIXELS
+                    pixels = np.asarray(image) if small else None
             except (
                 *(UnidentifiedImageError, Image.DecompressionBombError, OSError, EOFError),
                 *(LookupError, TypeError, ValueError, SyntaxError, AttributeError, struct.error, zlib.error),
             ):
                 raise SettingError(f"{self.origin(row)} does not hold an image") from None
+            if pixels is None:
+                raise SettingError(
+                    f"{self.origin(row)}: an image of {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}"
+                )
+            yield pixels
 
 
 def _is_number(value: Any) -> bool:
