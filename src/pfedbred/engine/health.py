@@ -45,9 +45,9 @@ def examine(unmoved: Tree, upload: Tree, state: Tree) -> Vitals:
     like = _shapes(unmoved) == _shapes(upload)
     sent, start = _numbers(upload), _numbers(unmoved)
     moved = _norm([new - old for new, old in zip(sent, start, strict=True)] if like else sent)
-    return Vitals(
-        jnp.where(jnp.isfinite(_norm(state)), moved, jnp.nan), _norm(start) if like else jnp.zeros_like(moved)
-    )
+    only_kept = [leaf for leaf in _numbers(state) if not any(leaf is each for each in sent)]  # the others are seen to
+    finite = jnp.isfinite(_norm(only_kept))
+    return Vitals(jnp.where(finite, moved, jnp.nan), _norm(start) if like else jnp.zeros_like(moved))
 
 
 def sound(vitals: Vitals) -> Array:
