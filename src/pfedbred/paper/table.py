@@ -129,7 +129,8 @@ def run_cell(table: Table, column_name: str, row_name: str, request: Request) ->
 
     def measure() -> dict[str, Any]:
         federation = request.federations.of(column)
-        finished = run(prepared=column.fitted(experiment, federation).prepare(federation))
+        asked = "aggregated" in row.options  # a row that is about their number has just that, or cannot be had
+        finished = run(prepared=(experiment if asked else column.fitted(experiment, federation)).prepare(federation))
         facts = {"column": column_name, "row": row_name, "data": federation.facts}
         return {**facts, "aggregated": finished.experiment.aggregated, **_measured(finished)}
 
