@@ -13,9 +13,10 @@ import pytest
 from conftest import small_federation
 
 import pfedbred
-from pfedbred import checkpoints, keeping, records, stopping, tensors
+from pfedbred import checkpoints, keeping, stopping, tensors
 from pfedbred.experiment import Experiment
 from pfedbred.keeping import Keeping
+from pfedbred.metrics import read_points
 
 
 @functools.cache
@@ -241,7 +242,7 @@ def test_what_a_dead_process_left_is_swept_up(stopped):
 def test_scores_are_read_back_as_they_were(tmp_path):
     finished = run_into(tmp_path / "run", prepare(seeds=2))
     path = tmp_path / "run" / "metrics.jsonl"
-    for ours, theirs in zip(records.read_points(path.parent, path.stat().st_size), finished.points, strict=True):
+    for ours, theirs in zip(read_points(path.parent, path.stat().st_size), finished.points, strict=True):
         assert ours.round == theirs.round
         for model in ("global_", "personal"):
             for part in ("train", "test"):

@@ -7,8 +7,9 @@ from pfedbred.algorithms import ALGORITHMS, make
 from pfedbred.data import DATASETS, Federation, from_arrays, from_clients, from_dataset, load
 from pfedbred.engine import Evaluation, Plan, Simulation, State, use_all_cores
 from pfedbred.errors import SettingError
-from pfedbred.experiment import Experiment, Run, run
+from pfedbred.experiment import Experiment
 from pfedbred.exports import load_model
+from pfedbred.running import Run, run
 from pfedbred.sweep import Sweep, sweep
 
 __all__ = [

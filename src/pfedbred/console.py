@@ -19,7 +19,8 @@ from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
 from pfedbred.engine.health import astray, stalled
 from pfedbred.errors import printable
-from pfedbred.experiment import Experiment, Point, Prepared, Run
+from pfedbred.experiment import Experiment, Prepared
+from pfedbred.running import Point, Run
 from pfedbred.sweep import Sweep
 
 _LITERAL = {"highlight": False, "markup": False, "emoji": False}  # names from data may look like rich's markup

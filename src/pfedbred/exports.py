@@ -24,8 +24,8 @@ from pfedbred.data.federation import Federation, check_classes
 from pfedbred.data.population import Population
 from pfedbred.data.text import Text
 from pfedbred.errors import SettingError
-from pfedbred.experiment import Run
 from pfedbred.reading import COUNT, Maybe, Some
+from pfedbred.running import Run
 from pfedbred.types import Array, Tree, Words
 
 MODELS_FILE = "models.safetensors"

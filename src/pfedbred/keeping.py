@@ -16,9 +16,11 @@ from pfedbred import checkpoints, exports, locks, records
 from pfedbred.data.federation import Federation
 from pfedbred.engine import Simulation, devices
 from pfedbred.errors import SettingError
-from pfedbred.experiment import Point, Prepared, Progress, Run, run
+from pfedbred.experiment import Prepared
+from pfedbred.metrics import Metrics, read_points
 from pfedbred.reading import COUNT, NUMBER, expect, read_json
 from pfedbred.report import curves
+from pfedbred.running import Point, Progress, Run, run
 from pfedbred.stopping import CODES, Stopping
 
 _SLICE = 1.0  # seconds of rounds after which someone who wants to stop is heard
@@ -53,9 +55,7 @@ class Keeping:
 class Keeper:
     """Writes a checkpoint between rounds when one is due, and says when to stop."""
 
-    def __init__(
-        self, folder: Path, prepared: Prepared, metrics: records.Metrics, keeping: Keeping, saved: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, prepared: Prepared, metrics: Metrics, keeping: Keeping, saved: int = 0) -> None:
         """``saved`` is the round of the checkpoint that the run goes on from."""
         self._folder, self._prepared, self._metrics, self._keeping = folder, prepared, metrics, keeping
         self._facts = {"experiment": records.plain(prepared.experiment), "data": prepared.simulation.federation.facts}
@@ -155,7 +155,7 @@ def where_it_stopped(folder: Path, prepared: Prepared, warn: Callable[[str], Non
     times = ("seconds", "compile_seconds", "round_seconds")
     expect(facts, {"metrics": COUNT, **dict.fromkeys(times, NUMBER)}, found.path)
     size = facts["metrics"]
-    points = records.read_points(folder, size)
+    points = read_points(folder, size)
     states = prepared.simulation.restored(found.arrays, prepared.experiment.seeds)
     return Progress(found.round, states, points, *(facts[name] for name in times)), size
 
@@ -173,7 +173,7 @@ def run_into(folder: Path, prepared: Prepared, observe: Callable[[Point], None],
     intact = "nothing of the run is saved"
     try:
         records.write_config(folder, records.plain(prepared.experiment), "run")
-        metrics = records.Metrics(folder, keep=size if source == folder else 0)
+        metrics = Metrics(folder, keep=size if source == folder else 0)
         keeper = Keeper(folder, prepared, metrics, keeping, start.round if start else 0)
 
         def seen(point: Point) -> None:
@@ -212,7 +212,7 @@ def as_it_was(folder: Path, prepared: Prepared) -> tuple[Run, dict[str, Any]]:
     """A run that was finished before, from its folder: its points, but not its models; and its summary."""
     summary = read_json(folder / "summary.json")
     expect(summary, records.SUMMARY, folder / "summary.json")
-    points = records.read_points(folder, None)
+    points = read_points(folder, None)
     nothing: Any = None
     done = Run(prepared.experiment, points, 0.0, [], points[-1].seconds, prepared.simulation, nothing)
     return dataclasses.replace(done, round=points[-1].round, diverged=summary.get("diverged")), summary

@@ -10,7 +10,7 @@ import numpy as np
 
 from pfedbred import records
 from pfedbred.data.federation import Federation
-from pfedbred.experiment import Experiment, run
+from pfedbred.experiment import Experiment
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.deviation import deviation
 from pfedbred.paper.table import Request, best_of, chosen, fingerprint, remembered, rounded, run_cell
@@ -18,6 +18,7 @@ from pfedbred.paper.tables import TABLE2
 from pfedbred.report import curves as curves_
 from pfedbred.report import heatmap, parallel
 from pfedbred.report.distribution import draw_distribution
+from pfedbred.running import run
 from pfedbred.sweep import sweep
 
 HYPER_GRID = {

@@ -20,10 +20,11 @@ import numpy as np
 from pfedbred import reading, records
 from pfedbred.engine.health import stalled
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment import Experiment, Run, run
+from pfedbred.experiment import Experiment
 from pfedbred.paper.columns import ALL, Column, Federations
 from pfedbred.paper.printed import Printed
 from pfedbred.reading import COUNT, NUMBER, Maybe, Some
+from pfedbred.running import Run, run
 
 _CURVE = 100  # points of a curve that are kept
 
