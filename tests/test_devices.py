@@ -84,24 +84,36 @@ def test_results_do_not_depend_on_the_devices(alone, devices, processes, executo
         np.testing.assert_allclose(np.array(found[name]), np.array(alone[name]), rtol=2e-4, atol=1e-6, err_msg=name)
 
 
-def test_the_command_line_in_two_processes(tmp_path):
-    """The first process writes the run folder, and it is that of one process; the other writes nothing."""
-    command = [sys.executable, "-m", "pfedbred"]
-    options = ["run", "--rounds", "2", "--clients", "6", "--set", "R=2", "--out"]
-    subprocess.run([*command, *options, "one"], cwd=tmp_path, check=True, capture_output=True)
+def in_two_processes(*arguments, folder):
+    """The command line in two processes that share the clients: their exit codes and outputs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     started = []
     for number in range(2):
         names = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(number)}
-        arguments = [*command, "--distributed", *options, "two"]
+        command = [sys.executable, "-m", "pfedbred", "--distributed", *arguments]
         environment = {**os.environ, **names, "JAX_NUM_CPU_DEVICES": "1"}
         started.append(
-            subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
     outputs = [each.communicate(timeout=300) for each in started]
-    assert [each.returncode for each in started] == [0, 0], outputs
+    return [each.returncode for each in started], outputs
+
+
+def test_the_command_line_in_two_processes(tmp_path):
+    """The first process writes the run folder, and it is that of one process; the other writes nothing.
+
+    Before that they are stopped after a round, by the first one's clock, and go on.
+    """
+    options = ["run", "--rounds", "2", "--clients", "6", "--set", "R=2", "--out"]
+    alone = [sys.executable, "-m", "pfedbred", *options, "one"]
+    subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
+    codes, outputs = in_two_processes(*options, "two", "--time-limit", "1s", folder=tmp_path)
+    assert codes == [75, 75], outputs
+    assert [path.name for path in (tmp_path / "two").glob("checkpoint-*")] == ["checkpoint-00000001.safetensors"]
+    codes, outputs = in_two_processes("run", "--resume", "--out", "two", folder=tmp_path)
+    assert codes == [0, 0], outputs
     assert b"best test accuracy" in outputs[0][0]
     assert b"accuracy" not in outputs[1][0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
