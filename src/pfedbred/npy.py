@@ -31,13 +31,14 @@ def refuse_bomb(where: Any, packed: int, unpacked: int) -> None:
         raise SettingError(f"cannot read {where}: its {packed:,} bytes promise {unpacked:,}, too much to be data")
 
 
-def read_npy(path: Path) -> np.ndarray:
-    """The array of a .npy file."""
+def read_npy(path: Path, what: str) -> np.ndarray:
+    """The array of a .npy file; ``what`` it is begins a complaint."""
+    where = f"{what} from {path}"
     try:
         with path.open("rb") as file:
-            return _array(file, path.stat().st_size, path)
+            return _array(file, path.stat().st_size, where)
     except OSError as problem:
-        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
+        raise SettingError(f"cannot read {where}: {problem.strerror}") from None
 
 
 class Npz:

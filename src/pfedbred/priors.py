@@ -470,4 +470,4 @@ def _read_sigma(sigma: Any) -> Any:
     """A path to a .npy file stands for the array in it."""
     if not isinstance(sigma, str):
         return sigma
-    return read_npy(Path(sigma))
+    return read_npy(Path(sigma), "sigma")
