@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -37,6 +38,13 @@ settings.load_profile("default")
 def pytest_unconfigure(config):
     if PROGRAMS:
         shutil.rmtree(PROGRAMS, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _hears_interrupts():
+    """A shell's background jobs are deaf to Ctrl-C, and so would be the tests of it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

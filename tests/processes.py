@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 from pathlib import Path
 
 _PROGRAM = """
-import os, resource, sys
+import os, resource, signal, sys
 sys.path[:0] = sys.argv[1:]
 import jax, optax, yaml, rich, typer, numpy, sklearn.datasets, matplotlib.backends.backend_agg, matplotlib.figure
 import safetensors.numpy
@@ -23,6 +24,7 @@ for line in sys.stdin:
         os.dup2(handle, 1), os.dup2(handle, 2)
         if limit != "-":
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are deaf to Ctrl-C
         jax.config.update("jax_num_cpu_devices", int(devices))
         sys.stdin.close()
         sys.argv = ["pfedbred", *arguments]
@@ -64,9 +66,13 @@ class Forker:
         limit = "-" if largest_file is None else largest_file
         self._process.stdin.write("\t".join(map(str, (self.output, limit, devices, *arguments))) + "\n")
         self._process.stdin.flush()
-        return int(self._line())
+        self._child = int(self._line())
+        return self._child
 
-    def wait(self) -> int:
+    def wait(self, seconds: float = 120.0) -> int:
+        """Its exit code; a command that does not end is killed, and so are its test's hopes."""
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            os.kill(self._child, signal.SIGKILL)
         return int(self._line())
 
     def run(self, *arguments: object, **options: int) -> int:
