@@ -57,13 +57,20 @@ def write(
     return path
 
 
-def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest sound checkpoint; None if there is none at all. Each damaged one is told of."""
+def latest(
+    folder: Path, warn: Callable[[str], None], fits: Callable[[Checkpoint], None] = lambda found: None
+) -> Checkpoint | None:
+    """The newest sound checkpoint; None if there is none at all. Each damaged one is told of.
+
+    ``fits`` may raise Damaged, if one does not fit what else is in the folder.
+    """
     found = files(folder)
     for path in found:
         try:
-            return read(path)
-        except SettingError as problem:
+            checkpoint = read(path)
+            fits(checkpoint)
+            return checkpoint
+        except tensors.Damaged as problem:
             warn(f"{problem}; looking for the one before")
     if found:
         raise SettingError(f"no checkpoint in {folder} is sound: start again with --overwrite")
@@ -81,11 +88,5 @@ def read(path: Path) -> Checkpoint:
     """One checkpoint, if it is sound."""
     facts, arrays = tensors.load(_KIND, path)
     if facts.get("round") != _round(path):
-        raise SettingError(f"{path} is not what its name says: it is of round {facts.get('round')}")
+        raise tensors.Damaged(f"{path} is not what its name says: it is of round {facts.get('round')}")
     return Checkpoint(path, facts["round"], facts, arrays)
-
-
-def sweep_up(folder: Path) -> None:
-    """Removes what a process left that died while it wrote."""
-    for each in folder.glob(f".*{tensors.PARTIAL}"):
-        each.unlink(missing_ok=True)

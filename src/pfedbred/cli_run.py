@@ -9,7 +9,6 @@ import os
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -32,10 +31,10 @@ from pfedbred.console import (
 from pfedbred.engine import Simulation
 from pfedbred.errors import SettingError, file_name, nearest
 from pfedbred.experiment import Experiment, Prepared
-from pfedbred.keeping import Keeping, as_it_was, begun, finished, opened, refuse_changes, run_into
+from pfedbred.keeping import Keeping, as_it_was, begun, finished, one_line, opened, refuse_changes, run_into
 from pfedbred.report import curves, heatmap
 from pfedbred.running import Run
-from pfedbred.stopping import CODES, Stopping, seconds
+from pfedbred.stopping import CODES, Stopping, process_begun, seconds
 from pfedbred.sweep import parse_grid, sweep
 
 File = Annotated[Optional[Path], typer.Argument(help="an experiment file in YAML; options given here override it")]  # noqa: UP045
@@ -176,11 +175,13 @@ def compare_command(
         refuse_changes(out, options)
     with _opened(out, overwrite, resume, _run_name(first, "compare"), keeping) as folder:
         show_federation(prepared[0])
-        records.write_config(folder, options, "compare")
+        with one_line(folder):
+            records.write_config(folder, options, "compare")
         runs = _run_each("compare", folder, dict(zip(names, prepared, strict=True)), keeping)
         summaries = [summary for _, summary in runs]
-        records.write_json(folder / "table.json", summaries)
-        curves.draw_comparison([done for done, _ in runs], folder / "curves.png")
+        with one_line(folder):
+            records.write_json(folder / "table.json", summaries)
+            curves.draw_comparison([done for done, _ in runs], folder / "curves.png")
         show_outcome(summaries)
         tell_of_sick_clients(summaries)
         warn_of_divergence([done for done, _ in runs])
@@ -208,8 +209,9 @@ def sweep_command(
     folder = _folder(out, overwrite, _run_name(experiment, f"{experiment.algorithm}-sweep"))
     with progress(f"{experiment.algorithm}, {math.prod(map(len, values.values()))} points") as advance:
         finished = sweep(experiment, values, observe=advance)
-    facts = records.write_sweep(finished, folder)
-    heatmap.draw_points(facts, folder / "heatmap.png")
+    with one_line(folder):
+        facts = records.write_sweep(finished, folder)
+        heatmap.draw_points(facts, folder / "heatmap.png")
     show_sweep(finished)
     print(f"run:     {folder}\npicture: {folder / 'heatmap.png'}")
 
@@ -297,10 +299,7 @@ def _run_name(experiment: Experiment, what: str) -> str:
 
 def _keeping(every: int | None, time_limit: str | None, resume: bool, models: bool | None) -> Keeping:
     limit = None if time_limit is None else seconds(time_limit)
-    return Keeping(every, Stopping(limit, _BEGUN), resume, models, warn=_warn)
-
-
-_BEGUN = time.monotonic()
+    return Keeping(every, Stopping(limit, process_begun()), resume, models=models, warn=_warn)
 
 
 def _warn(message: str) -> None:
@@ -327,10 +326,17 @@ def _opened(out: Path | None, overwrite: bool, resume: bool, name: str, keeping:
     """The folder to run into."""
     if overwrite and resume:
         raise SettingError("--overwrite begins again and --resume goes on: give one of them")
+    keeping.overwrite = overwrite
     if _elsewhere:
         keeping.source = out
     with opened(_place(out, name), overwrite=overwrite, resume=resume) as folder:
         yield folder
+
+
+def _way(keeping: Keeping) -> str:
+    """The options that a run is to go on with."""
+    every = "" if keeping.every is None else f" --checkpoint-every {keeping.every}"
+    return every + {None: "", True: " --keep-models", False: " --no-models"}[keeping.models]
 
 
 def _run_each(
@@ -339,22 +345,24 @@ def _run_each(
     """Runs one after another, each into its folder below, with its summary; those finished before are read."""
     results = []
     source = keeping.source or folder
-    with keeping.stopping.listening(), watching([each.experiment for each in prepared.values()]) as watchers:
+    saving = "" if keeping.every == 0 else ", then saving"
+    with keeping.stopping.listening(saving), watching([each.experiment for each in prepared.values()]) as watchers:
         for (name, each), watcher in zip(prepared.items(), watchers, strict=True):
             if keeping.resume and finished(source / name):
                 refuse_changes(source / name, records.plain(each.experiment))
                 print(f"{source / name}: finished before")
                 results.append(as_it_was(source / name, each))
                 continue
-            with opened(folder / name, resume=keeping.resume) if name else nullcontext():
+            again = {"resume": keeping.resume, "overwrite": keeping.overwrite}
+            with opened(folder / name, **again) if name else nullcontext():
                 done = run_into(folder / name, each, watcher, dataclasses.replace(keeping, source=source / name))
             if done.stopped:
                 print(f"stopped ({done.stopped}) after round {done.round} of {each.experiment.rounds}")
                 if keeping.every != 0:
-                    print(f"to go on: pfedbred {command} --resume --out {shlex.quote(str(source))}")
+                    print(f"to go on: pfedbred {command} --resume --out {shlex.quote(str(source))}{_way(keeping)}")
                 raise typer.Exit(CODES[done.stopped])
             if done.diverged is not None and checkpoints.files(folder / name):
-                print(f"the last good checkpoint: {checkpoints.files(folder / name)[0]}")
+                print(f"the last checkpoint before that: {checkpoints.files(folder / name)[0]}")
             results.append((done, records.summary(done)))
     return results
 

@@ -245,7 +245,8 @@ class Experiment:
         simulation = experiment._simulation(algorithm, task, federation, plan)
         experiment._check_room(simulation)
         simulation.trace()
-        return Prepared(experiment, simulation, newcomers)
+        store: Any = "device" if isinstance(simulation, Simulation) else simulation.store
+        return Prepared(dataclasses.replace(experiment, store=store), simulation, newcomers)
 
     def _check_room(self, simulation: Simulation | StreamedSimulation) -> None:
         """Refuses what the device has no memory for. What only takes long is left to the one who asks for it."""

@@ -17,11 +17,12 @@ from pfedbred.data.federation import Federation
 from pfedbred.engine import Simulation, devices
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Prepared
-from pfedbred.metrics import Metrics, read_points
+from pfedbred.metrics import Metrics, read_points, size_of
 from pfedbred.reading import COUNT, NUMBER, expect, read_json
 from pfedbred.report import curves
 from pfedbred.running import Point, Progress, Run, run
 from pfedbred.stopping import CODES, Stopping
+from pfedbred.tensors import Damaged
 
 _SLICE = 1.0  # seconds of rounds after which someone who wants to stop is heard
 _AUTOMATIC = 60.0  # seconds between checkpoints if nobody says how many rounds,
@@ -39,6 +40,7 @@ class Keeping:
       every: rounds between checkpoints; 0 for none at all, None for one a minute.
       stopping: asked whether to stop.
       resume: whether to go on with the run that is in the folder.
+      overwrite: whether to replace runs below the folder.
       models: whether to keep the trained models; None if they are small.
       source: the folder to go on from, if it is not the one that is written into.
       warn: told of what is amiss.
@@ -47,6 +49,7 @@ class Keeping:
     every: int | None = None
     stopping: Stopping = field(default_factory=Stopping)
     resume: bool = False
+    overwrite: bool = False
     models: bool | None = None
     source: Path | None = None
     warn: Callable[[str], None] = print
@@ -55,9 +58,10 @@ class Keeping:
 class Keeper:
     """Writes a checkpoint between rounds when one is due, and says when to stop."""
 
-    def __init__(self, folder: Path, prepared: Prepared, metrics: Metrics, keeping: Keeping, saved: int = 0) -> None:
+    def __init__(self, folder: Path, prepared: Prepared, keeping: Keeping, saved: int = 0) -> None:
         """``saved`` is the round of the checkpoint that the run goes on from."""
-        self._folder, self._prepared, self._metrics, self._keeping = folder, prepared, metrics, keeping
+        self._folder, self._prepared, self._keeping = folder, prepared, keeping
+        self.metrics: Metrics | None = None
         self._facts = {"experiment": records.plain(prepared.experiment), "data": prepared.simulation.federation.facts}
         self._saved_at = self._asked_at = time.monotonic()
         self._saving, self._saved = 0.0, saved
@@ -74,21 +78,24 @@ class Keeper:
         now = time.monotonic()
         reason = self._keeping.stopping.wanted(needed=1.5 * (now - self._asked_at + self._saving) + 1)
         reason = _REASONS[devices.agreed(_REASONS.index(reason))]
-        if devices.agreed(self._due(progress.round, now) or bool(reason and self._keeping.every != 0)):
+        if devices.agreed(self._due(progress, now) or bool(reason and self._keeping.every != 0)):
             self._save(progress)
         return reason
 
-    def _due(self, round_: int, now: float) -> bool:
+    def _due(self, progress: Progress, now: float) -> bool:
+        if all(progress.states.skipped_in_row.tolist()):
+            return False  # it goes nowhere: what was saved before may be better
         if self._keeping.every is None:
             return now - self._saved_at > max(_AUTOMATIC, _SHARE * self._saving)
-        return self._keeping.every > 0 and round_ % self._keeping.every == 0
+        return self._keeping.every > 0 and progress.round % self._keeping.every == 0
 
     def _save(self, progress: Progress) -> None:
+        assert self.metrics is not None
         begun = time.monotonic()
         arrays = self._prepared.simulation.saved(progress.states)
         facts = {
             **self._facts,
-            "metrics": self._metrics.settle(),
+            "metrics": self.metrics.settle(),
             "seconds": progress.seconds,
             "compile_seconds": progress.compile_seconds,
             "round_seconds": progress.round_seconds,
@@ -111,7 +118,7 @@ class Keeper:
 def opened(folder: Path, *, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
     """A folder to run into, which no other process may use meanwhile; a new one, unless to resume."""
     with locks.locked(records.find_folder(folder)):
-        yield folder if resume else records.make_folder(folder, overwrite)
+        yield folder if resume and begun(folder) else records.make_folder(folder, overwrite)
 
 
 def begun(folder: Path) -> bool:
@@ -124,9 +131,10 @@ def finished(folder: Path) -> bool:
     return (folder / "summary.json").exists()
 
 
-def refuse_changes(folder: Path, options: Mapping[str, Any]) -> None:
-    """Refuses to go on with other settings than the run in the folder has."""
-    before = records.read_config(folder / "config.yaml")
+def refuse_changes(folder: Path, options: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> None:
+    """Refuses to go on with other settings than the run in the folder has (``before``, if it is not its config)."""
+    if before is None:
+        before = records.read_config(folder / "config.yaml")
     changed = [
         f"{name} {before.get(name)!r}, now {options.get(name)!r}"
         for name in dict.fromkeys([*before, *options])
@@ -143,38 +151,56 @@ def refuse_changes(folder: Path, options: Mapping[str, Any]) -> None:
         raise SettingError(f"{folder} was run with other settings: {'; '.join(changed)}")
 
 
+_TIMES = ("seconds", "compile_seconds", "round_seconds")
+_FACTS = {"experiment": dict, "data": dict, "metrics": COUNT, **dict.fromkeys(_TIMES, NUMBER)}
+
+
 def where_it_stopped(folder: Path, prepared: Prepared, warn: Callable[[str], None]) -> tuple[Progress | None, int]:
     """Where to go on with the run in a folder, None for its start; and how many bytes of its metrics come before."""
-    found = checkpoints.latest(folder, warn)
+
+    def fits(found: checkpoints.Checkpoint) -> None:
+        expect(found.facts, _FACTS, found.path)
+        if found.facts["metrics"] > size_of(folder):
+            raise Damaged(f"metrics.jsonl is shorter than when {found.path} was written")
+
+    found = checkpoints.latest(folder, warn, fits)
     if found is None:
         return None, 0
     facts = found.facts
+    refuse_changes(folder, records.plain(prepared.experiment), facts["experiment"])
     data = prepared.simulation.federation.facts
-    if facts.get("data") != data:
-        raise SettingError(f"{folder} was run on other data: {facts.get('data')}, now {data}")
-    times = ("seconds", "compile_seconds", "round_seconds")
-    expect(facts, {"metrics": COUNT, **dict.fromkeys(times, NUMBER)}, found.path)
-    size = facts["metrics"]
-    points = read_points(folder, size)
+    if facts["data"] != data:
+        raise SettingError(f"{folder} was run on other data: {facts['data']}, now {data}")
+    points = read_points(folder, facts["metrics"])
     states = prepared.simulation.restored(found.arrays, prepared.experiment.seeds)
-    return Progress(found.round, states, points, *(facts[name] for name in times)), size
+    return Progress(found.round, states, points, *(facts[name] for name in _TIMES)), facts["metrics"]
+
+
+@contextmanager
+def one_line(folder: Path, intact: Callable[[], str] | None = None) -> Iterator[None]:
+    """What the system refuses to write is told in one line, with what is left of the run."""
+    try:
+        yield
+    except OSError as problem:
+        left = f"; {intact()}" if intact else ""
+        raise SettingError(f"cannot write into {folder}: {problem.strerror or problem}{left}") from None
 
 
 def run_into(folder: Path, prepared: Prepared, observe: Callable[[Point], None], keeping: Keeping) -> Run:
     """Runs into a folder, whose lock the caller holds, or goes on with the run that is in it."""
     source = keeping.source or folder
     start, size = None, 0
-    checkpoints.sweep_up(folder)
     if keeping.resume and begun(source):
         refuse_changes(source, records.plain(prepared.experiment))
         start, size = where_it_stopped(source, prepared, keeping.warn)
-        if start and source == folder:
-            checkpoints.forget_after(folder, start.round)
-    intact = "nothing of the run is saved"
-    try:
+    keeper = Keeper(folder, prepared, keeping, start.round if start else 0)
+    with one_line(folder, keeper.intact):
+        for each in records.left_behind(folder):
+            each.unlink(missing_ok=True)
+        if source == folder:
+            checkpoints.forget_after(folder, start.round if start else 0)
         records.write_config(folder, records.plain(prepared.experiment), "run")
-        metrics = Metrics(folder, keep=size if source == folder else 0)
-        keeper = Keeper(folder, prepared, metrics, keeping, start.round if start else 0)
+        metrics = keeper.metrics = Metrics(folder, keep=size if source == folder else 0)
 
         def seen(point: Point) -> None:
             metrics.write(point)
@@ -183,12 +209,12 @@ def run_into(folder: Path, prepared: Prepared, observe: Callable[[Point], None],
         try:
             done = run(prepared=prepared, observe=seen, pauses=keeper, start=start)
         finally:
-            intact = keeper.intact()
             metrics.close()
         if not done.stopped:
-            _write_outcome(folder, done, keeping.models)
-    except OSError as problem:
-        raise SettingError(f"cannot write into {folder}: {problem.strerror or problem}; {intact}") from None
+            try:
+                _write_outcome(folder, done, keeping.models)
+            except SettingError as problem:
+                raise SettingError(f"{problem}; {keeper.intact()}") from None
     return done
 
 
@@ -211,8 +237,10 @@ def _knows_all(run: Run) -> bool:
 def as_it_was(folder: Path, prepared: Prepared) -> tuple[Run, dict[str, Any]]:
     """A run that was finished before, from its folder: its points, but not its models; and its summary."""
     summary = read_json(folder / "summary.json")
-    expect(summary, records.SUMMARY, folder / "summary.json")
+    expect(summary, records.FINISHED, folder / "summary.json")
     points = read_points(folder, None)
+    if not points:
+        raise SettingError(f"{folder} is of a finished run, but its metrics.jsonl is empty")
     nothing: Any = None
     done = Run(prepared.experiment, points, 0.0, [], points[-1].seconds, prepared.simulation, nothing)
     return dataclasses.replace(done, round=points[-1].round, diverged=summary.get("diverged")), summary

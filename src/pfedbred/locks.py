@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pfedbred.errors import SettingError
@@ -25,11 +25,13 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / LOCK
     handle = _take(path)
     try:
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n".encode(), 0)
+        with suppress(OSError):  # on a full disk nobody can read who it is, and it is locked all the same
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n".encode(), 0)
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may have been made read-only, or be gone
+            path.unlink()
         os.close(handle)
 
 
@@ -41,10 +43,14 @@ def _take(path: Path) -> int:
             raise SettingError(f"cannot write into {path.parent}: {problem.strerror}") from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             who = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(handle)
             raise SettingError(f"{path.parent} is in use by {who}") from None
-        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-            return handle
+        except OSError as problem:
+            os.close(handle)
+            raise SettingError(f"cannot lock {path.parent}: {problem.strerror}; choose another place") from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
         os.close(handle)  # its owner has just removed it: there may be a new one by now

@@ -31,7 +31,7 @@ class Metrics:
         self._file.truncate(keep)
 
     def write(self, point: Point) -> None:
-        """Adds a line and sees that it reaches the disk."""
+        """Adds a line, which others can read from then on."""
         line = {
             "round": point.round,
             "seconds": round(point.seconds, 3),
@@ -47,11 +47,20 @@ class Metrics:
     def settle(self) -> int:
         """Sees that all lines are on the disk; returns how many bytes they take."""
         os.fsync(self._file.fileno())
-        return self._file.tell()
+        return os.fstat(self._file.fileno()).st_size  # not where it stands: it was opened at an end that may be cut off
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Closes the file, all of it on the disk."""
+        try:
+            self.settle()
+        finally:
+            self._file.close()
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the metrics in a folder; none if there are no metrics."""
+    path = folder / "metrics.jsonl"
+    return path.stat().st_size if path.exists() else 0
 
 
 def _model_line(scores: ModelScores) -> dict[str, Any]:

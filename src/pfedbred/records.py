@@ -16,6 +16,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ from pfedbred import checkpoints, locks, reading, tensors
 from pfedbred._version import __version__
 from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, is_file_name
 from pfedbred.experiment import Experiment
 from pfedbred.reading import COUNT, FRACTION, NUMBER, Maybe, Some
 from pfedbred.running import Run
@@ -51,7 +52,10 @@ def find_folder(folder: Path) -> Path:
 
 def make_folder(folder: Path, overwrite: bool = False) -> Path:
     """A folder of that name for a new run. An existing run is left alone, unless ``overwrite`` removes it."""
-    if any(each.name != locks.LOCK for each in find_folder(folder).iterdir()):
+    if {each.name for each in find_folder(folder).iterdir()} - {
+        locks.LOCK,
+        *(each.name for each in left_behind(folder)),
+    }:
         if not overwrite:
             raise SettingError(f"{folder} is not empty; choose another --out, or add --overwrite")
         try:
@@ -62,29 +66,52 @@ def make_folder(folder: Path, overwrite: bool = False) -> Path:
 
 
 def _remove_runs(folder: Path) -> None:
-    """Removes the files of a run, and of the runs of a comparison below it; nothing else."""
-    for below in folder.iterdir():
-        if below.is_dir() and (below / "config.yaml").exists():
-            _remove_runs(below)
+    """Removes the files of a run, and of the runs of a comparison that are its own; nothing else.
+
+    What says that a run is finished goes first, what says that there is one goes last: whatever is left if this is cut
+    off can be removed again.
+    """
+    for name in _parts(folder):
+        below = folder / name
+        if below.is_dir() and not below.is_symlink():
+            with locks.locked(below):
+                _remove_runs(below)
             if not any(below.iterdir()):
                 below.rmdir()
-    for name in _RUN_FILES:
-        (folder / name).unlink(missing_ok=True)
-    for checkpoint in checkpoints.files(folder):
-        checkpoint.unlink()
+    for each in (folder / "summary.json", *checkpoints.files(folder), *left_behind(folder)):
+        each.unlink(missing_ok=True)
+    for each in (*folder.glob("client-*.safetensors"), *(folder / name for name in _RUN_FILES)):
+        each.unlink(missing_ok=True)
+
+
+def _parts(folder: Path) -> list[str]:
+    """The runs of the comparison in a folder, if it holds one."""
+    try:
+        names = read_config(folder / "config.yaml").get("algorithms")
+    except SettingError:
+        return []  # there is none that could be read
+    return [each for each in names if isinstance(each, str) and is_file_name(each)] if isinstance(names, list) else []
+
+
+def left_behind(folder: Path) -> list[Path]:
+    """What a process leaves that dies while it writes a file of a run."""
+    names = "|".join(map(re.escape, _RUN_FILES))
+    ours = re.compile(rf"\.({names}|checkpoint-\d+\.safetensors)(\.\d+)?{re.escape(tensors.PARTIAL)}")
+    return [each for each in folder.iterdir() if ours.fullmatch(each.name)]
 
 
 _RUN_FILES = (
-    "config.yaml",
+    "summary.json",
     "curves.png",
     "data.json",
+    "global.safetensors",
     "heatmap.png",
     "metrics.jsonl",
     "models.safetensors",
     "report.html",
-    "summary.json",
     "sweep.json",
     "table.json",
+    "config.yaml",
 )
 
 
@@ -272,6 +299,15 @@ SUMMARY = {
     "experiment": _EXPERIMENT,
     "platform": {"device": str, "backend": str, "jax": str},
 }
+FINISHED = {
+    **SUMMARY,
+    "rounds": COUNT,
+    "newcomers": Maybe({"clients": COUNT, "global": _OVER_SEEDS, "personal": Some(_OVER_SEEDS)}),
+    "scored": Maybe({"clients": COUNT, "took_part": Some(COUNT)}),
+    "left_out": [dict],
+    "skipped_rounds": [COUNT],
+    "diverged": Maybe(COUNT),
+}
 METRICS_LINE = {"round": COUNT, "global": _ACCURACY, "personal": _ACCURACY}
 LAST_LINE = {"global": _CLIENTS, "personal": _CLIENTS}
 DATA = {"name": str, "clients": COUNT, "names": [str], "labels": [str], "train": [[COUNT]], "test": [[COUNT]]}
@@ -311,8 +347,14 @@ def write_json(path: Path, value: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes beside the place and then into it: a file is there whole or not at all."""
     beside = path.with_name(f".{path.name}{tensors.PARTIAL}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def revision() -> str | None:

@@ -149,14 +149,16 @@ def run(
     round_seconds: list[float] = [start.round_seconds] if start else []
     health = total([point.health for point in points], experiment.seeds)
     done, stopped, diverged = start.round if start else 0, None, None
+    pace: float | None = None  # of this process: another machine may have been quicker
     while done < experiment.rounds and stopped is None and diverged is None:
         stretch = min(experiment.eval_every - done % experiment.eval_every, experiment.rounds - done)
         if pauses:
-            stretch = min(stretch, pauses.most(done, round_seconds[-1] if round_seconds else None))
+            stretch = min(stretch, pauses.most(done, pace))
         compiled, started = simulation.compile_seconds, time.perf_counter()
         states = jax.block_until_ready(simulation.advance(states, stretch))
         compiling = simulation.compile_seconds - compiled
-        round_seconds.append((time.perf_counter() - started - compiling) / stretch)
+        pace = (time.perf_counter() - started - compiling) / stretch
+        round_seconds.append(pace)
         done += stretch
         seconds = time.perf_counter() - begun
         if done == experiment.rounds or done % experiment.eval_every == 0:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pfedbred.errors import SettingError
@@ -36,17 +37,21 @@ class Stopping:
         return self.reason
 
     @contextmanager
-    def listening(self) -> Iterator[Stopping]:
+    def listening(self, saving: str = ", then saving") -> Iterator[Stopping]:
         """Ctrl-C, and the signal by which queues end a job, are noted; the second Ctrl-C ends the process at once."""
         if threading.current_thread() is not threading.main_thread():
             yield self  # only the main thread hears signals
             return
 
         def note(number: int, frame: Any) -> None:
-            self.reason = "interrupted" if number == signal.SIGINT else "terminated"
-            signal.signal(number, signal.SIG_DFL)
-            again = "; again to stop at once" if number == signal.SIGINT else ""
-            os.write(2, f"\npfedbred: finishing the round, then saving{again}\n".encode())
+            told, self.reason = self.reason, "interrupted" if number == signal.SIGINT else "terminated"
+            again = ""
+            if number == signal.SIGINT:  # queues may well repeat theirs
+                signal.signal(number, signal.SIG_DFL)
+                again = "; again to stop at once"
+            cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it, and may not come to show it
+            if told is None or again:
+                os.write(2, f"{cursor}\npfedbred: finishing the round{saving}{again}\n".encode())
 
         heard = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
         before = {number: signal.signal(number, note) for number in heard}  # whom others made deaf stays so
@@ -55,6 +60,16 @@ class Stopping:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def process_begun() -> float:
+    """When this process began, as a time of ``time.monotonic``; now, if the system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return time.monotonic()
+    return time.monotonic() - age
 
 
 def seconds(text: str) -> float:

@@ -41,6 +41,10 @@ _LARGEST_HEADER = 100 * 2**20
 _PIECE = 2**22  # bytes that are read or written at a time
 
 
+class Damaged(SettingError):
+    """A file that is not what was written. One that cannot be read, or is of another version, may be sound."""
+
+
 class Pieces(NamedTuple):
     """An array that is given piece by piece along its first axis, as often as it is asked for."""
 
@@ -177,7 +181,7 @@ def load(kind: Kind, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     text, expected = header["__metadata__"][kind.facts], header["__metadata__"]["sha256"]
     found = _checksum(text, arrays)
     if found != expected:
-        raise SettingError(f"{path} is damaged: its checksum is {found[:12]}..., not {expected[:12]}...; {kind.hint}")
+        raise Damaged(f"{path} is damaged: its checksum is {found[:12]}..., not {expected[:12]}...; {kind.hint}")
     if hasattr(content, "madvise"):
         content.madvise(mmap.MADV_DONTNEED)  # what was read for the checksum need not stay in memory
     facts = parse_json(text, path)
@@ -190,7 +194,7 @@ def _header(kind: Kind, path: Path, file: BinaryIO) -> tuple[dict[str, Any], int
     size = path.stat().st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, _LARGEST_HEADER):
-        raise SettingError(f"{path} is not a {kind.noun}, or only the beginning of one")
+        raise Damaged(f"{path} is not a {kind.noun}, or only the beginning of one")
     text = file.read(length)
     try:
         header = parse_json(text, path)
@@ -201,7 +205,7 @@ def _header(kind: Kind, path: Path, file: BinaryIO) -> tuple[dict[str, Any], int
     if said != kind.format and said.startswith(kind.format.rsplit(maxsplit=1)[0]):
         raise SettingError(f"{path} was written by another version: it is {said!r}, not {kind.format!r}")
     if said != kind.format:
-        raise SettingError(f"{path} is not a {kind.noun}: {kind.hint}")
+        raise Damaged(f"{path} is not a {kind.noun}: {kind.hint}")
     return header, 8 + length
 
 
@@ -218,7 +222,7 @@ def _array(path: Path, content: mmap.mmap, name: str, entry: Any, begin: int) ->
     except (KeyError, TypeError, ValueError, OverflowError):
         sound = False
     if not sound:
-        raise SettingError(f"{path} is damaged: its header does not describe {name!r}")
+        raise Damaged(f"{path} is damaged: its header does not describe {name!r}")
     if begin + last > len(content):
-        raise SettingError(f"{path} is cut off: {name!r} ends at byte {begin + last} of {len(content)}")
+        raise Damaged(f"{path} is cut off: {name!r} ends at byte {begin + last} of {len(content)}")
     return np.frombuffer(content, dtype, count, begin + first).reshape(shape)

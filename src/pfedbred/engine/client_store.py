@@ -143,9 +143,10 @@ class ClientStore:
     def fill(self, clients: np.ndarray, rows: np.ndarray) -> None:
         """Takes in what ``clients`` and ``rows`` of another store gave; this one must be empty."""
         assert not self._slot_of
-        if rows.shape != (len(clients), self.record_bytes):
+        if rows.shape != (len(clients), self.record_bytes) or rows.dtype != np.uint8:
             raise SettingError(
-                f"what was saved does not fit: a client's record has {rows.shape[-1]} bytes, not {self.record_bytes}"
+                f"what was saved does not fit: it is {rows.dtype} of shape {rows.shape}, not the records of "
+                f"{len(clients)} clients of {self.record_bytes} bytes"
             )
         for slot, (client, row) in enumerate(zip(clients.tolist(), rows, strict=True)):
             self._slots.write(slot, np.array(row))

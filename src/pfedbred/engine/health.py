@@ -70,7 +70,10 @@ def _shapes(tree: Tree) -> Any:
 
 
 def _norm(tree: Tree) -> Array:
-    return jnp.sqrt(sum((jnp.vdot(leaf, leaf) for leaf in _numbers(tree)), jnp.float32(0)))
+    def squared(leaf: Array) -> Array:  # not in half precision, in which 256 squared is infinite
+        return jnp.vdot(leaf, leaf, preferred_element_type=jnp.promote_types(leaf.dtype, jnp.float32))
+
+    return jnp.sqrt(sum(map(squared, _numbers(tree)), jnp.float32(0)))
 
 
 def _numbers(tree: Tree) -> list[Array]:
@@ -113,7 +116,11 @@ def total(parts: Sequence[Health], seeds: int) -> Health:
 
 def by_name(times: Iterable[tuple[int, int]], names: Sequence[str] | None) -> dict[str, int]:
     """Counts by number as counts by name, those that are not 0; a client without a name goes by its number."""
-    return {names[i] if names else str(i): int(count) for i, count in times if count}
+    found: Counter[str] = Counter()  # two clients may have one name
+    for i, count in times:
+        if count:
+            found[names[i] if names else str(i)] += int(count)
+    return dict(found)
 
 
 def stalled(in_row: Sequence[int], rounds: int) -> np.ndarray:

@@ -218,10 +218,17 @@ class StreamedSimulation:
         placed = devices.place(jax.tree.map(devices.with_keys, shapes, filled), self._sharding)
         stores: Any = states.clients
         for place, store in enumerate(stores):
-            if f"records.{place}" not in arrays:
-                raise SettingError("what was saved does not fit: its clients were on the device")
-            store.fill(arrays[f"clients.{place}"], arrays[f"records.{place}"])
-            store.left_out.update(dict(arrays[f"left_out.{place}"].tolist()))
+            clients, records, left_out = (arrays.get(f"{name}.{place}") for name in ("clients", "records", "left_out"))
+            if clients is None or records is None or left_out is None:
+                raise SettingError("what was saved does not fit: its clients were on the device, or of other seeds")
+            everyone = self.federation.clients
+            known = clients.ndim == 1 and clients.dtype == np.int64 and len(np.unique(clients)) == len(clients)
+            known = known and bool(np.all((clients >= 0) & (clients < everyone)))
+            counted = left_out.ndim == 2 and left_out.shape[1] == 2 and left_out.dtype == np.int64
+            if not known or not counted or not np.isin(left_out[:, 0], np.arange(everyone)).all():
+                raise SettingError(f"what was saved does not fit: it is not of {everyone} clients")
+            store.fill(clients, records)
+            store.left_out.update(dict(left_out.tolist()))
         return placed._replace(clients=stores)
 
     # Models -----------------------------------------------------------------------------------------------------
