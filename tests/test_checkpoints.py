@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from conftest import small_federation
 
 import pfedbred
-from pfedbred import checkpoints, keeping, stopping, tensors
+from pfedbred import checkpoints, keeping, running, stopping, tensors
 from pfedbred.experiment import Experiment
 from pfedbred.keeping import Keeping
 from pfedbred.metrics import read_points
@@ -91,6 +92,67 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(algorithm, options, tmp_p
     for each in (first, second):
         assert each.pop("seconds")["total"] > 0
     assert first == second
+
+
+def test_lines_that_are_cut_off_do_not_count(tmp_path):
+    """Killed after an evaluation, resumed, stopped before it comes again, resumed: each goes on where the last was."""
+    folder = tmp_path / "run"
+
+    def die(point):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_into(folder, prepare(**LONGER), die, every=3)
+    assert len(lines(folder)) == 1
+    stopped = run_into(folder, prepare(**LONGER), resume=True, stopping=stopping.Stopping(time_limit=0.0))
+    assert stopped.round == 4
+    assert lines(folder) == []
+    run_into(folder, prepare(**LONGER), resume=True)
+    run_into(tmp_path / "whole", prepare(**LONGER))
+    assert lines(folder) == lines(tmp_path / "whole")
+
+
+def test_the_pace_of_another_machine_is_not_trusted():
+    """The first stretch of a resumed run is one round, whatever a round took before."""
+    prepared = prepare()
+    states = prepared.simulation.init([0])
+    paces = []
+
+    class Watch:
+        def most(self, done, round_seconds):
+            paces.append(round_seconds)
+            return 1
+
+        def pause(self, progress):
+            return "interrupted" if progress.round == 2 else None
+
+    running.run(prepared=prepared, pauses=Watch(), start=running.Progress(0, states, [], 1.0, 0.0, 1e-9))
+    assert paces[0] is None
+    assert paces[1] > 1e-6
+
+
+def test_a_run_that_goes_nowhere_is_not_saved(tmp_path):
+    """Its last checkpoint is from before all clients fell sick."""
+    prepared = prepare("fedavg", rounds=12, eval_every=12, settings={"alpha": 1e30, "R": 2})
+    done = run_into(tmp_path / "run", prepared, every=1)
+    assert done.diverged == 12
+    sick = [checkpoints.read(each).arrays["skipped_in_row"] for each in checkpoints.files(tmp_path / "run")]
+    assert all(each == 0 for each in sick)
+
+
+def test_a_queue_may_repeat_its_signal():
+    stop = stopping.Stopping()
+    with stop.listening():
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wanted() == "terminated"
+
+
+def test_time_runs_out_before_what_comes_next():
+    now = time.monotonic()
+    assert stopping.Stopping(100.0, begun=now - 50).wanted(needed=40) is None
+    assert stopping.Stopping(100.0, begun=now - 50).wanted(needed=60) == "time limit"
+    assert 0 < time.monotonic() - stopping.process_begun() < 10**5
 
 
 def test_a_run_stops_between_evaluations_too(tmp_path):
@@ -193,14 +255,68 @@ def test_other_data_are_refused(stopped):
         run_into(stopped, other, resume=True)
 
 
+def test_the_settings_of_a_checkpoint_count_too(stopped):
+    """A config.yaml can be written anew; what was saved is of the old one."""
+    config = stopped / "config.yaml"
+    config.write_text(config.read_text().replace("lam: 15.0", "lam: 3.0"))
+    with pytest.raises(pfedbred.SettingError, match=r"was run with other settings: lam 15\.0, now 3\.0"):
+        run_into(stopped, prepare(**LONGER, settings={"lam": 3.0}), resume=True)
+
+
+def test_another_version_is_not_damage(stopped):
+    newest = checkpoints.files(stopped)[0]
+    newest.write_bytes(newest.read_bytes().replace(b"pfedbred checkpoint 1", b"pfedbred checkpoint 2"))
+    with pytest.raises(pfedbred.SettingError, match="was written by another version"):
+        run_into(stopped, prepare(**LONGER), resume=True)
+    assert newest.exists()
+
+
+def test_a_folder_that_became_read_only_is_one_line(tmp_path, monkeypatch):
+    """Nothing can be removed from it either, the lock included."""
+    folder = tmp_path / "run"
+
+    def refuse(*arguments, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    def become_read_only(point):
+        for name in ("unlink", "replace", "open"):
+            monkeypatch.setattr(f"pathlib.Path.{name}", refuse)
+
+    with pytest.raises(pfedbred.SettingError, match="Permission denied; the run is saved up to round 2"):
+        run_into(folder, prepare(), become_read_only, every=2)
+    monkeypatch.undo()
+    assert checkpoints.latest(folder, pytest.fail).round == 2
+
+
+def test_to_overwrite_a_run_leaves_others_alone(tmp_path):
+    run_into(tmp_path / "outer", prepare())
+    run_into(tmp_path / "outer" / "other", prepare(), every=4)
+    inner = {each.name for each in (tmp_path / "outer" / "other").iterdir()}
+    with keeping.opened(tmp_path / "outer", overwrite=True):
+        assert {each.name for each in (tmp_path / "outer").iterdir()} == {"other", ".lock"}
+    assert {each.name for each in (tmp_path / "outer" / "other").iterdir()} == inner
+
+
+def test_to_resume_nothing_asks_for_an_empty_folder(tmp_path):
+    (tmp_path / ".mine.partial").write_text("not a run's")
+    with (
+        pytest.raises(pfedbred.SettingError, match="is not empty"),
+        keeping.opened(tmp_path, resume=True),
+    ):
+        pass
+    assert (tmp_path / ".mine.partial").exists()
+
+
 def test_metrics_that_have_been_cut_are_noticed(tmp_path):
     folder = tmp_path / "run"
     stop = stopping.Stopping()
     with stop.listening():
         run_into(folder, prepare(), Interrupt(3), stopping=stop)
     (folder / "metrics.jsonl").write_text("")
-    with pytest.raises(pfedbred.SettingError, match=r"metrics.jsonl is shorter than it was"):
-        run_into(folder, prepare(), resume=True)
+    warnings = []
+    with pytest.raises(pfedbred.SettingError, match=r"no checkpoint in .* is sound"):
+        run_into(folder, prepare(), resume=True, warn=warnings.append)
+    assert "metrics.jsonl is shorter than when" in warnings[0]
 
 
 @pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EIO])
@@ -209,7 +325,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_run_intact(problem, stopped, mon
 
     def full(handle):
         calls.append(handle)
-        if len(calls) > 4:  # metrics, file and folder of the first checkpoint, metrics of the second
+        if len(calls) > 5:  # config.yaml, metrics, file and folder of the first checkpoint, metrics of the second
             raise OSError(problem, os.strerror(problem))
         real(handle)
 

@@ -25,7 +25,7 @@ from mutations import JSON, JSON_LINES, SAFETENSORS, View, npz_with_damaged_arra
 from test_store import images, words
 
 import pfedbred
-from pfedbred import exports, keeping, priors, records, tensors
+from pfedbred import checkpoints, console, exports, keeping, priors, records, tensors
 from pfedbred.data import sources, store, text
 from pfedbred.experiment import Experiment
 from pfedbred.paper import table, tables
@@ -151,6 +151,36 @@ def from_stopped_run(name):
 
 def go_on(path):
     return keeping.where_it_stopped(path.parent, stopped_run()[0], lambda message: None)
+
+
+def streamed_checkpoint(folder):
+    """Of clients that come and go."""
+    states = streamed().simulation.advance(streamed().simulation.init([0]), 1)
+    facts = {"experiment": records.plain(streamed().experiment), "data": streamed().simulation.federation.facts}
+    facts |= {"metrics": 0, "seconds": 1.0, "compile_seconds": 1.0, "round_seconds": 1.0}
+    return checkpoints.write(folder, 1, facts, streamed().simulation.saved(states))
+
+
+@functools.cache
+def streamed():
+    settings = {"participation": "sample", "store": "memory", "settings": {"R": 1, "K": 1}}
+    experiment = Experiment("small", algorithm="mfo", rounds=2, aggregated=2, batch_size=3, **settings)
+    return experiment.prepare(small_federation())
+
+
+def finished_summary(folder):
+    _, files = stopped_run()
+    (folder / "metrics.jsonl").write_bytes(files["metrics.jsonl"])
+    summary = json.loads((FINISHED / "run" / "summary.json").read_text())
+    records.write_json(folder / "summary.json", summary)
+    return folder / "summary.json"
+
+
+def show_again(path):
+    done, summary = keeping.as_it_was(path.parent, stopped_run()[0])
+    console.show_outcome([summary])
+    console.tell_of_sick_clients([summary])
+    return done
 
 
 def from_sweep(folder):
@@ -282,6 +312,13 @@ READERS = {
     "summary.json": Reader(from_run("summary.json"), report, 700, [JSON]),
     "metrics.jsonl": Reader(from_run("metrics.jsonl"), report, 800, [JSON_LINES]),
     "checkpoint": Reader(from_stopped_run("checkpoint-00000001.safetensors"), go_on, 900, [CHECKED]),
+    "streamed checkpoint": Reader(
+        streamed_checkpoint,
+        lambda path: keeping.where_it_stopped(path.parent, streamed(), lambda message: None),
+        600,
+        [CHECKED],
+    ),
+    "summary of a finished run": Reader(finished_summary, show_again, 500, [JSON]),
     "metrics to go on with": Reader(from_stopped_run("metrics.jsonl"), go_on, 600, [JSON_LINES]),
     "data.json": Reader(from_run("data.json"), report, 600, [JSON]),
     "table.json": Reader(compared, report, 300, [JSON]),

@@ -208,6 +208,7 @@ def run_into(folder: Path, prepared: Prepared, observe: Callable[[Point], None],
 
         try:
             done = run(prepared=prepared, observe=seen, pauses=keeper, start=start)
+            metrics.settle()
         finally:
             metrics.close()
         if not done.stopped:

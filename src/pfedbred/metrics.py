@@ -50,11 +50,8 @@ class Metrics:
         return os.fstat(self._file.fileno()).st_size  # not where it stands: it was opened at an end that may be cut off
 
     def close(self) -> None:
-        """Closes the file, all of it on the disk."""
-        try:
-            self.settle()
-        finally:
-            self._file.close()
+        """Closes the file."""
+        self._file.close()
 
 
 def size_of(folder: Path) -> int:

@@ -52,10 +52,8 @@ def find_folder(folder: Path) -> Path:
 
 def make_folder(folder: Path, overwrite: bool = False) -> Path:
     """A folder of that name for a new run. An existing run is left alone, unless ``overwrite`` removes it."""
-    if {each.name for each in find_folder(folder).iterdir()} - {
-        locks.LOCK,
-        *(each.name for each in left_behind(folder)),
-    }:
+    nothing = {locks.LOCK, *(each.name for each in left_behind(find_folder(folder)))}
+    if any(each.name not in nothing for each in folder.iterdir()):
         if not overwrite:
             raise SettingError(f"{folder} is not empty; choose another --out, or add --overwrite")
         try:
