@@ -74,7 +74,13 @@ def alone():
 
 
 @pytest.mark.parametrize(
-    ("devices", "processes", "executor"), [(2, 1, "in-turn"), (4, 1, "in-turn"), (2, 1, "vmap"), (1, 2, "in-turn")]
+    ("devices", "processes", "executor"),
+    [
+        (2, 1, "in-turn"),
+        (4, 1, "in-turn"),
+        (1, 2, "in-turn"),
+        pytest.param(2, 1, "vmap", marks=pytest.mark.slow),
+    ],
 )
 def test_results_do_not_depend_on_the_devices(alone, devices, processes, executor):
     """6 clients and 2 newcomers come out even on 2 devices and not on 4; 7 clients on neither."""

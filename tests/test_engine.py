@@ -233,8 +233,20 @@ def test_a_client_without_test_samples_is_left_out_of_the_scores():
     assert np.isfinite(test.client_std[0])
 
 
-@pytest.mark.parametrize("prior", ["gaussian", "bernoulli", "poisson", "exponential"])
-@pytest.mark.parametrize("solver", ["gradient", "mirror"])
+@pytest.mark.parametrize(
+    ("prior", "solver"),
+    [
+        ("gaussian", "mirror"),
+        ("bernoulli", "gradient"),
+        ("poisson", "mirror"),
+        ("exponential", "gradient"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("gaussian", "gradient"), ("bernoulli", "mirror"), ("poisson", "gradient"))
+        ),
+        pytest.param("exponential", "mirror", marks=pytest.mark.slow),
+    ],
+)
 def test_every_prior_trains_a_network(prior, solver, digits):
     """A DNN whose weights are unconstrained: personal models beat the start and the global model."""
     task = task_for(digits, "dnn", jnp.float32)

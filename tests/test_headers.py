@@ -125,9 +125,7 @@ def test_a_federation_of_too_many_labels(little_memory, tmp_path):
         for name, array in getattr(federation, part)._asdict().items()
     }
     facts = {"name": "x", "classes": PROMISE, "vocabulary": None, "names": None, "labels": None, "about": {}}
-    text = json.dumps(facts)
-    said = {"format": store._FORMAT, "federation": text, "sha256": store._checksum(text, arrays)}
-    store.tensors.write(tmp_path / "one.fed", arrays, said)
+    store.tensors.save(store._KIND, tmp_path / "one.fed", facts, arrays)
     refused(lambda: store.load(tmp_path / "one.fed"), "there can be 100,000 at most")
     np.savez(tmp_path / "own.npz", x=np.ones((4, 2)), y=[0, 1, 2, 2**31 - 2], client=[0, 0, 1, 1])
     refused(lambda: pfedbred.load(str(tmp_path / "own.npz")), "own: labels from 0 to 2,147,483,646")

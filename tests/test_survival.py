@@ -59,7 +59,7 @@ def kill_until_done(forker, folder, random_, kills, whole_seconds):
     """Kills a run at random moments, half of them in a write, as often as asked; then lets it finish."""
     done, in_writes = 0, 0
     for _ in range(kills):
-        every = random_.choice((1, 3, 4, 7))
+        every = random_.choice((1, 2, 4, 8))
         child = forker.start("run", *OPTIONS, "--checkpoint-every", every, "--out", folder, "--resume")
         if random_.random() < 0.5:
             count = random_.randint(1, 6)  # the so manieth write from here on
@@ -71,7 +71,7 @@ def kill_until_done(forker, folder, random_, kills, whole_seconds):
 
             until(writing)
         else:
-            until(lambda: False, random_.uniform(0, 1.2 * whole_seconds))
+            until(lambda: False, random_.uniform(0, whole_seconds))
         send(child, signal.SIGKILL)
         if forker.wait() == 0:
             break  # it was faster
