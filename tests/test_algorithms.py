@@ -41,7 +41,13 @@ def values(simulation, states):
     return [np.asarray(leaf) for leaf in jax.tree.leaves((states.server, states.clients, models))]
 
 
-@pytest.mark.parametrize("name", DOUBLY)  # which runs all of what the bare algorithm runs
+ALIKE = ("fo", "mfo", "mg", "mg-meta-literal", "pfedbred", "fedprox", "reptile", "ditto")  # others are the same inside
+
+
+@pytest.mark.parametrize(  # which runs all of what the bare algorithm runs
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name.partition("+")[0] in ALIKE else []) for name in DOUBLY],
+)
 def test_batched_is_the_plain_loop_and_nothing_recompiles(name):
     federation = small_federation(sizes=(1, 12, 5, 20))  # one client has a single sample
     simulation, states = simulate(name, federation, rounds=1)

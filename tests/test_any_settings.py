@@ -151,7 +151,7 @@ def test_strange_settings_are_refused_before_any_work(asked):
         prepared(options, FEDERATIONS[kind])
 
 
-@settings(max_examples=8, **PATIENT)
+@settings(max_examples=5, **PATIENT)
 @given(experiments(strange=1))
 def test_what_is_not_refused_runs(asked):
     event(f"ran: {run_through(*asked)}")

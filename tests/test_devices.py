@@ -76,7 +76,7 @@ def alone():
 @pytest.mark.parametrize(
     ("devices", "processes", "executor"),
     [
-        (2, 1, "in-turn"),
+        pytest.param(2, 1, "in-turn", marks=pytest.mark.slow),
         (4, 1, "in-turn"),
         (1, 2, "in-turn"),
         pytest.param(2, 1, "vmap", marks=pytest.mark.slow),

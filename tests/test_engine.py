@@ -237,13 +237,13 @@ def test_a_client_without_test_samples_is_left_out_of_the_scores():
     ("prior", "solver"),
     [
         ("gaussian", "mirror"),
-        ("bernoulli", "gradient"),
         ("poisson", "mirror"),
         ("exponential", "gradient"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (("gaussian", "gradient"), ("bernoulli", "mirror"), ("poisson", "gradient"))
         ),
+        pytest.param("bernoulli", "gradient", marks=pytest.mark.slow),
         pytest.param("exponential", "mirror", marks=pytest.mark.slow),
     ],
 )

@@ -81,7 +81,7 @@ def kill_until_done(forker, folder, random_, kills, whole_seconds):
     return done, in_writes
 
 
-@pytest.mark.parametrize("kills", [25, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [8, pytest.param(25, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_if_nothing_had_happened(forker, whole, whole_seconds, tmp_path, kills):
     expected = outcome(whole)
     random_ = random.Random(0)
