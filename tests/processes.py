@@ -15,9 +15,20 @@ sys.path[:0] = sys.argv[1:]
 import jax, optax, yaml, rich, typer, numpy, sklearn.datasets, matplotlib.backends.backend_agg, matplotlib.figure
 import safetensors.numpy
 import pfedbred.cli
+
+def dying(fsync, times):
+    # Kills the process in the middle of the so manieth write of a checkpoint.
+    left = [times]
+    def settle(handle):
+        left[0] -= ".checkpoint-" in os.readlink(f"/proc/self/fd/{handle}")
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        fsync(handle)
+    return settle
+
 print("ready", flush=True)
 for line in sys.stdin:
-    output, limit, devices, *arguments = line.rstrip("\\n").split("\\t")
+    output, limit, devices, dies, *arguments = line.rstrip("\\n").split("\\t")
     child = os.fork()
     if not child:
         handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -26,6 +37,8 @@ for line in sys.stdin:
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are deaf to Ctrl-C
         jax.config.update("jax_num_cpu_devices", int(devices))
+        if int(dies):
+            os.fsync = dying(os.fsync, int(dies))
         sys.stdin.close()
         sys.argv = ["pfedbred", *arguments]
         pfedbred.cli.main()
@@ -61,10 +74,11 @@ class Forker:
         assert self._process.stdout
         return self._process.stdout.readline().strip()
 
-    def start(self, *arguments: object, largest_file: int | None = None, devices: int = 1) -> int:
+    def start(self, *arguments: object, largest_file: int | None = None, devices: int = 1, dies: int = 0) -> int:
+        """``dies`` is the number of the checkpoint in whose middle the process is killed, counted from here."""
         assert self._process.stdin
         limit = "-" if largest_file is None else largest_file
-        self._process.stdin.write("\t".join(map(str, (self.output, limit, devices, *arguments))) + "\n")
+        self._process.stdin.write("\t".join(map(str, (self.output, limit, devices, dies, *arguments))) + "\n")
         self._process.stdin.flush()
         self._child = int(self._line())
         return self._child

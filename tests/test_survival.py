@@ -60,19 +60,12 @@ def kill_until_done(forker, folder, random_, kills, whole_seconds):
     done, in_writes = 0, 0
     for _ in range(kills):
         every = random_.choice((1, 2, 4, 8))
-        child = forker.start("run", *OPTIONS, "--checkpoint-every", every, "--out", folder, "--resume")
-        if random_.random() < 0.5:
-            count = random_.randint(1, 6)  # the so manieth write from here on
-            seen = set()
-
-            def writing(seen=seen, count=count):
-                seen.update(each.name for each in folder.glob(".*.partial"))
-                return len(seen) >= count or (folder / "summary.json").exists()
-
-            until(writing)
-        else:
+        in_write = random_.random() < 0.5
+        options = {"dies": random_.randint(1, 6)} if in_write else {}
+        child = forker.start("run", *OPTIONS, "--checkpoint-every", every, "--out", folder, "--resume", **options)
+        if not in_write:
             until(lambda: False, random_.uniform(0, whole_seconds))
-        send(child, signal.SIGKILL)
+            send(child, signal.SIGKILL)
         if forker.wait() == 0:
             break  # it was faster
         done += 1
