@@ -22,7 +22,11 @@ def inputs_of(run, x):
     return x if federation.shift is None else (x - federation.shift) * federation.scale
 
 
-@pytest.mark.parametrize("algorithm", ["mg-meta", "fedavg", "fedem", "fedper", "per-fedavg", "fedamp", "apfl+ft"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["mg-meta", "fedem", "fedper", "apfl+ft"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "per-fedavg", "fedamp")],
+)
 def test_an_exported_model_predicts_the_same(algorithm, tmp_path):
     run = finished(tmp_path, algorithm=algorithm, model="dnn")
     x = run.simulation.federation.test.client(2)[0]

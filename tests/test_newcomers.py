@@ -83,7 +83,11 @@ def test_servers_with_a_model_for_each_client_have_one_for_strangers(algorithm):
     assert result.newcomers[0].personal.test.accuracy[0] == pytest.approx(accuracy(expected, new.test, [0, 1]))
 
 
-@pytest.mark.parametrize("algorithm", ["fedem", "fedrep", "heurfedamp", "mime", "per-fedavg", "scaffold+ft"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["fedem", "heurfedamp", "scaffold+ft"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("fedrep", "mime", "per-fedavg")],
+)
 def test_methods_with_more_to_send_take_in_newcomers(algorithm):
     """All others send every client the one model."""
     result = run(algorithm, model="dnn", settings={"R": 2})
