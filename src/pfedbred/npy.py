@@ -51,7 +51,7 @@ class Npz:
             self._size = path.stat().st_size
         except OSError as problem:
             raise SettingError(f"cannot read {path}: {problem.strerror}") from None
-        except (ValueError, zipfile.BadZipFile, NotImplementedError):
+        except (ValueError, zipfile.BadZipFile, NotImplementedError):  # the last is zipfile's, for newer kinds of zip
             raise SettingError(f"cannot read {path}: it is not an .npz file, or only a part of one") from None
         self.names = [name.removesuffix(".npy") for name in self._archive.namelist() if name.endswith(".npy")]
 
