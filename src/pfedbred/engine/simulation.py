@@ -137,7 +137,15 @@ class Simulation:
         """
         if self.executor == "loop":
             return partial(_one_seed_after_another, function)
-        seeds = cohort.every(lambda shared, state: function(shared[0], shared[1], state), self.executor)
+        every_seed = cohort.every(lambda shared, state: function(shared[0], shared[1], state), self.executor)
+
+        def seeds(shards: Shards, extra: Any, states: State) -> Any:
+            if len(states.round) > 1:
+                return every_seed((shards, extra), states)
+            # A single seed is not vmapped: its conditions stay conditions, where vmap would compute both branches.
+            alone = function(shards, extra, jax.tree.map(itemgetter(0), states))
+            return jax.tree.map(lambda leaf: leaf[None], alone)
+
         programs: dict[int, Any] = {}
 
         def run(shards: Shards, extra: Any, states: State) -> Any:
@@ -147,7 +155,7 @@ class Simulation:
             if count not in programs:
                 begun = time.perf_counter()
                 jitted = jax.jit(
-                    lambda *args: seeds(args[:2], args[2]),
+                    seeds,
                     donate_argnums=(2,) if stays else (),
                     out_shardings=self._shardings(states) if stays else self._everywhere,
                 )

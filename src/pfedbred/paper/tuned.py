@@ -26,9 +26,9 @@ GRIDS: dict[str, dict[str, list[float]]] = {
     "fedamp": {"alpha": _STEPS, "lam": [0.01, 0.1, 1.0]},
     "pfedme": {"alpha_m": _STEPS, "lam": _LAMBDAS},
     "per-fedavg": {"alpha": _STEPS, "alpha_m": _STEPS},
-    "mg-meta": {"eta": [0.0, 0.02, 0.05, 0.1, 0.2], "lam": _LAMBDAS},
+    "mg-meta": {"alpha_m": [0.01, 0.03, 0.1], "eta": [0.02, 0.05, 0.1], "lam": [15.0, 30.0, 60.0]},
 }
-"""What is chosen for each method."""
+"""What is chosen for each method: of about as many points for each that has two settings or more."""
 
 
 def run_tuned(request: Request) -> None:
