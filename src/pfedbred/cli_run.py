@@ -17,7 +17,7 @@ from typing import Annotated, Any, Optional
 import typer
 import yaml
 
-from pfedbred import algorithms, checkpoints, data, reading, records
+from pfedbred import algorithms, checkpoints, data, records
 from pfedbred import settings as settings_
 from pfedbred.console import (
     progress,
@@ -230,18 +230,8 @@ def _merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence
             note = f"{options['algorithm']} has no {', '.join(foreign)}: left out of {file}'s settings"
             print(f"pfedbred: note: {note}", file=sys.stderr)
         settings = {name: value for name, value in settings.items() if name in known}
-    given["settings"] = {**(settings or {}), **dict(_assignment(text) for text in assignments or ())}
+    given["settings"] = {**(settings or {}), **dict(settings_.assignment(text) for text in assignments or ())}
     return given
-
-
-def _assignment(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip() or not value.strip():
-        raise SettingError(f"--set takes NAME=VALUE, such as lam=30, not {text!r}")
-    number = settings_.parse_number(value)
-    if number is not None:
-        return name.strip(), number
-    return name.strip(), reading.parse_yaml(value, f"the value in --set {text!r}")
 
 
 def _algorithm_names(given: Any) -> list[str]:

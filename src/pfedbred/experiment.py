@@ -142,7 +142,7 @@ class Experiment:
 
     def _with_aggregated(self, clients: int | None) -> Experiment:
         """How many clients a round averages, if the number of clients is known by now."""
-        chosen = self._fixed_clients()
+        chosen = self.fixed_clients()
         if chosen is not None and not all(isinstance(each, int) and not isinstance(each, bool) for each in chosen):
             which = f" from 0 to {clients - 1}" if clients else ""
             raise SettingError(f"a selection must be client numbers{which}, not {chosen!r}")
@@ -170,7 +170,7 @@ class Experiment:
             resolved["sigma"] = _absolute(resolved["sigma"])
         return resolved
 
-    def _fixed_clients(self) -> list[int] | None:
+    def fixed_clients(self) -> list[int] | None:
         """The clients named by ``select``, if it names any."""
         if not isinstance(self.select, str):
             return list(self.select)
@@ -231,7 +231,7 @@ class Experiment:
         algorithm = algorithms.make(experiment.algorithm, task, experiment.settings)
         rule = aggregation.Rule(experiment.aggregate, experiment.outliers)
         rule.suits(algorithm.server.averages, experiment.algorithm)
-        chosen = experiment._fixed_clients()
+        chosen = experiment.fixed_clients()
         assert experiment.aggregated is not None
         plan = Plan(
             selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),

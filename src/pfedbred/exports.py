@@ -24,6 +24,7 @@ from pfedbred.data.federation import Federation, check_classes
 from pfedbred.data.population import Population
 from pfedbred.data.text import Text
 from pfedbred.errors import SettingError
+from pfedbred.experiment import Experiment
 from pfedbred.reading import COUNT, Maybe, Some
 from pfedbred.running import Run
 from pfedbred.types import Array, Tree, Words
@@ -64,14 +65,49 @@ def keep(run: Run, folder: Path) -> None:
     arrays |= {f"personal.{name}": np.asarray(leaf) for name, leaf in tensors.named(personal).items()}
     facts = {
         "format": _KEPT,
+        "seeds": experiment.seed_list,
+        **_method_facts(experiment, run.points[-1].round),
+        **_data_facts(federation),
+        "clients": federation.clients,
+        "client_names": federation.names,
+    }
+    _save(folder / MODELS_FILE, arrays | _data_arrays(federation), facts)
+
+
+def keep_one(
+    path: Path,
+    model: Tree,
+    experiment: Experiment,
+    data: Any,
+    round_: int,
+    *,
+    client: int | None = None,
+    name: str | None = None,
+) -> None:
+    """Writes one model as :func:`export` does: a client's P, or G if no client is named.
+
+    ``data`` is what it was trained on, or like a Federation in all but the samples.
+    """
+    arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(model).items()}
+    whose = {} if client is None else {"client": client, "client_name": name or str(client)}
+    facts = {
+        "format": _EXPORTED,
+        "kind": "global" if client is None else "personal",
+        "seed": experiment.seed,
+        **_method_facts(experiment, round_),
+        **_data_facts(data),
+        **whose,
+    }
+    _save(path, arrays | _data_arrays(data), facts)
+
+
+def _method_facts(experiment: Experiment, round_: int) -> dict[str, Any]:
+    return {
         "model": experiment.model if isinstance(experiment.model, str) else "custom",
         "algorithm": experiment.algorithm,
         "settings": {**records.plain(experiment)["settings"], **_without_prior(experiment.settings)},
-        "seeds": experiment.seed_list,
-        "round": run.points[-1].round,
-        **_data_facts(federation),
+        "round": round_,
     }
-    _save(folder / MODELS_FILE, arrays | _data_arrays(federation), facts)
 
 
 def _without_prior(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,8 +120,6 @@ def _data_facts(federation: Federation | Population) -> dict[str, Any]:
         "dataset": federation.name,
         "shape": list(federation.shape),
         "classes": federation.classes,
-        "clients": federation.clients,
-        "client_names": federation.names,
         "labels": federation.labels,
         "vocabulary": federation.text.vocabulary if federation.text else None,
     }

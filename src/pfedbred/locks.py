@@ -15,6 +15,10 @@ from pfedbred.errors import SettingError
 LOCK = ".lock"
 
 
+class InUse(SettingError):
+    """Another process has the lock."""
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Holds the folder's lock, or refuses if another process does.
@@ -46,7 +50,7 @@ def _take(path: Path) -> int:
         except BlockingIOError:
             who = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(handle)
-            raise SettingError(f"{path.parent} is in use by {who}") from None
+            raise InUse(f"{path.parent} is in use by {who}") from None
         except OSError as problem:
             os.close(handle)
             raise SettingError(f"cannot lock {path.parent}: {problem.strerror}; choose another place") from None

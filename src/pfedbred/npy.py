@@ -7,6 +7,7 @@ header evaluated as Python. Here nothing is made that the file is too short to h
 from __future__ import annotations
 
 import ast
+import io
 import math
 import re
 import zipfile
@@ -39,6 +40,15 @@ def read_npy(path: Path, what: str) -> np.ndarray:
             return _array(file, path.stat().st_size, where)
     except OSError as problem:
         raise SettingError(f"cannot read {where}: {problem.strerror}") from None
+
+
+def read_bytes(data: bytes, where: str) -> np.ndarray:
+    """The array of a .npy file that is in memory, and of nothing else; ``where`` it is begins a complaint."""
+    file = io.BytesIO(data)
+    array = _array(file, len(data), where)
+    if file.tell() != len(data):
+        raise SettingError(f"cannot read {where}: something follows it")
+    return array
 
 
 class Npz:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pfedbred.errors import SettingError, nearest
+from pfedbred.reading import parse_yaml
 
 
 class Rule(NamedTuple):
@@ -164,6 +165,17 @@ def _number(value: Any, kind: type) -> Any:
     if not -_LARGEST < number < _LARGEST:  # also where it is NaN, or a whole number beyond any float
         return None
     return kind(number) if kind is float or number == int(number) else None
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """The name and the value of a text such as ``lam=30``."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip() or not value.strip():
+        raise SettingError(f"a setting is given as NAME=VALUE, such as lam=30, not {text!r}")
+    number = parse_number(value)
+    if number is not None:
+        return name.strip(), number
+    return name.strip(), parse_yaml(value, f"the value in {text!r}")
 
 
 def parse_number(text: str) -> int | float | None:

@@ -7,6 +7,7 @@ belong to one client each, so that clients of very different size cost what they
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -153,14 +154,16 @@ class Evaluator:
 
     def summarise(self, counts: Counts) -> Evaluation:
         """Accuracies and losses from tallies that begin with the seeds."""
-        counts = jax.device_get(counts)  # at once: one after another takes longer than counting
+        return summarise(jax.device_get(counts), self._sizes)  # at once: one after another takes longer than counting
 
-        def scores(model: str) -> ModelScores:
-            return ModelScores(
-                *(_scores(getattr(counts, f"{model}_{name}"), size) for name, size in self._sizes.items())
-            )
 
-        return Evaluation(scores("global"), scores("personal"))
+def summarise(counts: Counts, sizes: Mapping[str, np.ndarray]) -> Evaluation:
+    """Accuracies and losses from tallies that begin with the seeds; ``sizes`` are the clients', of train and test."""
+
+    def scores(model: str) -> ModelScores:
+        return ModelScores(*(_scores(getattr(counts, f"{model}_{name}"), sizes[name]) for name in ("train", "test")))
+
+    return Evaluation(scores("global"), scores("personal"))
 
 
 def _scores(tally: Tally, sizes: np.ndarray) -> Scores:

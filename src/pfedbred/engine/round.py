@@ -90,6 +90,20 @@ class Plan:
     chunk: int | None = None
     rule: Rule = Rule()
 
+    def gathered(self, uploads: Tree, numbers: Array, sizes: Array, taken: Array) -> Uploads:
+        """What the server takes in: uploads along the first axis, whose they are, and how many samples they have."""
+        amount = sizes if self.weights == "data" else jnp.ones(sizes.shape)
+        amount = jnp.where(taken, amount, 0)
+        weight = amount / jnp.maximum(jnp.sum(amount), 1)
+        # What is not taken may be NaN, and 0 * NaN is NaN.
+        uploads = _where(taken, uploads, jax.tree.map(jnp.zeros_like, uploads))
+        return Uploads(uploads, numbers, weight, taken, self.rule)
+
+
+def enough(taken: Array) -> Array:
+    """Whether a round's server learns: from half of the selected at least."""
+    return 2 * jnp.sum(taken) >= len(taken)
+
 
 class Outcome(NamedTuple):
     """What a round leaves behind.
@@ -183,13 +197,13 @@ class Round:
         if answered is not None:
             sound = sound.at[among].set(sound[among] & answered)
         taken = sound[among]
-        enough = 2 * jnp.sum(taken) >= len(taken)
+        learns = enough(taken)
         after = _either(
-            enough,
+            learns,
             lambda: server.aggregate(shared.server, self._uploads(shared, chosen, _pick(uploads, among), taken)),
             lambda: before,
         )
-        keeps = jnp.zeros_like(sound).at[among].set(taken & enough) if client.synced else sound
+        keeps = jnp.zeros_like(sound).at[among].set(taken & learns) if client.synced else sound
         kept = ClientRecord(
             # A pass over all states takes its time, and is hardly ever needed.
             state=_either(jnp.all(keeps), lambda: states, lambda: _where(keeps, states, records.state)),
@@ -197,7 +211,7 @@ class Round:
             met=records.met | keeps,
             sick=records.sick + ~sound,
         )
-        return Outcome(after, kept, ~enough)
+        return Outcome(after, kept, ~learns)
 
     def _prepared(self, shared: Shared, chosen: Array, records: ClientRecord) -> tuple[Shared, Array | None]:
         """After the exchange before training, and whose answer was sound; as before if there is no such exchange."""
@@ -211,12 +225,7 @@ class Round:
 
     def _uploads(self, shared: Shared, chosen: Array, uploads: Tree, taken: Array) -> Uploads:
         shards = shared.shards
-        amount = shards.sizes[chosen] if self._plan.weights == "data" else jnp.ones(chosen.shape)
-        amount = jnp.where(taken, amount, 0)
-        weight = amount / jnp.maximum(jnp.sum(amount), 1)
-        # What is not taken may be NaN, and 0 * NaN is NaN.
-        uploads = _where(taken, uploads, jax.tree.map(jnp.zeros_like, uploads))
-        return Uploads(uploads, shards.numbers[chosen], weight, taken, self._plan.rule)
+        return self._plan.gathered(uploads, shards.numbers[chosen], shards.sizes[chosen], taken)
 
 
 def _pick(tree: Tree, places: Any) -> Tree:

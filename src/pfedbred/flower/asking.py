@@ -1,0 +1,63 @@
+"""Messages to clients, and waiting for their answers until a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from flwr.app import Message, RecordDict
+
+from pfedbred.errors import printable
+
+_POLL = 0.2  # seconds
+
+
+class Grid(Protocol):
+    """What is used of Flower's Grid."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Who is connected."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Sends messages; gives the number of each."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The answers that have come."""
+
+
+class Answer(NamedTuple):
+    """What came back from a node: a message, or what went wrong there."""
+
+    content: RecordDict | None
+    problem: str = ""
+
+
+def ask(
+    grid: Grid,
+    kind: str,
+    contents: Mapping[int, RecordDict],
+    *,
+    group: str,
+    deadline: float,
+    heard: Callable[[int], None] = lambda node: None,
+) -> dict[int, Answer]:
+    """Sends each node its message, and waits for the answers for ``deadline`` seconds. Who is late has no answer."""
+    nodes = list(contents)
+    end = time.monotonic() + deadline
+    messages = [Message(contents[node], node, kind, ttl=deadline, group_id=group) for node in nodes]
+    sent = {number: node for number, node in zip(grid.push_messages(messages), nodes, strict=False) if number}
+    answers = {}
+    while sent and time.monotonic() < end:
+        for reply in grid.pull_messages(list(sent)):
+            node = sent.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            if reply.has_error():
+                answers[node] = Answer(None, printable(" ".join(str(reply.error.reason).split()), 500))
+            else:
+                answers[node] = Answer(reply.content)
+            heard(node)
+        if sent:
+            time.sleep(_POLL)
+    return answers

@@ -1,0 +1,134 @@
+"""A client's own data: what its SuperNode's ``--node-config`` says of it.
+
+dataset       a file of its own (.npz, .csv, .parquet), a prepared federation (.fed), or a dataset by name
+partition-id  which client of the dataset it is, where that holds several
+name          what people call the client; its node's number if not given
+home          the folder in which it keeps its state
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pfedbred import data
+from pfedbred.data import TEST_FRACTION, store
+from pfedbred.data.federation import Federation
+from pfedbred.data.own import pool_from_file
+from pfedbred.data.pool import divide, federate
+from pfedbred.errors import SettingError, file_name, nearest, printable
+
+_OPTIONS: dict[str, type] = {
+    "dataset": str,
+    "partition-id": int,
+    "name": str,
+    "home": str,
+    "split": str,
+    "clients": int,
+    "labels-per-client": int,
+    "split-seed": int,
+    "data-dir": str,
+    "label-column": str,
+    "num-partitions": int,  # what Flower's own examples call ``clients``
+}
+
+
+class Node(NamedTuple):
+    """A client as its own machine knows it.
+
+    Attributes:
+      name: for people.
+      home: its folder.
+      options: where its data are.
+    """
+
+    name: str
+    home: Path
+    options: Mapping[str, Any]
+
+
+def node(config: Mapping[str, Any], number: int) -> Node:
+    """The client that a node is; ``number`` is the node's."""
+    for name, value in config.items():
+        if name not in _OPTIONS:
+            raise SettingError(f"--node-config: unknown {name!r}{nearest(name, _OPTIONS)}")
+        if not isinstance(value, _OPTIONS[name]) or isinstance(value, bool):
+            raise SettingError(f"--node-config: {name} must be {_OPTIONS[name].__name__}, not {value!r}")
+    called = str(config.get("name") or f"node-{number}")
+    kept = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    default = kept / "pfedbred" / "clients" / file_name(called)
+    return Node(printable(called, 100), Path(config.get("home") or default).expanduser(), config)
+
+
+def own_data(node: Node, home: Path) -> tuple[Federation, int | None]:
+    """The client's samples as a federation of one, and which client of the dataset it is, if that has several."""
+    given = node.options
+    dataset = given.get("dataset")
+    if not dataset:
+        raise SettingError("there is no data: --node-config needs dataset=...")
+    if data.is_file(dataset) and Path(dataset).suffix != store.SUFFIX:
+        return _own_file(Path(dataset).expanduser(), given), None
+    place = given.get("partition-id")
+    if data.is_file(dataset):
+        return _one_of(store.load(Path(dataset).expanduser()), place, dataset)
+    kept = home / f"data-{_digest(given)}{store.SUFFIX}"  # to split a dataset takes its time, and may need a network
+    if kept.exists():
+        return store.load(kept), place
+    whole = data.load(
+        dataset,
+        split=given.get("split"),
+        clients=given.get("clients") or given.get("num-partitions"),
+        labels_per_client=given.get("labels-per-client"),
+        seed=given.get("split-seed"),
+        data_dir=given.get("data-dir"),
+    )
+    own, place = _one_of(whole, place, dataset)
+    store.save(own, kept)
+    return own, place
+
+
+def _own_file(path: Path, given: Mapping[str, Any]) -> Federation:
+    """All samples of a file, a quarter of them for tests."""
+    pool = pool_from_file(path, client_column=None, label_column=given.get("label-column"), features=None)
+    if pool.owners and len(pool.owners) > 1:
+        raise SettingError(f"{path} holds the samples of {len(pool.owners)} clients: give each node its own file")
+    rows = np.arange(len(pool.y))
+    assignment = divide([rows], TEST_FRACTION, np.random.default_rng(given.get("split-seed", 0)))
+    return federate(pool, assignment, about={"split": "own"})
+
+
+def _one_of(whole: Federation, place: int | None, dataset: str) -> tuple[Federation, int | None]:
+    if place is None:
+        if whole.clients > 1:
+            raise SettingError(f"{dataset} holds {whole.clients} clients: --node-config needs partition-id=NUMBER")
+        return whole, None
+    if not 0 <= place < whole.clients:
+        raise SettingError(f"{dataset} has no client {place}: partition-id is from 0 to {whole.clients - 1}")
+    return whole.take(np.asarray([place])), place
+
+
+def _digest(given: Mapping[str, Any]) -> str:
+    facts = {name: value for name, value in given.items() if name not in ("name", "home")}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Federation:
+    """With the numbers that all clients of the federation give their labels."""
+    if labels is None:
+        if own.classes > classes:
+            raise SettingError(f"there is a label {own.classes - 1}, and the federation has 0 to {classes - 1}")
+        return dataclasses.replace(own, classes=classes, labels=own.labels if own.classes == classes else None)
+    mine = own.labels or tuple(map(str, range(own.classes)))
+    unknown = [mine[i] for i in np.unique(np.concatenate([own.train.y, own.test.y])) if mine[i] not in labels]
+    if unknown:
+        raise SettingError(f"the label {unknown[0]!r} is not one of the federation's: {', '.join(labels)}")
+    new = np.asarray([labels.index(each) if each in labels else 0 for each in mine], np.int32)
+    train, test = (split._replace(y=new[split.y]) for split in (own.train, own.test))
+    return dataclasses.replace(own, train=train, test=test, classes=classes, labels=tuple(labels))
