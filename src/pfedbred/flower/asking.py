@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from flwr.app import Message, RecordDict
@@ -26,6 +26,13 @@ class Grid(Protocol):
         """The answers that have come."""
 
 
+class Question(NamedTuple):
+    """What a node is asked: a kind of message, as the ClientApp knows it, and its content."""
+
+    kind: str
+    content: RecordDict
+
+
 class Answer(NamedTuple):
     """What came back from a node: a message, or what went wrong there."""
 
@@ -33,20 +40,14 @@ class Answer(NamedTuple):
     problem: str = ""
 
 
-def ask(
-    grid: Grid,
-    kind: str,
-    contents: Mapping[int, RecordDict],
-    *,
-    group: str,
-    deadline: float,
-    heard: Callable[[int], None] = lambda node: None,
-) -> dict[int, Answer]:
-    """Sends each node its message, and waits for the answers for ``deadline`` seconds. Who is late has no answer."""
-    nodes = list(contents)
+def ask(grid: Grid, questions: Mapping[int, Question], *, group: str, deadline: float) -> dict[int, Answer]:
+    """Asks each node its question, and waits for the answers for ``deadline`` seconds. Who is late has none."""
     end = time.monotonic() + deadline
-    messages = [Message(contents[node], node, kind, ttl=deadline, group_id=group) for node in nodes]
-    sent = {number: node for number, node in zip(grid.push_messages(messages), nodes, strict=False) if number}
+    messages = [
+        Message(question.content, node, question.kind, ttl=deadline, group_id=group)
+        for node, question in questions.items()
+    ]
+    sent = {number: node for number, node in zip(grid.push_messages(messages), questions, strict=False) if number}
     answers = {}
     while sent and time.monotonic() < end:
         for reply in grid.pull_messages(list(sent)):
@@ -57,7 +58,6 @@ def ask(
                 answers[node] = Answer(None, printable(" ".join(str(reply.error.reason).split()), 500))
             else:
                 answers[node] = Answer(reply.content)
-            heard(node)
         if sent:
             time.sleep(_POLL)
     return answers

@@ -7,9 +7,11 @@ the simulation runs, and answers with what the algorithm uploads, with counts, a
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from pfedbred import algorithms, exports, models
+from pfedbred import algorithms, exports, models, records
 from pfedbred.algorithm import Algorithm, Exchange, Task, exchange
 from pfedbred.data.batches import Batch
 from pfedbred.data.federation import Federation
@@ -27,7 +29,7 @@ from pfedbred.data.sources import cache_folder
 from pfedbred.engine import Plan, keep_programs, selection
 from pfedbred.engine.evaluation import Evaluator
 from pfedbred.engine.health import Vitals
-from pfedbred.engine.round import ClientRecord, Round, Shared, Shards, new_record, shards_of
+from pfedbred.engine.round import ClientRecord, Round, Shards, Shared, new_record, shards_of
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment
 from pfedbred.flower import home as home_
@@ -46,6 +48,7 @@ ORDER = {
     "classes": COUNT,
     "labels": Maybe([str]),
     "upload": bool,
+    "evaluate": bool,
 }
 """What a server says with every message but the first."""
 
@@ -57,16 +60,18 @@ class Half:
     """
 
     def __init__(self, experiment: Experiment, own: Federation, number: int) -> None:
-        self.task = Task(models.get(experiment.model, own.shape, own.classes, own.words))
+        self.own, self.task = own, Task(models.get(experiment.model, own.shape, own.classes, own.words))
         self.algorithm: Algorithm = algorithms.make(experiment.algorithm, self.task, experiment.settings)
         passing_on = self.algorithm._replace(server=self.algorithm.server._replace(send=lambda message, i: message))
         plan = Plan(selection.fixed([0]), "sample", batch_size=experiment.batch_size)
-        self.own = own
         self._round, self._seed = Round(passing_on, plan, "in-turn", None), np.uint32(experiment.seed)
         self._shards = jax.tree.map(jnp.asarray, shards_of(own, np.asarray([number])))
         self._drawn = np.uint32(self.algorithm.client.draws * experiment.batch_size)
+        self._evaluator = Evaluator(self.algorithm, self.task, own, self._shards.x, "in-turn")
         sample = Batch(jnp.asarray(own.inputs(own.train).take(np.arange(1))), jnp.asarray(own.train.y[:1]))
         self.shapes: Exchange = exchange(self.algorithm, self.task, sample)
+        self._train, self._prepare = jax.jit(self._train_one), jax.jit(self._prepare_one)
+        self._model, self._count = jax.jit(self._model_one), jax.jit(self._evaluator.count)
 
     @property
     def record_shapes(self) -> ClientRecord:
@@ -79,41 +84,46 @@ class Half:
 
     def train(self, message: Tree, record: ClientRecord) -> tuple[Tree, ClientRecord, Vitals]:
         """Its upload, its next record, and how it is."""
-
-        def train(shards: Shards, seed: Array, message: Tree, record: ClientRecord) -> Any:
-            upload, state, vitals = self._round.train_client(_shared(shards, seed, message), (jnp.int32(0), record))
-            return upload, ClientRecord(state, record.drawn + self._drawn, jnp.bool_(True), record.sick), vitals
-
-        return self._call(train, message, record)
+        return jax.device_get(self._train(self._shards, self._seed, message, record))
 
     def prepare(self, message: Tree, record: ClientRecord) -> Tree:
         """Its answer in the exchange before training."""
-
-        def prepare(shards: Shards, seed: Array, message: Tree, record: ClientRecord) -> Tree:
-            return self._round.prepare_client(_shared(shards, seed, message), (jnp.int32(0), record))
-
-        return self._call(prepare, message, record)
+        return jax.device_get(self._prepare(self._shards, self._seed, message, record))
 
     def model(self, message: Tree, record: ClientRecord) -> Tree:
         """Its P."""
-
-        def model(shards: Shards, seed: Array, message: Tree, record: ClientRecord) -> Tree:
-            return self._round.model_client(_shared(shards, seed, message), (jnp.int32(0), record))
-
-        return self._call(model, message, record)
+        return jax.device_get(self._model(self._shards, self._seed, message, record))
 
     def counts(self, global_: Tree, personal: Tree) -> dict[str, dict[str, float | None]]:
         """Correct predictions and the sum of losses of both models, on training and test samples."""
-        evaluator = Evaluator(self.algorithm, self.task, self.own, self._shards.x, "in-turn")
-        stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], personal)
-        counts = jax.device_get(jax.jit(evaluator.count)(evaluator.samples, global_, stacked))
+        stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], personal)
+        counts = jax.device_get(self._count(self._evaluator.samples, global_, stacked))
         return {
             name: {"correct": int(tally.correct[0]), "loss": _finite(tally.loss[0])}
             for name, tally in counts._asdict().items()
         }
 
-    def _call(self, function: Callable[..., Any], message: Tree, record: ClientRecord) -> Any:
-        return jax.device_get(jax.jit(function)(self._shards, self._seed, message, record))
+    def _train_one(self, shards: Shards, seed: Array, message: Tree, record: ClientRecord) -> Any:
+        upload, state, vitals = self._round.train_client(_shared(shards, seed, message), (jnp.int32(0), record))
+        return upload, ClientRecord(state, record.drawn + self._drawn, jnp.bool_(True), record.sick), vitals
+
+    def _prepare_one(self, shards: Shards, seed: Array, message: Tree, record: ClientRecord) -> Tree:
+        return self._round.prepare_client(_shared(shards, seed, message), (jnp.int32(0), record))
+
+    def _model_one(self, shards: Shards, seed: Array, message: Tree, record: ClientRecord) -> Tree:
+        return self._round.model_client(_shared(shards, seed, message), (jnp.int32(0), record))
+
+
+_made: dict[str, Half] = {}  # in a process that answers more than one message, each is compiled once
+
+
+def half_of(node: local.Node, experiment: Experiment, own: Federation, number: int) -> Half:
+    """The client half of that experiment on that client's data; made once in a process."""
+    facts = [node.name, str(node.home), dict(node.options), records.plain(experiment), own.classes, own.labels, number]
+    key = json.dumps(facts)
+    if key not in _made:
+        _made[key] = Half(experiment, own, number)
+    return _made[key]
 
 
 def _shared(shards: Shards, seed: Array, message: Tree) -> Shared:
@@ -133,20 +143,25 @@ class Order(NamedTuple):
       experiment: what is run.
       half: the algorithm's, compiled for this client.
       message: what the algorithm's server sends.
+      folder: what the client keeps of this run.
+      record: of the client, at the start of the round.
+      begun: when the message came, by ``time.perf_counter``.
+      scores: how good its models are, if that was asked for.
     """
 
     said: Mapping[str, Any]
     experiment: Experiment
     half: Half
     message: Tree
+    folder: Path
+    record: ClientRecord
+    begun: float
+    scores: dict[str, Any] | None = None
 
-    def start(self, kept: home_.Kept | None, round_: int) -> ClientRecord:
-        """The client's record at the start of a round."""
-        if kept is None:
-            return self.half.new_record(self.message)
-        verdict = self.said["verdict"]
-        told = (verdict["round"], verdict["stands"]) if verdict else None
-        return kept.start(round_, told, self.half.algorithm.client.synced)
+    def facts(self) -> dict[str, Any]:
+        """What every answer says."""
+        scores = {"scores": self.scores} if self.scores else {}
+        return {"seconds": time.perf_counter() - self.begun, **scores}
 
 
 class Participant:
@@ -179,51 +194,40 @@ class Participant:
 
     def prepare(self, message: RecordDict) -> RecordDict:
         """Answers before training."""
-        begun = time.perf_counter()
-        order = self._order(message)
-        with self.home.holding(order.said["run"]) as folder:
-            record = order.start(home_.load(folder, order.half.record_shapes), order.said["round"])
-            answer = order.half.prepare(order.message, record)
-        return wire.content({"seconds": time.perf_counter() - begun}, upload=answer)
+        with self._ordered(message) as order:
+            answer = order.half.prepare(order.message, order.record)
+        return wire.content(order.facts(), upload=answer)
 
     def train(self, message: RecordDict) -> RecordDict:
         """Trains for a round, keeps what is its own, and uploads what the algorithm declares, if it is asked for it."""
-        begun = time.perf_counter()
-        order = self._order(message)
-        with self.home.holding(order.said["run"]) as folder:
-            record = order.start(home_.load(folder, order.half.record_shapes), order.said["round"])
-            upload, after, vitals = order.half.train(order.message, record)
-            home_.save(folder, home_.Kept(order.said["round"], record, after), order.experiment.algorithm)
-        facts = {
-            "moved": _finite(vitals.moved),
-            "size": _finite(vitals.size),
-            "seconds": time.perf_counter() - begun,
-        }
+        with self._ordered(message) as order:
+            upload, after, vitals = order.half.train(order.message, order.record)
+            kept = home_.Kept(order.said["round"], order.record, after)
+            home_.save(order.folder, kept, order.experiment.algorithm)
+        facts = {**order.facts(), "moved": _finite(vitals.moved), "size": _finite(vitals.size)}
         return wire.content(facts, upload=upload) if order.said["upload"] else wire.content(facts)
 
     def evaluate(self, message: RecordDict) -> RecordDict:
-        """Counts what G and P get right, and puts P where ``pfedbred predict`` finds it."""
-        begun = time.perf_counter()
-        order = self._order(message)
-        said, half = order.said, order.half
-        global_ = wire.tree(message, "global", half.shapes.global_, SERVER)
-        with self.home.holding(said["run"]) as folder:
-            record = order.start(home_.load(folder, half.record_shapes), said["round"] + 1)
-            personal = half.model(order.message, record)
-            self._keep(folder / home_.PERSONAL, personal, order)
-        counts = half.counts(global_, personal)
-        sizes = {"train": len(half.own.train.y), "test": len(half.own.test.y)}
-        return wire.content({**counts, **sizes, "seconds": time.perf_counter() - begun})
+        """Says how good the models are, and nothing else."""
+        with self._ordered(message) as order:
+            return wire.content(order.facts())
 
-    def _keep(self, path: Path, personal: Tree, order: Order) -> None:
-        number, round_ = order.said["number"], order.said["round"]
-        exports.keep_one(path, personal, order.experiment, order.half.own, round_, client=number, name=self.node.name)
+    def _scores(self, global_: Tree, order: Order) -> dict[str, Any]:
+        """Counts what G and P get right, and puts P where ``pfedbred predict`` finds it."""
+        half, done = order.half, order.said["round"] - 1
+        personal = half.model(order.message, order.record)
+        path, number = order.folder / home_.PERSONAL, order.said["number"]
+        exports.keep_one(path, personal, order.experiment, half.own, done, client=number, name=self.node.name)
+        return {**half.counts(global_, personal), "train": len(half.own.train.y), "test": len(half.own.test.y)}
 
     def _own(self, classes: int, labels: list[str] | None) -> tuple[Federation, int | None]:
         own, place = local.own_data(self.node, self.home.folder)
         return local.relabelled(own, classes or own.classes, labels), place
 
-    def _order(self, message: RecordDict) -> Order:
+    @contextmanager
+    def _ordered(self, message: RecordDict) -> Iterator[Order]:
+        """What the server asks for, understood; its models evaluated, if they are to be. The home is held meanwhile."""
+        begun = time.perf_counter()
         said = wire.facts(message, ORDER, SERVER)
         wanted = said["experiment"]
         if isinstance(wanted["settings"].get("sigma"), str):
@@ -237,8 +241,18 @@ class Participant:
             batch_size=wanted["batch_size"],
             seed=wanted["seed"],
         ).resolved(own)
-        half = Half(experiment, own, said["number"])
-        return Order(said, experiment, half, wire.tree(message, "message", half.shapes.message, SERVER))
+        half = half_of(self.node, experiment, own, said["number"])
+        sent = wire.tree(message, "message", half.shapes.message, SERVER)
+        with self.home.holding(said["run"]) as folder:
+            kept = home_.load(folder, half.record_shapes)
+            verdict = (said["verdict"]["round"], said["verdict"]["stands"]) if said["verdict"] else None
+            synced = half.algorithm.client.synced
+            record = kept.start(said["round"], verdict, synced) if kept else half.new_record(sent)
+            order = Order(said, experiment, half, sent, folder, record, begun)
+            if said["evaluate"]:
+                global_ = wire.tree(message, "global", half.shapes.global_, SERVER)
+                order = order._replace(scores=self._scores(global_, order))
+            yield order
 
 
 app = ClientApp()

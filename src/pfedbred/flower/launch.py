@@ -173,7 +173,8 @@ class Machine:
     def _write_connection(self) -> None:
         """How ``flwr`` finds the SuperLink."""
         security = f"root-certificates = {_toml(str(self.authority.ca))}" if self.authority else "insecure = true"
-        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n{security}\n'
+        lines = ("[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]")
+        text = "\n".join((*lines, f'address = "{self.address}"', security, ""))
         records.write_text(records.find_folder(self.folder / "flower" / "flwr") / "config.toml", text)
 
     def supernode(self, name: str, config: Mapping[str, Any], key: Path | None = None) -> Started:
