@@ -1,5 +1,6 @@
 """Shared set-up: numerics are tested in float64; models that should stay in float32 say so themselves."""
 
+import dataclasses
 import gc
 import os
 import shutil
@@ -75,6 +76,20 @@ def small_federation(sizes=(7, 12, 5, 20), features=6, classes=3, seed=0) -> pfe
     train = [samples(i, size) for i, size in enumerate(sizes)]
     test = [samples(i, max(2, size // 3)) for i, size in enumerate(sizes)]
     return pfedbred.from_clients(train, test, name="small")
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """A federation of three clients in single precision, as it is outside these tests; and the file that holds it."""
+    made = small_federation((7, 12, 20))
+
+    def narrow(split):
+        return split._replace(x=split.x.astype(np.float32))
+
+    made = dataclasses.replace(made, train=narrow(made.train), test=narrow(made.test))
+    path = tmp_path / "small.fed"
+    pfedbred.data.store.save(made, path)
+    return made, path
 
 
 def array_sizes(program):

@@ -6,10 +6,18 @@
 import copy
 import itertools
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from pfedbred.flower import client
+import pfedbred
+from pfedbred import exports
+from pfedbred.algorithm import Task, exchange
+from pfedbred.data.batches import Batch
+from pfedbred.engine.round import new_record
+from pfedbred.flower import client, home
 from pfedbred.flower.config import understood
 from pfedbred.flower.server import Coordinator
 
@@ -69,3 +77,38 @@ def run(grid, out, **config):
     """Runs the ServerApp's own loop; returns the summary."""
     config = {name.replace("_", "-"): value for name, value in config.items()}
     return Coordinator(grid, *understood({**EVERYTHING, "out": str(out), **config})).run()
+
+
+def simulate(federation, algorithm, rounds=3, **options):
+    options = {"participation": "all", "batch_size": 4, "aggregated": 2, **options}
+    return pfedbred.run(federation=federation, algorithm=algorithm, rounds=rounds, **options)
+
+
+def exchanged(federation, algorithm):
+    """Shapes and types of all that the algorithm sends and keeps."""
+    task = Task(pfedbred.models.get("mclr", federation.shape, federation.classes))
+    sample = Batch(jnp.asarray(federation.train.x[:1]), jnp.asarray(federation.train.y[:1]))
+    return exchange(pfedbred.make(algorithm, task), task, sample)
+
+
+def personal(homes, i):
+    """P as client i keeps it."""
+    return exports.load_model(home.personal_models(homes / f"home-{i}")[0])
+
+
+def kept(homes, i, federation, algorithm):
+    """What client i keeps of its only run."""
+    (path,) = (homes / f"home-{i}").glob("*/record.safetensors")
+    return home.load(path.parent, jax.eval_shape(new_record, exchanged(federation, algorithm).state))
+
+
+def assert_close(one, other, tolerance=1e-5):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
+
+
+def assert_same_models(homes, out, simulated, clients=3):
+    """G on the server and every P at home are the simulation's."""
+    assert_close(exports.load_model(out / "global.safetensors").weights, simulated.global_model())
+    for i in range(clients):
+        assert_close(personal(homes, i).weights, simulated.personal_model(i))

@@ -3,64 +3,19 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small_federation
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'pfedbred[flower]'")
 
-from flower_grid import Loopback, nodes_of, run
+from flower_grid import Loopback, assert_same_models, exchanged, kept, nodes_of, personal, run, simulate
 from flwr.app import Array, ArrayRecord, Error, Message
 
 import pfedbred
 from pfedbred import exports, tensors
-from pfedbred.algorithm import Task, exchange
-from pfedbred.data import store
-from pfedbred.data.batches import Batch
-from pfedbred.flower import home
 
-SIZES = (7, 12, 20)
 DIFFERENT = ("fedper", "mg-meta+am", "mime", "per-fedavg+ft", "scaffold")
 """Of the algorithms, those whose messages differ most from what test_federation.py sends through real processes."""
-
-
-@pytest.fixture
-def federation(tmp_path):
-    made = _single(small_federation(SIZES))
-    path = tmp_path / "small.fed"
-    store.save(made, path)
-    return made, path
-
-
-def _single(federation):
-    """In the precision in which everything is computed outside these tests."""
-    import dataclasses
-
-    def narrow(split):
-        return split._replace(x=split.x.astype(np.float32))
-
-    return dataclasses.replace(federation, train=narrow(federation.train), test=narrow(federation.test))
-
-
-def simulate(federation, algorithm, rounds=3, **options):
-    options = {"participation": "all", "batch_size": 4, "aggregated": 2, **options}
-    return pfedbred.run(federation=federation, algorithm=algorithm, rounds=rounds, **options)
-
-
-def personal(tmp_path, client):
-    return exports.load_model(home.personal_models(tmp_path / f"home-{client}")[0])
-
-
-def assert_close(one, other, tolerance=1e-5):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
-
-
-def assert_same_models(tmp_path, out, simulated, clients=range(3)):
-    assert_close(exports.load_model(out / "global.safetensors").weights, simulated.global_model())
-    for i in clients:
-        assert_close(personal(tmp_path, i).weights, simulated.personal_model(i))
 
 
 SAID = {"seconds", "moved", "size", "scores"}
@@ -69,9 +24,7 @@ INTRODUCED = {"client", "name", "number", "dataset", "shape", "classes", "labels
 
 def assert_only_what_is_declared(wire, federation, algorithm):
     """Every message that a client has sent: nothing but the algorithm's upload, and counts."""
-    task = Task(pfedbred.models.get("mclr", federation.shape, federation.classes))
-    sample = Batch(jnp.asarray(federation.train.x[:1]), jnp.asarray(federation.train.y[:1]))
-    before, after = exchange(pfedbred.make(algorithm, task), task, sample).upload
+    before, after = exchanged(federation, algorithm).upload
     uploads = 0
     for _, message, reply in wire:
         facts = json.loads(reply.content.config_records["facts"]["json"])
@@ -96,8 +49,8 @@ def assert_only_what_is_declared(wire, federation, algorithm):
         *(pytest.param(name, marks=pytest.mark.slow) for name in pfedbred.ALGORITHMS if name not in DIFFERENT),
     ],
 )
-def test_same_models_and_scores_as_the_simulation(federation, tmp_path, algorithm):
-    made, path = federation
+def test_same_models_and_scores_as_the_simulation(prepared, tmp_path, algorithm):
+    made, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path))
     summary = run(grid, tmp_path / "run", algorithm=algorithm, clients=3, aggregated=2)
     simulated = simulate(made, algorithm)
@@ -108,7 +61,7 @@ def test_same_models_and_scores_as_the_simulation(federation, tmp_path, algorith
         for model, scores in (("global", point.scores.global_), ("personal", point.scores.personal)):
             np.testing.assert_allclose(line[model]["test"]["accuracy"], scores.test.accuracy)
             np.testing.assert_allclose(line[model]["train"]["loss"], scores.train.loss, rtol=1e-4)
-    assert summary["data"]["train_samples"] == sum(SIZES)
+    assert summary["data"]["train_samples"] == len(made.train.y)
     uploads = assert_only_what_is_declared(grid.wire, made, algorithm)
     assert uploads == 2 * 3 * (2 if algorithm == "mime" else 1)  # two clients in three rounds; the third sends none
 
@@ -116,15 +69,15 @@ def test_same_models_and_scores_as_the_simulation(federation, tmp_path, algorith
 @pytest.mark.parametrize(
     "algorithm", ["scaffold", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mg-meta", "fedamp"))]
 )
-def test_a_sample_of_the_clients(federation, tmp_path, algorithm):
-    made, path = federation
+def test_a_sample_of_the_clients(prepared, tmp_path, algorithm):
+    made, path = prepared
     options = {"participation": "sample", "aggregated": 2, "rounds": 4}
     run(Loopback(nodes_of(path, 3, tmp_path)), tmp_path / "run", algorithm=algorithm, clients=3, **options)
     assert_same_models(tmp_path, tmp_path / "run", simulate(made, algorithm, store="device", **options))
 
 
-def test_robust_averages_and_equal_weights(federation, tmp_path):
-    made, path = federation
+def test_robust_averages_and_equal_weights(prepared, tmp_path):
+    made, path = prepared
     options = {"aggregate": "trimmed", "outliers": 0.3, "weights": "uniform", "aggregated": 3}
     config = {"clients": 3, "algorithm": "fedavg", **options}
     run(Loopback(nodes_of(path, 3, tmp_path)), tmp_path / "run", **config)
@@ -134,12 +87,12 @@ def test_robust_averages_and_equal_weights(federation, tmp_path):
 # What leaves a client -----------------------------------------------------------------------------------------------
 
 
-def test_neither_theta_nor_a_sample_crosses_the_wire(federation, tmp_path):
-    made, path = federation
+def test_neither_theta_nor_a_sample_crosses_the_wire(prepared, tmp_path):
+    made, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path))
     run(grid, tmp_path / "run", algorithm="mg-meta", clients=3, aggregated=3)
-    kept = [np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(personal(tmp_path, i).weights)]) for i in range(3)]
-    numbers = set(np.concatenate([*kept, made.train.x.ravel()]).tolist()) - {0.0}
+    own = [np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(personal(tmp_path, i).weights)]) for i in range(3)]
+    numbers = set(np.concatenate([*own, made.train.x.ravel()]).tolist()) - {0.0}
     for _, _, reply in grid.wire:
         for record in reply.content.array_records.values():
             for array in record.values():
@@ -198,8 +151,8 @@ SPOILT = {
 }
 
 
-def test_bad_uploads_are_refused_and_the_rounds_go_on(federation, tmp_path, capsys):
-    _, path = federation
+def test_bad_uploads_are_refused_and_the_rounds_go_on(prepared, tmp_path, capsys):
+    _, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path), _spoilt(*(how for how, _ in SPOILT.values())))
     rounds = len(SPOILT)
     summary = run(grid, tmp_path / "run", algorithm="fedavg", clients=3, aggregated=3, rounds=rounds, eval_every=rounds)
@@ -212,9 +165,9 @@ def test_bad_uploads_are_refused_and_the_rounds_go_on(federation, tmp_path, caps
     assert summary["federation"]["clients"] == ["clinic-0", "clinic-1", "clinic-2"]
 
 
-def test_the_round_goes_on_as_if_the_bad_one_had_been_sick(federation, tmp_path):
+def test_the_round_goes_on_as_if_the_bad_one_had_been_sick(prepared, tmp_path):
     """The rest are averaged in their proportions: by hand, from what they sent."""
-    _, path = federation
+    _, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path), _spoilt(_replace(_nan)))
     run(grid, tmp_path / "run", algorithm="fedavg", clients=3, aggregated=3, rounds=1)
     sent = {
@@ -229,43 +182,27 @@ def test_the_round_goes_on_as_if_the_bad_one_had_been_sick(federation, tmp_path)
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_an_update_far_out_of_line_is_left_out(federation, tmp_path, capsys):
-    _, path = federation
+def test_an_update_far_out_of_line_is_left_out(prepared, tmp_path, capsys):
+    _, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path), _spoilt(_replace(lambda array: array + np.float32(1e6))))
     summary = run(grid, tmp_path / "run", algorithm="pfedme", clients=3, aggregated=3, rounds=2)
     assert "clinic-1 is left out: its update is not finite or far too long" in capsys.readouterr().out
     assert summary["left_out"] == [{"clinic-1": 2}]
 
 
-def test_a_client_that_is_left_out_goes_back_to_where_it_was(federation, tmp_path):
+def test_a_client_that_is_left_out_goes_back_to_where_it_was(prepared, tmp_path):
     """And reads other minibatches the next time, as in the simulation."""
-    _, path = federation
+    made, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path), _spoilt(_replace(_nan)))
     run(grid, tmp_path / "run", algorithm="mg-meta", clients=3, aggregated=3, rounds=3)
-    like = _record_shapes(tmp_path, "mg-meta")
-    sick, sound = (_kept(tmp_path, i, like) for i in (1, 0))
+    sick, sound = (kept(tmp_path, i, made, "mg-meta") for i in (1, 0))
     assert not sick.before.met
     assert int(sick.before.drawn) > 0
     assert bool(sound.before.met)
 
 
-def _record_shapes(tmp_path, algorithm):
-    from pfedbred.engine.round import new_record
-
-    made = _single(small_federation(SIZES))
-    task = Task(pfedbred.models.get("mclr", made.shape, made.classes))
-    sample = Batch(jnp.asarray(made.train.x[:1]), jnp.asarray(made.train.y[:1]))
-    state = exchange(pfedbred.make(algorithm, task), task, sample).state
-    return jax.eval_shape(new_record, state)
-
-
-def _kept(tmp_path, client, like):
-    (folder,) = [each.parent for each in (tmp_path / f"home-{client}").glob("*/record.safetensors")]
-    return home.load(folder, like)
-
-
-def test_errors_and_scores_that_cannot_be_are_not_believed(federation, tmp_path, capsys):
-    _, path = federation
+def test_errors_and_scores_that_cannot_be_are_not_believed(prepared, tmp_path, capsys):
+    _, path = prepared
 
     def lie(node, message, reply):
         facts = reply.content.config_records["facts"]
@@ -283,9 +220,9 @@ def test_errors_and_scores_that_cannot_be_are_not_believed(federation, tmp_path,
     assert "no scores of clinic-0: more of its predictions are right than it has samples" in said
 
 
-def test_a_client_refuses_what_is_not_a_message_of_the_algorithm(federation, tmp_path, capsys):
+def test_a_client_refuses_what_is_not_a_message_of_the_algorithm(prepared, tmp_path, capsys):
     """A server that was tampered with gets one line, not a traceback; and the client keeps what it has."""
-    _, path = federation
+    _, path = prepared
 
     class Spoiling(Loopback):
         def push_messages(self, messages):

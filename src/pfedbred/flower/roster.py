@@ -112,14 +112,15 @@ class Roster:
             facts = said[node]
             name = printable(facts["name"], 100)
             try:
+                schema = self._schema(facts)
                 number = self._number(facts)
-                self._fits(facts)
             except SettingError as problem:
                 self.turn_away(node, str(problem), name)
                 continue
             if number in self.nodes:
                 self._say(f"{name} is back, as another node")
                 self._turned_away.add(self.nodes[number])  # dead, though Flower may not know yet; or a twin
+            self.schema = schema
             self.members[number] = Member(facts["client"], name, facts["train"], facts["test"])
             self.nodes[number] = node
 
@@ -141,16 +142,15 @@ class Roster:
             raise SettingError(f"the federation has its {self.clients} clients")
         return free
 
-    def _fits(self, facts: Mapping[str, Any]) -> None:
-        """Refuses a client whose data are not like those of the others."""
+    def _schema(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """What all clients' data are like; refuses a client whose are not."""
         schema = {name: facts[name] for name in SCHEMA}
         if not 0 < int(np.prod(schema["shape"], dtype=float)) <= _LARGEST:
             raise SettingError(f"its samples are of shape {schema['shape']}")
-        if self.schema is None:
-            self.schema = schema
         for name, value in schema.items():
-            if name != "dataset" and value != self.schema[name]:
+            if self.schema is not None and name != "dataset" and value != self.schema[name]:
                 raise SettingError(f"its data are not like the others': {name} {value}, not {self.schema[name]}")
+        return self.schema or schema
 
     def close(self) -> None:
         """From now on there are as many clients as there are numbers."""
