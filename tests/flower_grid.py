@@ -20,6 +20,7 @@ from pfedbred.engine.round import new_record
 from pfedbred.flower import client, home
 from pfedbred.flower.config import understood
 from pfedbred.flower.server import Coordinator
+from pfedbred.inference import personal_models
 
 EVERYTHING = {"participation": "all", "batch-size": 4, "rounds": 3, "min-clients": 1, "deadline": 0.5}
 
@@ -93,7 +94,7 @@ def exchanged(federation, algorithm):
 
 def personal(homes, i):
     """P as client i keeps it."""
-    return exports.load_model(home.personal_models(homes / f"home-{i}")[0])
+    return exports.load_model(personal_models(homes / f"home-{i}")[0])
 
 
 def kept(homes, i, federation, algorithm):

@@ -1,5 +1,5 @@
-"""The command line: ``pfedbred run``, ``compare``, ``sweep``, ``list``, ``data``, ``export``,
-``paper``, ``report``."""
+"""The command line: ``pfedbred run``, ``compare``, ``sweep``, ``list``, ``data``, ``export``, ``predict``, ``paper``,
+``report``, ``flower``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Annotated, Optional
 import typer
 
 from pfedbred import cli_data as data_commands
-from pfedbred import exports
+from pfedbred import cli_flower as flower_commands
+from pfedbred import exports, inference
 from pfedbred._version import __version__
 from pfedbred.cli_list import list_command
 from pfedbred.cli_paper import paper_command
@@ -20,6 +21,7 @@ from pfedbred.cli_run import compare_command, run_command, stay_silent, sweep_co
 from pfedbred.data.sources import cache_folder
 from pfedbred.engine import join_processes, keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest, printable
+from pfedbred.records import write_text
 from pfedbred.report import page
 
 app = typer.Typer(
@@ -67,6 +69,32 @@ def export_command(
     print(printable(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}"))
 
 
+@app.command("predict")
+def predict_command(
+    model: Annotated[Path, typer.Argument(help="an exported model, or a client's home in a real federation")],
+    samples: Annotated[Path, typer.Argument(help="samples: .npz, .npy, .csv, .parquet, or a .fed's test samples")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="file for the labels, one a line; else they are printed")
+    ] = None,
+) -> None:
+    """Predict labels with a trained model, where the samples are."""
+    trained, given = inference.find_model(model), inference.read_samples(samples)
+    labels = [str(each) for each in trained.predict(given.x)]
+    text = "".join(f"{printable(label)}\n" for label in labels)
+    if out:
+        write_text(out, text)
+        print(f"labels: {out}")
+    else:
+        print(text, end="")
+    about = trained.about
+    whose = f"{about.get('client_name')}'s personal model" if about["kind"] == "personal" else "the global model"
+    line = f"{whose} of {about['algorithm']}, after round {about['round']}"
+    if given.labels is not None and labels:
+        right = sum(one == other for one, other in zip(labels, given.labels, strict=True))
+        line += f": {right} of {len(labels)} labels are those in the file, {100 * right / len(labels):.2f} %"
+    print(printable(line), file=sys.stderr)
+
+
 @app.command("report")
 def report_command(
     folders: Annotated[
@@ -86,6 +114,7 @@ app.command("sweep")(sweep_command)
 app.command("list")(list_command)
 app.command("paper")(paper_command)
 app.add_typer(data_commands.app, name="data")
+app.add_typer(flower_commands.app, name="flower")
 
 
 def main() -> None:

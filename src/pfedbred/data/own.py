@@ -168,14 +168,7 @@ def _pool_from_table(
     chosen = list(features) if features else [each for each in table.columns if each not in (label, client)]
     if not chosen:
         raise SettingError(f"{where} has no column beside the label and the client")
-    normalise: Normalise | None = None
-    if len(chosen) == 1 and table.holds_images(chosen[0]):
-        x: np.ndarray = table.images(chosen[0])
-        normalise = to_unit_interval
-    elif len(chosen) == 1 and table.holds_texts(chosen[0]):
-        x = table.texts(chosen[0])
-    else:
-        x, normalise = compact(table.numbers(chosen), where), standardise
+    x, normalise = inputs_of(table, chosen, where)
     return Pool(
         Path(where).stem,
         x,
@@ -187,3 +180,12 @@ def _pool_from_table(
         normalise=normalise,
         origin=table.origin,
     )
+
+
+def inputs_of(table: Table, columns: Sequence[str], where: str) -> tuple[np.ndarray, Normalise | None]:
+    """The samples in these columns, one of images or of texts or all of numbers; and how they become inputs."""
+    if len(columns) == 1 and table.holds_images(columns[0]):
+        return table.images(columns[0]), to_unit_interval
+    if len(columns) == 1 and table.holds_texts(columns[0]):
+        return table.texts(columns[0]), None
+    return compact(table.numbers(columns), where), standardise

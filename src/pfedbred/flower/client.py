@@ -34,6 +34,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment
 from pfedbred.flower import home as home_
 from pfedbred.flower import local, wire
+from pfedbred.inference import PERSONAL
 from pfedbred.reading import COUNT, Maybe
 from pfedbred.types import Array, Tree
 
@@ -216,7 +217,7 @@ class Participant:
         """Counts what G and P get right, and puts P where ``pfedbred predict`` finds it."""
         half, done = order.half, order.said["round"] - 1
         personal = half.model(order.message, order.record)
-        path, number = order.folder / home_.PERSONAL, order.said["number"]
+        path, number = order.folder / PERSONAL, order.said["number"]
         exports.keep_one(path, personal, order.experiment, half.own, done, client=number, name=self.node.name)
         return {**half.counts(global_, personal), "train": len(half.own.train.y), "test": len(half.own.test.y)}
 

@@ -31,7 +31,6 @@ from pfedbred.types import Tree
 
 _KIND = tensors.Kind("pfedbred record 1", "client's record", "without it, the client begins anew")
 _PATIENCE = 30.0  # seconds: a process that was told to stop may still be ending
-PERSONAL = "personal.safetensors"
 
 
 class Kept(NamedTuple):
@@ -112,9 +111,3 @@ def load(folder: Path, like: Tree) -> Kept | None:
     expect(facts, {"round": COUNT, "algorithm": str}, path)
     before, after = jax.tree.map(np.array, tensors.refill((like, like), arrays, str(path)))
     return Kept(facts["round"], before, after)
-
-
-def personal_models(folder: Path) -> list[Path]:
-    """The personal models in a client's folder, the newest first."""
-    found = folder.glob(f"*/{PERSONAL}")
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
