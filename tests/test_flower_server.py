@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'pfedbred[flower]'
 from flower_grid import Loopback, assert_close, assert_same_models, kept, nodes_of, personal, run, simulate
 
 import pfedbred
-from pfedbred import checkpoints, exports, tensors
+from pfedbred import checkpoints, exports, locks, tensors
 from pfedbred.errors import SettingError
 from pfedbred.flower import server
 from pfedbred.flower.config import understood
@@ -264,3 +264,27 @@ def test_a_server_names_no_file_on_a_client(prepared, tmp_path, capsys):
         **ALL,
     )
     assert "a server names no files on its clients" in capsys.readouterr().out
+
+
+def test_what_a_client_says_of_itself_has_limits():
+    facts = {"dataset": "d", "shape": [2], "classes": 2, "labels": None, "words": None, "train": 3, "test": 1}
+    facts |= {"client": "a", "name": "a", "number": None}
+    for wrong in (
+        {"shape": [2**20, 2**20]},
+        {"classes": 10**9},
+        {"words": 10**12},
+        {"number": 10**9},
+        {"client": "a" * 101},
+    ):
+        said = []
+        roster = Roster(None, said.append)
+        roster.welcome({1: {**facts, **wrong}})
+        assert not roster.members
+        assert "a does not take part" in said[0]
+
+
+def test_a_folder_in_use_is_waited_for(tmp_path):
+    begun = server.time.monotonic()
+    with locks.locked(tmp_path), pytest.raises(locks.InUse), locks.locked(tmp_path, 0.5):
+        pass
+    assert 0.5 <= server.time.monotonic() - begun < 5

@@ -115,9 +115,12 @@ class Keeper:
 
 
 @contextmanager
-def opened(folder: Path, *, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
-    """A folder to run into, which no other process may use meanwhile; a new one, unless to resume."""
-    with locks.locked(records.find_folder(folder)):
+def opened(folder: Path, *, overwrite: bool = False, resume: bool = False, patience: float = 0.0) -> Iterator[Path]:
+    """A folder to run into, which no other process may use meanwhile; a new one, unless to resume.
+
+    A process that does is waited for, for ``patience`` seconds.
+    """
+    with locks.locked(records.find_folder(folder), patience):
         yield folder if resume and begun(folder) else records.make_folder(folder, overwrite)
 
 

@@ -20,14 +20,21 @@ class InUse(SettingError):
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, or refuses if another process does.
+def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Holds the folder's lock, or refuses if another process does, and still does after ``patience`` seconds.
 
     The lock is the operating system's, on a file in the folder, so it goes when the process does, however it ends: the
     file of a process that was killed is found unlocked, and taken over. What is written in it is for people.
     """
     path = folder / LOCK
-    handle = _take(path)
+    handle, end = None, time.monotonic() + patience
+    while handle is None:
+        try:
+            handle = _take(path)
+        except InUse:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.2)
     try:
         with suppress(OSError):  # on a full disk nobody can read who it is, and it is locked all the same
             os.ftruncate(handle, 0)

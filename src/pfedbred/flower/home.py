@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,16 +83,9 @@ class Home:
     @contextmanager
     def holding(self, run: str) -> Iterator[Path]:
         """The folder of a run, which no other process uses meanwhile."""
-        folder, end = self.run(run), time.monotonic() + _PATIENCE
-        while True:
-            try:
-                with locks.locked(folder):
-                    yield folder
-                return
-            except locks.InUse:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.2)
+        folder = self.run(run)
+        with locks.locked(folder, _PATIENCE):
+            yield folder
 
 
 def save(folder: Path, kept: Kept, algorithm: str) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from pfedbred import data
 from pfedbred.data import TEST_FRACTION, store
-from pfedbred.data.federation import Federation
+from pfedbred.data.federation import Federation, check_classes
 from pfedbred.data.own import pool_from_file
 from pfedbred.data.pool import divide, federate
 from pfedbred.errors import SettingError, file_name, nearest, printable
@@ -121,6 +121,7 @@ def _digest(given: Mapping[str, Any]) -> str:
 
 def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Federation:
     """With the numbers that all clients of the federation give their labels."""
+    check_classes(classes)
     if labels is None:
         if own.classes > classes:
             raise SettingError(f"there is a label {own.classes - 1}, and the federation has 0 to {classes - 1}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedbred.data.federation import check_classes
 from pfedbred.errors import SettingError, printable
 from pfedbred.reading import COUNT, Maybe
 from pfedbred.types import Words
@@ -28,7 +29,8 @@ INTRODUCTION = {
 
 MEMBER = {name: INTRODUCTION[name] for name in ("client", "name", "train", "test")}
 SCHEMA = {name: INTRODUCTION[name] for name in ("dataset", "shape", "classes", "labels", "words")}
-_LARGEST = 2**24
+_LARGEST = 2**24  # numbers in a sample, or words
+_MOST_CLIENTS = 10**6
 
 
 @dataclass
@@ -127,6 +129,8 @@ class Roster:
     def _number(self, facts: Mapping[str, Any]) -> int:
         if not facts["train"]:
             raise SettingError("it has no training samples")
+        if len(facts["client"]) > 100:
+            raise SettingError("its identity is too long to be one")
         had = [number for number, member in self.members.items() if member.client == facts["client"]]
         if had:
             return had[0]
@@ -134,8 +138,9 @@ class Roster:
         if wish is not None:
             if wish in self.members:
                 raise SettingError(f"its partition-id {wish} is that of {self.members[wish].name}")
-            if self.clients is not None and wish >= self.clients:
-                raise SettingError(f"its partition-id {wish} is not below the number of clients, {self.clients}")
+            if wish >= (self.clients or _MOST_CLIENTS):
+                most = self.clients or _MOST_CLIENTS
+                raise SettingError(f"its partition-id {wish} is not below the number of clients, {most:,}")
             return wish
         free = next(number for number in range(len(self.members) + 1) if number not in self.members)
         if self.clients is not None and free >= self.clients:
@@ -145,8 +150,9 @@ class Roster:
     def _schema(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """What all clients' data are like; refuses a client whose are not."""
         schema = {name: facts[name] for name in SCHEMA}
-        if not 0 < int(np.prod(schema["shape"], dtype=float)) <= _LARGEST:
-            raise SettingError(f"its samples are of shape {schema['shape']}")
+        if not 0 < int(np.prod(schema["shape"], dtype=float)) <= _LARGEST or (schema["words"] or 0) > _LARGEST:
+            raise SettingError(f"its samples are of shape {schema['shape']}, of {schema['words'] or 0} words")
+        check_classes(schema["classes"])
         for name, value in schema.items():
             if self.schema is not None and name != "dataset" and value != self.schema[name]:
                 raise SettingError(f"its data are not like the others': {name} {value}, not {self.schema[name]}")

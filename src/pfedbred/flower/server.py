@@ -326,6 +326,7 @@ class Coordinator:
         return {
             "run": progress.run,
             "clients": [roster.name(number) for number in sorted(roster.members)],
+            "client_seconds": round(float(np.median(progress.client_seconds)), 3),
             "seconds_beyond_clients": round(float(np.median(beyond)), 3),
         }
 

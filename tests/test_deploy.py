@@ -1,0 +1,214 @@
+"""docs/deploy.md: its commands work as they stand. And the small commands around a federation."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'pfedbred[flower]'")
+
+from cryptography import x509
+from processes import until
+from typer.testing import CliRunner
+
+import pfedbred
+from pfedbred import cli
+from pfedbred.errors import SettingError
+from pfedbred.flower import certificates, config, launch, local
+
+PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
+
+
+def typed(section):
+    """The commands of a section of the page, by terminal, in their order."""
+    (text,) = re.findall(rf"^## {section}\n(.*?)^## ", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(r"```bash\n# (all three terminals|terminal \d)[^\n]*\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["Three terminals", "With TLS and node authentication"])
+def test_the_pages_commands(section, tmp_path):
+    blocks = typed(section)
+    assert len(blocks) >= 4
+    (everywhere,) = [commands for where, commands in blocks if where == "all three terminals"]
+    environment = launch.environment(tmp_path / "flower")
+    script = tmp_path / "bin"
+    script.mkdir()
+    (script / "pfedbred").write_text(f'#!/bin/sh\nexec {sys.executable} -m pfedbred "$@"\n')
+    (script / "pfedbred").chmod(0o755)
+    environment["PATH"] = f"{script}{os.pathsep}{environment['PATH']}"
+    environment["PYTHONPATH"] = str(Path(__file__).parent.parent / "src")
+    said = tmp_path / "said.txt"
+    started = []
+    try:
+        with said.open("ab") as file:
+            for where, commands in blocks:
+                if where == "all three terminals":
+                    continue
+                process = subprocess.Popen(
+                    ["bash", "-c", everywhere + commands + "wait\n"],
+                    cwd=tmp_path,
+                    env=environment,
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,
+                )
+                started.append(process)
+                lasts = "flower-super" in commands
+                if lasts:
+                    assert until(lambda text=commands: _listens(text), 60), said.read_text()
+                else:
+                    assert process.wait(300) == 0, said.read_text()
+    finally:
+        for process in reversed(started):
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    text = said.read_text(errors="replace")
+    assert "round 5/5" in text
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["federation"]["clients"] == ["north", "south"]
+    if section == "Three terminals":
+        assert "north's personal model of mg-meta, after round 5" in text
+
+
+def _listens(commands):
+    """Whether the server of these commands can be reached; clients have nothing to wait for."""
+    import socket
+
+    if "flower-superlink" not in commands:
+        return True
+    port = int(re.search(r"--port (\d+)", commands)[1])
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path):
+    command = [sys.executable, "-m", "pfedbred", "flower", "demo", "--out", str(tmp_path / "demo"), "--rounds", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mg-meta: round 2/2" in done.stdout
+    assert "everything is stopped again" in done.stdout
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(tmp_path) not in running
+
+
+# The commands around it ---------------------------------------------------------------------------------------------
+
+
+def command(*arguments):
+    return CliRunner().invoke(cli.app, [str(each) for each in arguments])
+
+
+def test_keys(tmp_path):
+    done = command(
+        "flower", "keys", tmp_path / "keys", "--node", "north", "--host", "hub.example", "--host", "10.0.0.7"
+    )
+    assert done.exit_code == 0, done.output
+    for private in ("superlink.key", "north"):
+        assert stat.S_IMODE((tmp_path / "keys" / private).stat().st_mode) == 0o600
+    certificate = x509.load_pem_x509_certificate((tmp_path / "keys" / "superlink.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["hub.example"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    ca = x509.load_pem_x509_certificate((tmp_path / "keys" / "ca.crt").read_bytes())
+    certificate.verify_directly_issued_by(ca)
+    assert (tmp_path / "keys" / "north.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    assert isinstance(command("flower", "keys", tmp_path / "keys").exception, SettingError)
+    assert isinstance(command("flower", "keys", tmp_path / "new", "--node", "../evil").exception, SettingError)
+    with pytest.raises(SettingError, match="exists already"):
+        certificates.node_key(tmp_path / "keys" / "north")
+
+
+def test_an_app_is_what_flower_takes_for_one(tmp_path):
+    from flwr.cli.config_utils import load_and_validate
+
+    done = command("flower", "app", tmp_path / "app", "--out", tmp_path / 'a "run"', "--set", "algorithm=pfedme")
+    assert done.exit_code == 0, done.output
+    found, _ = load_and_validate(tmp_path / "app" / "pyproject.toml")
+    written = found["tool"]["flwr"]["app"]["config"]
+    assert written["algorithm"] == "pfedme"
+    assert set(written) == set(launch.DEFAULTS)
+    options, fields = config.understood(written)
+    assert options.out == tmp_path / 'a "run"'
+    assert fields["algorithm"] == "pfedme"
+    wrong = command("flower", "app", tmp_path / "app", "--out", "x", "--set", "algoritm=pfedme")
+    assert "did you mean 'algorithm'" in str(wrong.exception)
+
+
+def test_predict(tmp_path):
+    """With an exported model, and with labels in the file."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(-2, 1, (40, 3)), rng.normal(2, 1, (40, 3))]).astype(np.float32)
+    y = np.repeat(["cat", "dog"], 40)
+    federation = pfedbred.from_arrays(x, y, np.tile(["a", "b"], 40))
+    result = pfedbred.run(federation=federation, algorithm="pfedme", rounds=5)
+    from pfedbred.exports import keep_one
+
+    model = tmp_path / "home" / "0123456789abcdef" / "personal.safetensors"
+    model.parent.mkdir(parents=True)
+    keep_one(model, result.personal_model(1), result.experiment, federation, 5, client=1, name="b")
+    np.savez(tmp_path / "samples.npz", x=x[:10], y=y[:10])
+    (tmp_path / "samples.csv").write_text("p,q,r\n" + "".join(f"{','.join(map(str, row))}\n" for row in x[70:]))
+    done = command("predict", tmp_path / "home", tmp_path / "samples.npz")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.split() == ["cat"] * 10
+    assert "b's personal model of pfedme, after round 5: 10 of 10 labels are those in the file, 100.00 %" in done.stderr
+    done = command("predict", model, tmp_path / "samples.csv", "--out", tmp_path / "labels.txt")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "labels.txt").read_text().split() == ["dog"] * 10
+    (tmp_path / "empty").mkdir()
+    assert "there is no personal model" in str(
+        command("predict", tmp_path / "empty", tmp_path / "samples.npz").exception
+    )
+    shutil.copy(tmp_path / "samples.npz", tmp_path / "samples.xyz")
+    assert "not a kind of file" in str(command("predict", model, tmp_path / "samples.xyz").exception)
+
+
+# A client's own data ------------------------------------------------------------------------------------------------
+
+
+def test_a_node_says_where_its_data_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    found = local.node({"dataset": "x.fed", "name": "St. Mary's/../etc"}, 7)
+    assert found.home.parent == tmp_path / "pfedbred" / "clients"
+    assert local.node({}, 7).name == "node-7"
+    with pytest.raises(SettingError, match="partition-id must be int, not 'one'"):
+        local.node({"partition-id": "one"}, 7)
+
+
+def test_a_part_of_a_dataset_is_kept(tmp_path):
+    node = local.node({"dataset": "digits", "clients": 5, "partition-id": 3, "home": str(tmp_path)}, 1)
+    own, place = local.own_data(node, tmp_path)
+    again, _ = local.own_data(node, tmp_path)
+    whole = pfedbred.load("digits", clients=5)
+    assert place == 3
+    np.testing.assert_array_equal(own.train.x, whole.train.client(3)[0])
+    np.testing.assert_array_equal(again.train.x, own.train.x)
+    assert len(list(tmp_path.glob("data-*.fed"))) == 1
+    for wrong, why in (({"partition-id": 5}, "partition-id is from 0 to 4"), ({}, "needs partition-id=NUMBER")):
+        with pytest.raises(SettingError, match=why):
+            local.own_data(local.node({"dataset": "digits", "clients": 5, **wrong}, 1), tmp_path)
+
+
+def test_labels_are_numbered_as_the_federation_does(tmp_path):
+    (tmp_path / "a.csv").write_text("x,z,label\n1,2,dog\n2,1,emu\n3,1,dog\n1,1,emu\n")
+    own, _ = local.own_data(local.node({"dataset": str(tmp_path / "a.csv")}, 1), tmp_path)
+    same = local.relabelled(own, 3, ["cat", "dog", "emu"])
+    names = [same.labels[i] for i in same.train.y]
+    assert names == [own.labels[i] for i in own.train.y]
+    assert same.classes == 3
+    with pytest.raises(SettingError, match="the label 'emu' is not one of the federation's"):
+        local.relabelled(own, 2, ["cat", "dog"])
+    with pytest.raises(SettingError, match="there is a label 1, and the federation has 0 to 0"):
+        local.relabelled(own, 1, None)
