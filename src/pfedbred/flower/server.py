@@ -41,6 +41,7 @@ from pfedbred.report import curves
 from pfedbred.running import Point, Run
 from pfedbred.types import Tree
 
+_PATIENCE = 60.0  # seconds: the server before this one may not have noticed yet that it is to end
 _ANSWERED = {"seconds": NUMBER}
 _TRAINED = {**_ANSWERED, "moved": Maybe(NUMBER), "size": Maybe(NUMBER)}
 _TALLY = {"correct": COUNT, "loss": Maybe(NUMBER)}
@@ -62,7 +63,7 @@ class Coordinator:
     def run(self) -> dict[str, Any]:
         """From the start, or from the last round that was saved, to the end. Returns the summary."""
         folder = self._folder
-        with opened(folder, resume=True), one_line(folder):
+        with opened(folder, resume=True, patience=_PATIENCE), one_line(folder):
             if (folder / "summary.json").exists():
                 raise SettingError(f"{folder} holds a finished run: choose another folder for out")
             found = progress_.latest(folder, say)
