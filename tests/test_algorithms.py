@@ -41,7 +41,10 @@ def values(simulation, states):
     return [np.asarray(leaf) for leaf in jax.tree.leaves((states.server, states.clients, models))]
 
 
-ALIKE = ("fo", "mfo", "mg", "mg-meta-literal", "pfedbred", "fedprox", "reptile", "ditto")  # others are the same inside
+ALIKE = (  # others are the same inside
+    *("fo", "mfo", "mg", "mg-meta-literal", "pfedbred", "pfedme"),
+    *("fedavg", "fedprox", "reptile", "per-fedavg", "ditto", "fedrep", "fedbabu", "heurfedamp", "fedu"),
+)
 
 
 @pytest.mark.parametrize(  # which runs all of what the bare algorithm runs

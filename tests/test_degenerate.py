@@ -52,7 +52,10 @@ def check_scores(finished):
                 assert np.isfinite(found.client_std).all()
 
 
-ALIKE = ("fo", "mfo", "mg", "mg-meta-literal", "pfedbred", "fedprox", "reptile", "ditto")  # others are the same inside
+ALIKE = (  # others are the same inside
+    *("fo", "mfo", "mg", "mg-meta-literal", "pfedbred", "pfedme"),
+    *("fedavg", "fedprox", "reptile", "per-fedavg", "ditto", "fedrep", "fedbabu", "heurfedamp", "fedu"),
+)
 
 
 @pytest.mark.parametrize(

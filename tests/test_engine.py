@@ -237,7 +237,7 @@ def test_a_client_without_test_samples_is_left_out_of_the_scores():
     ("prior", "solver"),
     [
         ("gaussian", "mirror"),
-        ("poisson", "mirror"),
+        pytest.param("poisson", "mirror", marks=pytest.mark.slow),
         ("exponential", "gradient"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)

@@ -119,7 +119,7 @@ SAMPLED = ["mg-meta", "scaffold", "fedamp", "mime's answers"]  # the others have
 @pytest.mark.parametrize(
     ("case", "participation"),
     [pytest.param(case, "all", marks=[pytest.mark.slow] if case in ("fedu", "local") else []) for case in CASES]
-    + [(case, "sample") for case in SAMPLED],
+    + [pytest.param(case, "sample", marks=[] if case == "scaffold" else [pytest.mark.slow]) for case in SAMPLED],
 )
 def test_the_others_go_on_as_if_it_were_not_there(case, participation):
     """Clients 0, 1 and 3 are selected, and 1 is sick: that is a round of 0 and 3. Its own state stays, to the bit."""

@@ -89,7 +89,7 @@ def test_what_is_not_linear_goes_the_plain_way(change, solve):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-@pytest.mark.parametrize("algorithm", ["pfedme", "mg-meta"])
+@pytest.mark.parametrize("algorithm", [pytest.param("pfedme", marks=pytest.mark.slow), "mg-meta"])
 def test_a_run_is_the_same_with_and_without(algorithm):
     """The engine's own models, told and not told that they begin with a linear layer."""
     federation = small_federation(features=30)

@@ -41,7 +41,11 @@ def same(one, other):
 
 # A client's state may be its own models, nothing at all, or a mirror of what the server knows; the server may send to
 # all alike or to each its own; and there may be an exchange before training.
-@pytest.mark.parametrize("name", ["mg-meta", "fedavg", "scaffold", "mime", "heurfedamp", "fedrep", "apfl", "fedem"])
+@pytest.mark.parametrize(
+    "name",
+    ["mg-meta", "scaffold", "mime", "fedem"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "heurfedamp", "fedrep", "apfl")],
+)
 def test_clients_that_come_and_go_are_those_on_the_device(name):
     (resident, expected), (streamed, found) = both(name)
     assert_same((expected.round, expected.server), (found.round, found.server))

@@ -20,7 +20,7 @@ def experiment(algorithm="mg-meta", **settings):
     ("algorithm", "grid"),
     [
         ("mg-meta", {"eta": [0.01, 0.9], "lam": [1.0, 90.0]}),
-        ("fedprox+am", {"am_beta": [0.5, 2.0], "alpha": [0.01, 0.05]}),
+        pytest.param("fedprox+am", {"am_beta": [0.5, 2.0], "alpha": [0.01, 0.05]}, marks=pytest.mark.slow),
         ("per-fedavg", {"alpha": [0.01, 0.2]}),
     ],
 )

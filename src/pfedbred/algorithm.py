@@ -210,6 +210,25 @@ class Exchange(NamedTuple):
     personal: Tree
 
 
+class Received(NamedTuple):
+    """The shapes and types of what a client is sent, of what it keeps before its first round, and of G."""
+
+    message: Tree
+    state: Tree
+    global_: Tree
+
+
+def received(algorithm: Algorithm) -> Received:
+    """What a client receives, without computing it; much quicker than all that is exchanged."""
+
+    def first_message(key: Key) -> Received:
+        state = algorithm.server.init(key, 2)
+        message = algorithm.server.send(state, jnp.int32(0))
+        return Received(message, algorithm.client.init(message), algorithm.server.model(state))
+
+    return jax.eval_shape(first_message, jax.random.key(0))
+
+
 def exchange(algorithm: Algorithm, task: Task, sample: Batch) -> Exchange:
     """What the algorithm exchanges, without computing it; ``sample`` is a batch of one sample."""
 

@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 
 from pfedbred.errors import printable
 
-_POLL = 0.2  # seconds
+_OFTEN, _SELDOM = 0.2, 1.0  # seconds between looks for answers, at first and later
 
 
 class Grid(Protocol):
@@ -48,7 +48,8 @@ def ask(grid: Grid, questions: Mapping[int, Question], *, group: str, deadline: 
         for node, question in questions.items()
     ]
     sent = {number: node for number, node in zip(grid.push_messages(messages), questions, strict=False) if number}
-    answers = {}
+    answers: dict[int, Answer] = {}
+    pause = _OFTEN
     while sent and time.monotonic() < end:
         for reply in grid.pull_messages(list(sent)):
             node = sent.pop(reply.metadata.reply_to_message_id, None)
@@ -59,5 +60,6 @@ def ask(grid: Grid, questions: Mapping[int, Question], *, group: str, deadline: 
             else:
                 answers[node] = Answer(reply.content)
         if sent:
-            time.sleep(_POLL)
+            time.sleep(min(pause, max(0.0, end - time.monotonic())))
+            pause = min(1.1 * pause, _SELDOM)
     return answers

@@ -22,8 +22,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from pfedbred import algorithms, exports, models, records
-from pfedbred.algorithm import Algorithm, Exchange, Task, exchange
-from pfedbred.data.batches import Batch
+from pfedbred.algorithm import Algorithm, Received, Task, received
 from pfedbred.data.federation import Federation
 from pfedbred.data.sources import cache_folder
 from pfedbred.engine import Plan, keep_programs, selection
@@ -69,8 +68,7 @@ class Half:
         self._shards = jax.tree.map(jnp.asarray, shards_of(own, np.asarray([number])))
         self._drawn = np.uint32(self.algorithm.client.draws * experiment.batch_size)
         self._evaluator = Evaluator(self.algorithm, self.task, own, self._shards.x, "in-turn")
-        sample = Batch(jnp.asarray(own.inputs(own.train).take(np.arange(1))), jnp.asarray(own.train.y[:1]))
-        self.shapes: Exchange = exchange(self.algorithm, self.task, sample)
+        self.shapes: Received = received(self.algorithm)
         self._train, self._prepare = jax.jit(self._train_one), jax.jit(self._prepare_one)
         self._model, self._count = jax.jit(self._model_one), jax.jit(self._evaluator.count)
 

@@ -30,7 +30,7 @@ def demo(
     authority = certificates.make(keys)
     with launch.machine(folder, authority) as machine:
         say(f"superlink: {machine.address}, TLS and node authentication on")
-        machine.superlink(authenticated=True)
+        machine.superlink(authenticated=True, lasting=False)
         for i in range(nodes):
             name = f"clinic-{i:0{len(str(nodes - 1))}d}"
             own = records.find_folder(folder / name)

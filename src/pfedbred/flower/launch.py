@@ -149,15 +149,20 @@ class Machine:
         self.started.append(Started(name, process, log))
         return self.started[-1]
 
-    def superlink(self, *, authenticated: bool = False) -> Started:
-        """The server that all connect to; with ``authenticated``, only nodes whose keys it has been told."""
+    def superlink(self, *, authenticated: bool = False, lasting: bool = True) -> Started:
+        """The server that all connect to; with ``authenticated``, only nodes whose keys it has been told.
+
+        If it is ``lasting``, it keeps in a file what it would else forget when it ends.
+        """
         security = ["--insecure"]
         if self.authority:
             ca, certificate, key = map(str, self.authority)
             security = ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
         command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), *security]
-        command += ["--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"]
-        started = self.start("superlink", [*command, *(["--enable-supernode-auth"] if authenticated else [])])
+        command += ["--disable-runtime-dependency-installation"]
+        command += ["--enable-supernode-auth"] if authenticated else []
+        command += ["--database", str(self.folder / "superlink.db")] if lasting else []
+        started = self.start("superlink", command)
         self._wait_for_port(started)
         self._write_connection()
         return started
@@ -199,9 +204,9 @@ class Machine:
             raise SettingError(f"flwr {arguments[0]} failed: {done.stdout} {done.stderr}")
         return done.stdout
 
-    def run(self, app: Path) -> Started:
+    def run(self, app: Path, name: str = "run") -> Started:
         """Starts a run, and a process that writes what it says into a log until the run ends."""
-        return self.start("run", ["flwr", "run", str(app), CONNECTION, "--stream"], home="flwr")
+        return self.start(name, ["flwr", "run", str(app), CONNECTION, "--stream"], home="flwr")
 
     def stop(self) -> None:
         """Ends all that was started, the last first."""
