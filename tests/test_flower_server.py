@@ -288,3 +288,10 @@ def test_a_folder_in_use_is_waited_for(tmp_path):
     with locks.locked(tmp_path), pytest.raises(locks.InUse), locks.locked(tmp_path, 0.5):
         pass
     assert 0.5 <= server.time.monotonic() - begun < 5
+
+
+def test_personal_models_are_not_the_servers_to_export(prepared, tmp_path):
+    _, path = prepared
+    run(Loopback(nodes_of(path, 3, tmp_path)), tmp_path / "run", algorithm="fedavg", rounds=1, **ALL)
+    with pytest.raises(SettingError, match=r"personal models are with their clients, and G is .*global\.safetensors"):
+        exports.export(tmp_path / "run", client=1)

@@ -30,6 +30,7 @@ from pfedbred.running import Run
 from pfedbred.types import Array, Tree, Words
 
 MODELS_FILE = "models.safetensors"
+GLOBAL_FILE = "global.safetensors"
 _KEPT, _EXPORTED = "pfedbred models 1", "pfedbred model 1"
 _TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
 
@@ -166,7 +167,9 @@ def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
 
 def export(folder: Path, *, client: int | None = None, seed: int | None = None, out: Path | None = None) -> Path:
     """Writes one model of a finished run: a client's P, or G if no client is named. Returns the file."""
-    file, facts = _open(folder / MODELS_FILE, _KEPT, ": the run is not finished, or kept no models")
+    remote = (folder / GLOBAL_FILE).exists() and not (folder / MODELS_FILE).exists()
+    hint = f": its personal models are with their clients, and G is {folder / GLOBAL_FILE}" if remote else ""
+    file, facts = _open(folder / MODELS_FILE, _KEPT, hint or ": the run is not finished, or kept no models")
     seeds, clients = facts.pop("seeds"), facts.pop("clients")
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:
@@ -189,7 +192,7 @@ def export(folder: Path, *, client: int | None = None, seed: int | None = None, 
     if client is not None:
         about["client"] = client
         about["client_name"] = names[client] if names else str(client)
-    default = folder / (f"client-{client}.safetensors" if client is not None else "global.safetensors")
+    default = folder / (f"client-{client}.safetensors" if client is not None else GLOBAL_FILE)
     path = out or default
     _save(path, arrays, about)
     return path

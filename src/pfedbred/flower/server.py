@@ -308,7 +308,7 @@ class Coordinator:
             diverged=diverged,
         )
         global_ = jax.device_get(halves.model(progress.state))
-        exports.keep_one(folder / "global.safetensors", global_, halves.experiment, halves.data, progress.round)
+        exports.keep_one(folder / exports.GLOBAL_FILE, global_, halves.experiment, halves.data, progress.round)
         curves.draw_run(done, folder / "curves.png")
         summary = {**records.summary(done), "federation": self._facts()}
         records.write_json(folder / "summary.json", summary)
