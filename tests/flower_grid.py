@@ -26,10 +26,13 @@ EVERYTHING = {"participation": "all", "batch-size": 4, "rounds": 3, "min-clients
 
 
 class Loopback:
-    """A Grid. ``tamper(node, message, reply)`` gives what arrives in place of a reply; None if nothing does."""
+    """A Grid. ``tamper(node, message, reply)`` gives what arrives in place of a reply; None if nothing does.
 
-    def __init__(self, nodes, tamper=lambda node, message, reply: reply):
-        self.nodes, self.tamper = dict(nodes), tamper  # numbers and node configs
+    ``loses(node, message)`` says whether a message does not reach its node.
+    """
+
+    def __init__(self, nodes, tamper=lambda node, message, reply: reply, loses=lambda node, message: False):
+        self.nodes, self.tamper, self.loses = dict(nodes), tamper, loses  # numbers and node configs
         self.wire = []  # (node, message, reply)
         self._numbers, self._waiting = itertools.count(), {}
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = (
@@ -56,7 +59,7 @@ class Loopback:
 
     def _answer(self, message):
         node = message.metadata.dst_node_id
-        if node not in self.nodes:
+        if node not in self.nodes or self.loses(node, message):
             return None
         reply = client.app(copy.deepcopy(message), self._context(node))
         self.wire.append((node, message, reply))

@@ -9,7 +9,6 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'pfedbred[flower]'
 
 from flower_grid import Loopback, assert_close, assert_same_models, kept, nodes_of, personal, run, simulate
 
-import pfedbred
 from pfedbred import checkpoints, exports, locks, tensors
 from pfedbred.errors import SettingError
 from pfedbred.flower import server
@@ -17,6 +16,8 @@ from pfedbred.flower.config import understood
 from pfedbred.flower.roster import Roster
 
 ALL = {"clients": 3, "aggregated": 3}
+FACTS = {"dataset": "d", "shape": [2], "classes": 2, "labels": None, "words": None, "vocabulary": None}
+FACTS |= {"train": 3, "test": 1}
 
 
 class Killed(BaseException):
@@ -164,9 +165,10 @@ def test_clients_that_cannot_take_part_are_told_of_and_left_alone(prepared, tmp_
     grid = Loopback(nodes)
     summary = run(grid, tmp_path / "run", algorithm="fedavg", rounds=2, **ALL)
     said = capsys.readouterr().out
-    assert "empty.csv has no rows" in said
+    assert "empty.csv has no rows" in said  # on the client
+    assert "empty does not take part: it has no data" in said
     assert "other does not take part: its data are not like the others'" in said
-    assert "there is no data: --node-config needs dataset=..." in said
+    assert "nothing does not take part: it has no data" in said
     assert "twin does not take part: its partition-id 1 is that of clinic-1" in said
     assert "unknown 'datasett'; did you mean 'dataset'?" in said
     assert summary["federation"]["clients"] == ["clinic-0", "clinic-1", "clinic-2"]
@@ -211,7 +213,7 @@ def test_a_client_comes_back_under_another_node(prepared, tmp_path, capsys):
 def test_numbers_are_given_once():
     said = []
     roster = Roster(None, said.append)
-    facts = {"dataset": "d", "shape": [2], "classes": 2, "labels": None, "words": None, "train": 3, "test": 1}
+    facts = FACTS
     one, two = ({**facts, "client": each, "name": each, "number": None} for each in "ab")
     roster.welcome({7: two, 9: one})
     assert [roster.members[i].name for i in (0, 1)] == ["a", "b"]  # by name, not by node
@@ -234,6 +236,9 @@ def test_numbers_are_given_once():
         ({"out": "x", "clients": 2, "min-clients": 3}, "min-clients must be at most clients, 2"),
         ({"out": "x", "deadline": -1.0}, "deadline must be a number > 0"),
         ({"out": "x", "settings": "lam"}, "NAME=VALUE"),
+        ({"out": "x", "labels": "cat,cat"}, "labels must be different names"),
+        ({"out": "x", "labels": "cat,dog", "classes": 5}, "as many as classes says"),
+        ({"out": "x", "deadline": 0}, "deadline must be a number > 0"),
     ],
 )
 def test_a_run_config_that_cannot_work_is_refused(config, complaint):
@@ -244,37 +249,35 @@ def test_a_run_config_that_cannot_work_is_refused(config, complaint):
 def test_the_run_config_names_the_experiment():
     options, fields = understood(
         {"out": "~/x", "algorithm": "pfedme", "settings": "lam=30 R=5", "batch-size": 7, "aggregated": 0, "seed": 0}
+        | {"outliers": 0.0, "select": 3, "labels": "cat, dog"}
     )
-    assert fields == {"algorithm": "pfedme", "batch_size": 7, "seed": 0, "settings": {"lam": 30, "R": 5}}
+    assert options.labels == ["cat", "dog"]
+    assert fields == {
+        "algorithm": "pfedme",
+        "batch_size": 7,
+        "seed": 0,
+        "outliers": 0.0,
+        "select": "3",
+        "settings": {"lam": 30, "R": 5},
+    }
     assert options.min_clients == 2
     assert options.clients is None
 
 
-def test_a_server_names_no_file_on_a_client(prepared, tmp_path, capsys):
+def test_a_server_names_no_file_on_a_client(prepared, tmp_path):
     _, path = prepared
     np.save(tmp_path / "sigma.npy", np.eye(21))
     settings = f"sigma={tmp_path / 'sigma.npy'} prior=gaussian"
-    assert pfedbred.ALGORITHMS["pfedbred"]
-    run(
-        Loopback(nodes_of(path, 3, tmp_path)),
-        tmp_path / "run",
-        algorithm="pfedbred",
-        settings=settings,
-        rounds=1,
-        **ALL,
-    )
-    assert "a server names no files on its clients" in capsys.readouterr().out
+    with pytest.raises(SettingError, match="clients do not have that file"):
+        run(Loopback(nodes_of(path, 3, tmp_path)), tmp_path / "run", algorithm="pfedbred", settings=settings, **ALL)
 
 
 def test_what_a_client_says_of_itself_has_limits():
-    facts = {"dataset": "d", "shape": [2], "classes": 2, "labels": None, "words": None, "train": 3, "test": 1}
-    facts |= {"client": "a", "name": "a", "number": None}
+    facts = {**FACTS, "client": "a", "name": "a", "number": None}
     for wrong in (
-        {"shape": [2**20, 2**20]},
-        {"classes": 10**9},
-        {"words": 10**12},
-        {"number": 10**9},
-        {"client": "a" * 101},
+        *({"shape": [2**20, 2**20]}, {"shape": [2**62] * 20}, {"shape": []}, {"classes": 10**9}, {"classes": 0}),
+        *({"words": 10**12}, {"words": 0}, {"train": 2**40}, {"train": 0}, {"number": 10**9}, {"client": "a" * 101}),
+        {"labels": ["one"]},
     ):
         said = []
         roster = Roster(None, said.append)

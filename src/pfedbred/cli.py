@@ -76,10 +76,14 @@ def predict_command(
     out: Annotated[
         Path | None, typer.Option("--out", help="file for the labels, one a line; else they are printed")
     ] = None,
+    label_column: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="the column with the labels, which is no input [default: label or y]", show_default=False),
+    ] = None,
 ) -> None:
     """Predict labels with a trained model, where the samples are."""
-    trained, given = inference.find_model(model), inference.read_samples(samples)
-    labels = [str(each) for each in trained.predict(given.x)]
+    trained, given = inference.find_model(model), inference.read_samples(samples, label_column)
+    labels = inference.predict(trained, given, samples)
     text = "".join(f"{printable(label)}\n" for label in labels)
     if out:
         write_text(out, text)
@@ -89,7 +93,7 @@ def predict_command(
     about = trained.about
     whose = f"{about.get('client_name')}'s personal model" if about["kind"] == "personal" else "the global model"
     line = f"{whose} of {about['algorithm']}, after round {about['round']}"
-    if given.labels is not None and labels:
+    if given.labels is not None:
         right = sum(one == other for one, other in zip(labels, given.labels, strict=True))
         line += f": {right} of {len(labels)} labels are those in the file, {100 * right / len(labels):.2f} %"
     print(printable(line), file=sys.stderr)

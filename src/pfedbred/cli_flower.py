@@ -11,7 +11,7 @@ import typer
 from pfedbred import records
 from pfedbred import settings as settings_
 from pfedbred.console import show_outcome
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, is_file_name
 
 app = typer.Typer(
     help="Run on a real federation, with Flower: see docs/deploy.md.", no_args_is_help=True, rich_markup_mode=None
@@ -40,11 +40,13 @@ def keys_command(
     """Make certificates and keys for development."""
     from pfedbred.flower import certificates
 
-    made = certificates.make(folder, host or ("127.0.0.1", "localhost"))
-    print(f"authority:  {made.ca} (everyone needs it)\nsuperlink:  {made.certificate}, {made.key}")
     for name in node or ():
-        if not name.isidentifier() and not name.replace("-", "_").isidentifier():
+        if not is_file_name(name) or name in certificates.FILES:
             raise SettingError(f"a node is called by letters, digits and '-', not {name!r}")
+    if not (folder / "ca.crt").exists() or host:
+        made = certificates.make(folder, host or ("127.0.0.1", "localhost"))
+        print(f"authority:  {made.ca} (everyone needs it)\nsuperlink:  {made.certificate}, {made.key}")
+    for name in node or ():
         public = certificates.node_key(folder / name)
         print(f"node:       {folder / name} (stays on the node), {public} (for flwr supernode register)")
 

@@ -16,6 +16,10 @@ class SettingError(ValueError):
         super().__init__(printable(" ".join(message.split()), _LONGEST))
 
 
+class NoSamples(SettingError):
+    """There is no data at all."""
+
+
 def printable(text: str, most: int | None = None) -> str:
     """``text`` as it can be shown to anyone: what is no visible character is written out, as in ``\\x1b``.
 

@@ -40,7 +40,19 @@ def personal_models(home: Path) -> list[Path]:
     return sorted(home.glob(f"*/{PERSONAL}"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def read_samples(path: Path) -> Samples:
+def predict(model: TrainedModel, samples: Samples, where: Path) -> list[str]:
+    """The label of each sample, by name if labels have names."""
+    if not len(samples.x):
+        raise SettingError(f"{where} holds no samples")
+    texts = samples.x.dtype.kind in "OUS"
+    if texts != (model.about["vocabulary"] is not None) and (texts or samples.x.dtype.kind != "i"):
+        raise SettingError(f"{where} holds {'texts' if texts else 'numbers'}, and the model is for the other kind")
+    if samples.labels is not None and len(samples.labels) != len(samples.x):
+        raise SettingError(f"{where} has {len(samples.x)} samples and {len(samples.labels)} labels")
+    return [str(each) for each in model.predict(samples.x)]
+
+
+def read_samples(path: Path, label_column: str | None = None) -> Samples:
     """Samples from .npz, .npy, .csv or .parquet; of a prepared federation, its test samples."""
     if path.suffix == store.SUFFIX:
         federation = store.load(path)
@@ -52,18 +64,27 @@ def read_samples(path: Path) -> Samples:
         with Npz(path) as arrays:
             if "x" not in arrays.names:
                 raise SettingError(f"{path} has no array 'x', only {', '.join(arrays.names)}")
-            return Samples(arrays["x"], [str(each) for each in arrays["y"]] if "y" in arrays.names else None)
+            label = label_column or "y"
+            return Samples(arrays["x"], _texts(arrays[label]) if label in arrays.names else None)
     if path.suffix in (".csv", ".parquet"):
         table = read_csv(path) if path.suffix == ".csv" else read_parquet([path])
-        return _from_table(table, path)
+        return _from_table(table, path, label_column)
     raise SettingError(f"{path} is not a kind of file that can be read: .npz, .npy, .csv, .parquet or .fed")
 
 
-def _from_table(table: Table, path: Path) -> Samples:
-    label = next((each for each in ("label", "y") if each in table.columns), None)
+def _texts(labels: np.ndarray) -> list[str]:
+    """Labels as they are called; 1.0 is 1, as a spreadsheet may write it."""
+    whole = labels.dtype.kind == "f" and bool(np.all(labels == np.round(labels)))
+    return [str(each) for each in (labels.astype(np.int64) if whole else labels)]
+
+
+def _from_table(table: Table, path: Path, label_column: str | None) -> Samples:
+    if not len(table):
+        return Samples(np.zeros((0, 1)), None)
+    label = label_column or next((each for each in ("label", "y") if each in table.columns), None)
     chosen = [each for each in table.columns if each not in (label, "client")]
     x, _ = inputs_of(table, chosen, str(path))
     if label is None:
         return Samples(x, None)
     number, names = table.names(label)
-    return Samples(x, [names[i] for i in number])
+    return Samples(x, [names[i].removesuffix(".0") for i in number])

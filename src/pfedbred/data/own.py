@@ -12,7 +12,7 @@ import numpy as np
 from pfedbred.data.leaf import leaf_files
 from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
 from pfedbred.data.tables import Table, read_csv, read_parquet
-from pfedbred.errors import SettingError
+from pfedbred.errors import NoSamples, SettingError
 from pfedbred.npy import Npz
 
 
@@ -159,7 +159,7 @@ def _pool_from_table(
     label = label_column or next((each for each in ("label", "y") if each in table.columns), "label")
     client = client_column or next((each for each in ("client",) if each in table.columns), None)
     if not len(table):
-        raise SettingError(f"{where} has no rows")
+        raise NoSamples(f"{where} has no rows")
     number, names = table.names(label)
     y, labels = number, names
     if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 
-from pfedbred.errors import printable
+from pfedbred.errors import SettingError, printable
+from pfedbred.flower import wire
 
+_NOBODY = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+"""What Flower answers in the place of a client that is gone; not an answer of the client's."""
 _OFTEN, _SELDOM = 0.2, 1.0  # seconds between looks for answers, at first and later
+
+
+def say(text: str) -> None:
+    """A line in the server's log."""
+    print(f"pfedbred: {text}", flush=True)
 
 
 class Grid(Protocol):
@@ -55,6 +64,8 @@ def ask(grid: Grid, questions: Mapping[int, Question], *, group: str, deadline: 
             node = sent.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
+            if reply.has_error() and reply.error.code in _NOBODY:
+                continue
             if reply.has_error():
                 answers[node] = Answer(None, printable(" ".join(str(reply.error.reason).split()), 500))
             else:
@@ -63,3 +74,30 @@ def ask(grid: Grid, questions: Mapping[int, Question], *, group: str, deadline: 
             time.sleep(min(pause, max(0.0, end - time.monotonic())))
             pause = min(1.1 * pause, _SELDOM)
     return answers
+
+
+def facts_of(answer: Answer, shape: Any, sender: str) -> Any:
+    """What an answer says; raises SettingError if it is no answer."""
+    if answer.content is None:
+        raise SettingError(answer.problem)
+    problem = wire.facts(answer.content, {}, sender).get("problem")
+    if problem is not None:
+        raise SettingError(str(problem))
+    return wire.facts(answer.content, shape, sender)
+
+
+def has_trained(answer: Answer) -> bool:
+    """Whether a client has done the round, however its upload came out."""
+    try:
+        return "problem" not in wire.facts(answer.content, {}, "it") if answer.content else False
+    except SettingError:
+        return True  # it says something, though nobody knows what
+
+
+def name_of(answer: Answer) -> str | None:
+    """What a client is called that cannot take part, if it says so."""
+    try:
+        name = wire.facts(answer.content, {"name": str}, "it")["name"] if answer.content else None
+    except SettingError:
+        return None
+    return printable(name, 100) if name else None

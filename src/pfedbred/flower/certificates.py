@@ -10,6 +10,7 @@ import datetime
 import ipaddress
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from pfedbred import records
 from pfedbred.errors import SettingError
 
 _DAYS = 365
+FILES = ("ca.crt", "superlink.crt", "superlink.key")
+"""The authority's certificate, the SuperLink's, and its private key."""
 
 
 class Authority(NamedTuple):
@@ -40,7 +43,8 @@ class Authority(NamedTuple):
 
 def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Authority:
     """An authority and a certificate for a SuperLink that is reached by these names and addresses."""
-    found = Authority(folder / "ca.crt", folder / "superlink.crt", folder / "superlink.key")
+    found = Authority(*(folder / name for name in FILES))
+    names = [_name(host) for host in hosts]
     records.find_folder(folder)
     if found.ca.exists():
         raise SettingError(f"{folder} has certificates already")
@@ -53,10 +57,10 @@ def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Aut
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     own = (
         _certificate(subject, authority, own_key.public_key())
-        .add_extension(x509.SubjectAlternativeName([_name(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -97,10 +101,12 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _name(host: str) -> x509.GeneralName:
-    try:
+    with suppress(ValueError):  # else it is a name
         return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
+    try:
         return x509.DNSName(host)
+    except ValueError:
+        raise SettingError(f"a host is a name in ASCII or an address, not {host!r}") from None
 
 
 def node_key(path: Path) -> Path:

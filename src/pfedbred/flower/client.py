@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from pfedbred.engine import Plan, keep_programs, selection
 from pfedbred.engine.evaluation import Evaluator
 from pfedbred.engine.health import Vitals
 from pfedbred.engine.round import ClientRecord, Round, Shards, Shared, new_record, shards_of
-from pfedbred.errors import SettingError
+from pfedbred.errors import NoSamples, SettingError
 from pfedbred.experiment import Experiment
 from pfedbred.flower import home as home_
 from pfedbred.flower import local, wire
@@ -38,19 +39,6 @@ from pfedbred.reading import COUNT, Maybe
 from pfedbred.types import Array, Tree
 
 SERVER = "the server"
-EXPERIMENT = {"model": str, "algorithm": str, "settings": dict, "batch_size": COUNT, "seed": COUNT}
-ORDER = {
-    "run": str,
-    "round": COUNT,
-    "number": COUNT,
-    "verdict": Maybe({"round": COUNT, "stands": bool}),
-    "experiment": EXPERIMENT,
-    "classes": COUNT,
-    "labels": Maybe([str]),
-    "upload": bool,
-    "evaluate": bool,
-}
-"""What a server says with every message but the first."""
 
 
 class Half:
@@ -63,7 +51,7 @@ class Half:
         self.own, self.task = own, Task(models.get(experiment.model, own.shape, own.classes, own.words))
         self.algorithm: Algorithm = algorithms.make(experiment.algorithm, self.task, experiment.settings)
         passing_on = self.algorithm._replace(server=self.algorithm.server._replace(send=lambda message, i: message))
-        plan = Plan(selection.fixed([0]), "sample", batch_size=experiment.batch_size)
+        plan = Plan(selection.fixed([0]), experiment.participation, batch_size=experiment.batch_size)
         self._round, self._seed = Round(passing_on, plan, "in-turn", None), np.uint32(experiment.seed)
         self._shards = jax.tree.map(jnp.asarray, shards_of(own, np.asarray([number])))
         self._drawn = np.uint32(self.algorithm.client.draws * experiment.batch_size)
@@ -176,9 +164,11 @@ class Participant:
         """Says who it is and what its data look like: shapes and counts, no sample."""
         said = wire.facts(message, {"classes": COUNT, "labels": Maybe([str])}, SERVER)
         own, place = self._own(said["classes"], said["labels"])
+        with _withheld("its folder cannot be used"):
+            identity = self.home.identity()
         return wire.content(
             {
-                "client": self.home.identity(),
+                "client": identity,
                 "name": self.node.name,
                 "number": place,
                 "dataset": own.name,
@@ -186,6 +176,7 @@ class Participant:
                 "classes": own.classes,
                 "labels": own.labels,
                 "words": own.text.count if own.text else None,
+                "vocabulary": local.vocabulary_of(own),
                 "train": len(own.train.y),
                 "test": len(own.test.y),
             }
@@ -202,7 +193,8 @@ class Participant:
         with self._ordered(message) as order:
             upload, after, vitals = order.half.train(order.message, order.record)
             kept = home_.Kept(order.said["round"], order.record, after)
-            home_.save(order.folder, kept, order.experiment.algorithm)
+            with _withheld("it cannot write into its folder"):
+                home_.save(order.folder, kept)
         facts = {**order.facts(), "moved": _finite(vitals.moved), "size": _finite(vitals.size)}
         return wire.content(facts, upload=upload) if order.said["upload"] else wire.content(facts)
 
@@ -216,18 +208,22 @@ class Participant:
         half, done = order.half, order.said["round"] - 1
         personal = half.model(order.message, order.record)
         path, number = order.folder / PERSONAL, order.said["number"]
-        exports.keep_one(path, personal, order.experiment, half.own, done, client=number, name=self.node.name)
+        with _withheld("it cannot write into its folder"):
+            exports.keep_one(path, personal, order.experiment, half.own, done, client=number, name=self.node.name)
         return {**half.counts(global_, personal), "train": len(half.own.train.y), "test": len(half.own.test.y)}
 
     def _own(self, classes: int, labels: list[str] | None) -> tuple[Federation, int | None]:
-        own, place = local.own_data(self.node, self.home.folder)
-        return local.relabelled(own, classes or own.classes, labels), place
+        with _withheld("its data cannot be used"):
+            own, place = local.own_data(self.node, self.home.folder)
+            if own.text and own.text.vectors is not None:
+                raise SettingError("word vectors from a file are not for a federation: the server does not have them")
+            return local.relabelled(own, classes or own.classes, labels), place
 
     @contextmanager
     def _ordered(self, message: RecordDict) -> Iterator[Order]:
         """What the server asks for, understood; its models evaluated, if they are to be. The home is held meanwhile."""
         begun = time.perf_counter()
-        said = wire.facts(message, ORDER, SERVER)
+        said = wire.facts(message, wire.ORDER, SERVER)
         wanted = said["experiment"]
         if isinstance(wanted["settings"].get("sigma"), str):
             raise SettingError("sigma by a file is not for a federation: a server names no files on its clients")
@@ -239,11 +235,14 @@ class Participant:
             settings=wanted["settings"],
             batch_size=wanted["batch_size"],
             seed=wanted["seed"],
+            participation=wanted["participation"],
         ).resolved(own)
         half = half_of(self.node, experiment, own, said["number"])
         sent = wire.tree(message, "message", half.shapes.message, SERVER)
-        with self.home.holding(said["run"]) as folder:
-            kept = home_.load(folder, half.record_shapes)
+        with ExitStack() as stack:
+            with _withheld("its folder cannot be used"):
+                folder = stack.enter_context(self.home.holding(said["run"], said["deadline"]))
+                kept = home_.load(folder, half.record_shapes)
             verdict = (said["verdict"]["round"], said["verdict"]["stands"]) if said["verdict"] else None
             synced = half.algorithm.client.synced
             record = kept.start(said["round"], verdict, synced) if kept else half.new_record(sent)
@@ -257,13 +256,36 @@ class Participant:
 app = ClientApp()
 
 
+@contextmanager
+def _withheld(reason: str) -> Iterator[None]:
+    """What goes wrong with a client's own files is told in its own log; the server learns no more than the reason."""
+    try:
+        yield
+    except NoSamples as problem:
+        _say(str(problem))
+        raise SettingError("it has no data") from None
+    except SettingError as problem:
+        _say(str(problem))
+        raise SettingError(f"{reason}: its own log says more") from None
+
+
+def _say(text: str) -> None:
+    print(f"pfedbred: {text}", flush=True)
+
+
 def _answer(message: Message, context: Context, respond: Callable[[Participant, RecordDict], RecordDict]) -> Message:
     """The reply; what the client cannot do is said in one line."""
+    name = None
     try:
-        reply = respond(Participant(context), message.content)
+        participant = Participant(context)
+        name = participant.node.name
+        reply = respond(participant, message.content)
     except SettingError as problem:
-        print(f"pfedbred: {problem}", flush=True)
-        reply = wire.content({"problem": str(problem)})
+        _say(str(problem))
+        reply = wire.content({"problem": str(problem), "name": name})
+    except Exception:  # its text could hold anything that was in the data
+        traceback.print_exc()
+        reply = wire.content({"problem": "it failed: its own log says more", "name": name})
     return Message(reply, reply_to=message)
 
 

@@ -48,12 +48,17 @@ class Options:
 
 
 def understood(config: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-    """The run config: options of the server, and fields of the experiment. 0 and "" stand for what is not given."""
+    """The run config: options of the server, and fields of the experiment. "" stands for what is not given, and so
+    does 0 where there is no other sense in it."""
     own = ("out", "clients", "min-clients", "deadline", "classes", "labels", "settings")
     for name in config:
         if name not in (*own, *_OF_EXPERIMENT):
             raise SettingError(f"the run config has an unknown key {name!r}{nearest(name, (*own, *_OF_EXPERIMENT))}")
-    given = {name: value for name, value in config.items() if value not in ("", 0) or name == "seed"}
+    given = {
+        name: value
+        for name, value in config.items()
+        if value != "" and (name not in ("clients", "aggregated", "classes") or value != 0)
+    }
 
     def number(name: str, hint: Any, default: Any) -> Any:
         return settings_.check(name, given[name], hint) if name in given else default
@@ -61,7 +66,11 @@ def understood(config: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     if not isinstance(given.get("out"), str):
         raise SettingError("the run config needs out=..., the folder for the run on the server's machine")
     clients = number("clients", settings_.Count, None)
-    labels = str(given["labels"]).split(",") if "labels" in given else None
+    labels = [each.strip() for each in str(given["labels"]).split(",")] if "labels" in given else None
+    if labels and (len(set(labels)) != len(labels) or given.get("classes", len(labels)) != len(labels)):
+        raise SettingError(f"labels must be different names, as many as classes says, not {given['labels']!r}")
+    if "select" in given:
+        given["select"] = str(given["select"])  # a single client's number is no name of a way to choose
     options = Options(
         Path(given["out"]).expanduser(),
         clients,

@@ -29,7 +29,7 @@ from pfedbred.reading import COUNT, expect, read_json
 from pfedbred.types import Tree
 
 _KIND = tensors.Kind("pfedbred record 1", "client's record", "without it, the client begins anew")
-_PATIENCE = 30.0  # seconds: a process that was told to stop may still be ending
+_PATIENCE = 30.0  # seconds
 
 
 class Kept(NamedTuple):
@@ -69,7 +69,9 @@ class Home:
         """Who the client is, whatever its node is called today."""
         path = self.folder / "client.json"
         if not path.exists():
-            records.write_json(path, {"client": secrets.token_hex(16)})
+            with locks.locked(self.folder, _PATIENCE):  # two servers may ask at once
+                if not path.exists():
+                    records.write_json(path, {"client": secrets.token_hex(16)})
         said = read_json(path)
         expect(said, {"client": str}, path)
         return said["client"]
@@ -81,17 +83,17 @@ class Home:
         return records.find_folder(self.folder / run)
 
     @contextmanager
-    def holding(self, run: str) -> Iterator[Path]:
-        """The folder of a run, which no other process uses meanwhile."""
+    def holding(self, run: str, patience: float) -> Iterator[Path]:
+        """The folder of a run, which no other process uses meanwhile; one that does is waited for so many seconds."""
         folder = self.run(run)
-        with locks.locked(folder, _PATIENCE):
+        with locks.locked(folder, patience):
             yield folder
 
 
-def save(folder: Path, kept: Kept, algorithm: str) -> None:
+def save(folder: Path, kept: Kept) -> None:
     """Writes what a client keeps; whole, or not at all."""
     arrays = {name: np.asarray(leaf) for name, leaf in tensors.named((kept.before, kept.after)).items()}
-    tensors.save(_KIND, folder / "record.safetensors", {"round": kept.round, "algorithm": algorithm}, arrays)
+    tensors.save(_KIND, folder / "record.safetensors", {"round": kept.round}, arrays)
 
 
 def load(folder: Path, like: Tree) -> Kept | None:
@@ -100,6 +102,6 @@ def load(folder: Path, like: Tree) -> Kept | None:
     if not path.exists():
         return None
     facts, arrays = tensors.load(_KIND, path)
-    expect(facts, {"round": COUNT, "algorithm": str}, path)
+    expect(facts, {"round": COUNT}, path)
     before, after = jax.tree.map(np.array, tensors.refill((like, like), arrays, str(path)))
     return Kept(facts["round"], before, after)

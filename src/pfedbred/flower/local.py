@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred import data
+from pfedbred import settings as settings_
 from pfedbred.data import TEST_FRACTION, store
 from pfedbred.data.federation import Federation, check_classes
 from pfedbred.data.own import pool_from_file
 from pfedbred.data.pool import divide, federate
-from pfedbred.errors import SettingError, file_name, nearest, printable
+from pfedbred.errors import NoSamples, SettingError, file_name, nearest, printable
 
 _OPTIONS: dict[str, type] = {
     "dataset": str,
@@ -64,7 +65,14 @@ def node(config: Mapping[str, Any], number: int) -> Node:
     called = str(config.get("name") or f"node-{number}")
     kept = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     default = kept / "pfedbred" / "clients" / file_name(called)
-    return Node(printable(called, 100), Path(config.get("home") or default).expanduser(), config)
+    return Node(printable(called, 100), _path(config["home"]) if config.get("home") else default, config)
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~ of a user that there is not
+        raise SettingError(f"{text!r} cannot be a path") from None
 
 
 def own_data(node: Node, home: Path) -> tuple[Federation, int | None]:
@@ -72,12 +80,12 @@ def own_data(node: Node, home: Path) -> tuple[Federation, int | None]:
     given = node.options
     dataset = given.get("dataset")
     if not dataset:
-        raise SettingError("there is no data: --node-config needs dataset=...")
+        raise NoSamples("there is no data: --node-config needs dataset=...")
     if data.is_file(dataset) and Path(dataset).suffix != store.SUFFIX:
-        return _own_file(Path(dataset).expanduser(), given), None
+        return _own_file(_path(dataset), given), None
     place = given.get("partition-id")
     if data.is_file(dataset):
-        return _one_of(store.load(Path(dataset).expanduser()), place, dataset)
+        return _one_of(store.load(_path(dataset)), place, dataset)
     kept = home / f"data-{_digest(given)}{store.SUFFIX}"  # to split a dataset takes its time, and may need a network
     if kept.exists():
         return store.load(kept), place
@@ -100,7 +108,8 @@ def _own_file(path: Path, given: Mapping[str, Any]) -> Federation:
     if pool.owners and len(pool.owners) > 1:
         raise SettingError(f"{path} holds the samples of {len(pool.owners)} clients: give each node its own file")
     rows = np.arange(len(pool.y))
-    assignment = divide([rows], TEST_FRACTION, np.random.default_rng(given.get("split-seed", 0)))
+    seed = settings_.check("split-seed", given.get("split-seed", 0), settings_.Seed)
+    assignment = divide([rows], TEST_FRACTION, np.random.default_rng(seed))
     return federate(pool, assignment, about={"split": "own"})
 
 
@@ -133,3 +142,8 @@ def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Feder
     new = np.asarray([labels.index(each) if each in labels else 0 for each in mine], np.int32)
     train, test = (split._replace(y=new[split.y]) for split in (own.train, own.test))
     return dataclasses.replace(own, train=train, test=test, classes=classes, labels=tuple(labels))
+
+
+def vocabulary_of(own: Federation) -> str | None:
+    """What tells one vocabulary from another, if the samples are texts."""
+    return hashlib.sha256("\n".join(own.text.vocabulary).encode()).hexdigest() if own.text else None

@@ -23,6 +23,7 @@ _PLAIN = ("run", "seconds", "round_seconds", "client_seconds", "skipped", "in_ro
 _FACTS = {
     "run": str,
     "experiment": dict,
+    "given": dict,
     "roster": {"clients": COUNT, "members": dict, "schema": SCHEMA},
     "metrics": COUNT,
     "seconds": NUMBER,
@@ -69,11 +70,22 @@ class Progress:
         """As the simulation tells it."""
         return health.Health([dict(self.left_out)], [self.skipped], [self.in_row])
 
-    def save(self, folder: Path, experiment: dict[str, Any], roster: dict[str, Any], metrics: int) -> None:
-        """Writes a checkpoint; ``metrics`` is how many bytes of metrics.jsonl belong to it."""
+    def save(
+        self,
+        folder: Path,
+        experiment: dict[str, Any],
+        given: dict[str, Any],
+        roster: dict[str, Any],
+        metrics: int,
+    ) -> None:
+        """Writes a checkpoint; ``metrics`` is how many bytes of metrics.jsonl belong to it.
+
+        ``given`` is what the run config says of the clients.
+        """
         facts = {
             **{name: getattr(self, name) for name in _PLAIN},
             "experiment": experiment,
+            "given": given,
             "roster": roster,
             "metrics": metrics,
             "left_out": dict(self.left_out),

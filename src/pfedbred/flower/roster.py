@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from pfedbred.data.federation import check_classes
+from pfedbred.data.federation import MOST_CLASSES
 from pfedbred.errors import SettingError, printable
 from pfedbred.reading import COUNT, Maybe
 from pfedbred.types import Words
@@ -22,15 +24,35 @@ INTRODUCTION = {
     "classes": COUNT,
     "labels": Maybe([str]),
     "words": Maybe(COUNT),
+    "vocabulary": Maybe(str),
     "train": COUNT,
     "test": COUNT,
 }
 """What a client says of itself when it is first asked."""
 
 MEMBER = {name: INTRODUCTION[name] for name in ("client", "name", "train", "test")}
-SCHEMA = {name: INTRODUCTION[name] for name in ("dataset", "shape", "classes", "labels", "words")}
-_LARGEST = 2**24  # numbers in a sample, or words
+SCHEMA = {name: INTRODUCTION[name] for name in ("dataset", "shape", "classes", "labels", "words", "vocabulary")}
+_LARGEST = 2**24  # numbers in a sample, words, or samples of a client
+_PAUSE = 300.0  # seconds until a node that could not take part is asked again
 _MOST_CLIENTS = 10**6
+
+
+def _differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """In what two clients' data are not alike, if they are not. What they call them does not matter."""
+    return next((name for name in SCHEMA if name != "dataset" and one[name] != other[name]), None)
+
+
+def _impossible(facts: Mapping[str, Any]) -> str | None:
+    """Why nobody can be as this client says it is, if nobody can."""
+    if not facts["train"]:
+        return "it has no training samples"
+    shape, words, labels = facts["shape"], facts["words"], facts["labels"]
+    largest = max(math.prod(shape), facts["train"], facts["test"], words or 0)
+    if not shape or len(shape) > 8 or 0 in shape or words == 0 or largest > _LARGEST:
+        return f"its samples cannot be used: {facts['train']} of shape {shape}"
+    if not 1 <= facts["classes"] <= MOST_CLASSES or (labels is not None and len(labels) != facts["classes"]):
+        return f"its labels cannot be used: there are {facts['classes']}"
+    return "its identity is too long to be one" if len(facts["client"]) > 100 else None
 
 
 @dataclass
@@ -93,48 +115,57 @@ class Roster:
         self.members: dict[int, Member] = {}
         self.schema: dict[str, Any] | None = None
         self.nodes: dict[int, int] = {}
-        self._turned_away: set[int] = set()
+        self._left_alone: dict[int, tuple[float, str]] = {}  # nodes: until when, by time.monotonic, and why
 
     def unknown(self, nodes: Sequence[int]) -> list[int]:
-        """The nodes that have not been met yet."""
-        return [node for node in nodes if node not in self.nodes.values() and node not in self._turned_away]
+        """The nodes that are to be asked who they are. One that goes and comes again is asked again."""
+        self._left_alone = {node: since for node, since in self._left_alone.items() if node in nodes}
+        known, now = self.nodes.values(), time.monotonic()
+        return [node for node in nodes if node not in known and self._left_alone.get(node, (now, ""))[0] <= now]
 
     def present(self, nodes: Sequence[int]) -> list[int]:
         """The numbers of the clients whose nodes these are."""
         return sorted(number for number, node in self.nodes.items() if node in nodes)
 
-    def turn_away(self, node: int, why: str, name: str | None = None) -> None:
-        """A node that cannot take part is told of once, and left alone."""
-        self._turned_away.add(node)
-        self._say(f"{name or f'node {node}'} does not take part: {why}")
+    def missing(self, nodes: Sequence[int]) -> list[str]:
+        """The names of the clients that have been met and are not there."""
+        return [member.name for number, member in sorted(self.members.items()) if self.nodes.get(number) not in nodes]
+
+    def leave_alone(self, node: int, why: str, name: str | None = None) -> None:
+        """A node that cannot take part is told of, and asked again some minutes later."""
+        if self._left_alone.get(node, (0.0, ""))[1] != why:
+            self._say(f"{name or f'node {node}'} does not take part: {why}")
+        self._left_alone[node] = (time.monotonic() + _PAUSE, why)
 
     def welcome(self, said: Mapping[int, Mapping[str, Any]]) -> None:
         """Gives the clients at these nodes their numbers: those that they had, or that they ask for, or the next."""
+        if self.schema is None:
+            self._agree(list(said.values()))
+        new: set[str] = set()
         for node in sorted(said, key=lambda each: (said[each]["number"] is None, str(said[each]["name"]), each)):
             facts = said[node]
             name = printable(facts["name"], 100)
             try:
-                schema = self._schema(facts)
-                number = self._number(facts)
+                self._fits(facts)
+                number = self._number(facts, name, new)
             except SettingError as problem:
-                self.turn_away(node, str(problem), name)
+                self.leave_alone(node, str(problem), name)
                 continue
             if number in self.nodes:
                 self._say(f"{name} is back, as another node")
-                self._turned_away.add(self.nodes[number])  # dead, though Flower may not know yet; or a twin
-            self.schema = schema
+                # Dead, though Flower may not know yet.
+                self._left_alone[self.nodes[number]] = (time.monotonic() + _PAUSE, "it has come back as another node")
+            new.add(facts["client"])
             self.members[number] = Member(facts["client"], name, facts["train"], facts["test"])
             self.nodes[number] = node
 
-    def _number(self, facts: Mapping[str, Any]) -> int:
-        if not facts["train"]:
-            raise SettingError("it has no training samples")
-        if len(facts["client"]) > 100:
-            raise SettingError("its identity is too long to be one")
-        had = [number for number, member in self.members.items() if member.client == facts["client"]]
-        if had:
-            return had[0]
+    def _number(self, facts: Mapping[str, Any], name: str, new: set[str]) -> int:
         wish = facts["number"]
+        for number, member in self.members.items():
+            if member.client == facts["client"]:
+                if facts["client"] in new or wish not in (None, number) or name != member.name:
+                    raise SettingError(f"it has the home of {member.name}: give each node a home= of its own")
+                return number
         if wish is not None:
             if wish in self.members:
                 raise SettingError(f"its partition-id {wish} is that of {self.members[wish].name}")
@@ -147,16 +178,24 @@ class Roster:
             raise SettingError(f"the federation has its {self.clients} clients")
         return free
 
-    def _schema(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """What all clients' data are like; refuses a client whose are not."""
-        schema = {name: facts[name] for name in SCHEMA}
-        if not 0 < int(np.prod(schema["shape"], dtype=float)) <= _LARGEST or (schema["words"] or 0) > _LARGEST:
-            raise SettingError(f"its samples are of shape {schema['shape']}, of {schema['words'] or 0} words")
-        check_classes(schema["classes"])
-        for name, value in schema.items():
-            if self.schema is not None and name != "dataset" and value != self.schema[name]:
-                raise SettingError(f"its data are not like the others': {name} {value}, not {self.schema[name]}")
-        return self.schema or schema
+    def _agree(self, said: Sequence[Mapping[str, Any]]) -> None:
+        """What most of the first clients' data are like is what all must be like."""
+        schemas = [{name: facts[name] for name in SCHEMA} for facts in said if not _impossible(facts)]
+        if schemas:
+            alike = [sum(_differs(one, other) is None for other in schemas) for one in schemas]
+            self.schema = schemas[int(np.argmax(alike))]
+
+    def _fits(self, facts: Mapping[str, Any]) -> None:
+        """Refuses a client whose data cannot be, or are not like those of the others."""
+        problem = _impossible(facts)
+        if problem:
+            raise SettingError(problem)
+        assert self.schema is not None
+        name = _differs(facts, self.schema)
+        if name:
+            remedy = "; set classes= or labels= in the run config" if name in ("classes", "labels") else ""
+            found, expected = (str(each[name])[:200] for each in (facts, self.schema))
+            raise SettingError(f"its data are not like the others': {name} {found}, not {expected}{remedy}")
 
     def close(self) -> None:
         """From now on there are as many clients as there are numbers."""

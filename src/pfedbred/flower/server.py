@@ -9,6 +9,7 @@ evaluated, clients do it before they train, with the message that they train on.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -23,20 +24,20 @@ from flwr.serverapp import Grid, ServerApp
 from pfedbred import checkpoints, exports, records
 from pfedbred.console import show_outcome, tell_of_sick_clients, warn_of_divergence, watching
 from pfedbred.engine import health
-from pfedbred.engine.evaluation import Counts, Evaluation, Tally, summarise
 from pfedbred.engine.round import enough
 from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment
 from pfedbred.flower import progress as progress_
 from pfedbred.flower import wire
-from pfedbred.flower.asking import Answer, Question, ask
+from pfedbred.flower.asking import Answer, Question, ask, facts_of, has_trained, name_of, say
 from pfedbred.flower.config import Options, understood
 from pfedbred.flower.halves import Halves
 from pfedbred.flower.progress import Progress
 from pfedbred.flower.roster import INTRODUCTION, Description, Roster
-from pfedbred.keeping import one_line, opened, refuse_changes
+from pfedbred.flower.scoring import scores_of
+from pfedbred.keeping import begun, one_line, opened, refuse_changes
 from pfedbred.metrics import Metrics
-from pfedbred.reading import COUNT, NUMBER, Maybe
+from pfedbred.reading import NUMBER, Maybe
 from pfedbred.report import curves
 from pfedbred.running import Point, Run
 from pfedbred.types import Tree
@@ -44,13 +45,6 @@ from pfedbred.types import Tree
 _PATIENCE = 60.0  # seconds: the server before this one may not have noticed yet that it is to end
 _ANSWERED = {"seconds": NUMBER}
 _TRAINED = {**_ANSWERED, "moved": Maybe(NUMBER), "size": Maybe(NUMBER)}
-_TALLY = {"correct": COUNT, "loss": Maybe(NUMBER)}
-_SCORES = {**dict.fromkeys(Counts._fields, _TALLY), "train": COUNT, "test": COUNT}
-
-
-def say(text: str) -> None:
-    """A line in the server's log."""
-    print(f"pfedbred: {text}", flush=True)
 
 
 class Coordinator:
@@ -63,11 +57,16 @@ class Coordinator:
     def run(self) -> dict[str, Any]:
         """From the start, or from the last round that was saved, to the end. Returns the summary."""
         folder = self._folder
+        if isinstance(self._fields["settings"].get("sigma"), str):
+            raise SettingError("sigma by a file is not for a federation: its clients do not have that file")
+        if folder.exists() and not begun(folder) and any(folder.iterdir()):
+            raise SettingError(f"{folder} is not empty, and holds no run: choose another folder for out")
         with opened(folder, resume=True, patience=_PATIENCE), one_line(folder):
             if (folder / "summary.json").exists():
                 raise SettingError(f"{folder} holds a finished run: choose another folder for out")
             found = progress_.latest(folder, say)
             if found:
+                self._refuse_changes(found)
                 self._roster.restore(found.facts["roster"])
             self._gather()
             self._roster.close()
@@ -87,8 +86,20 @@ class Coordinator:
         experiment = records.plain(self._halves.experiment)
         records.write_config(self._folder, experiment, "run")
         progress = Progress(secrets.token_hex(8), 0, jax.device_get(self._halves.init()))
-        progress.save(self._folder, experiment, self._roster.facts(), 0)
+        progress.save(self._folder, experiment, self._given(), self._roster.facts(), 0)
         return progress
+
+    def _given(self) -> dict[str, Any]:
+        """What the run config says of the clients, which cannot be changed later."""
+        options = self._options
+        return {"clients": options.clients, "classes": options.classes, "labels": options.labels}
+
+    def _refuse_changes(self, found: checkpoints.Checkpoint) -> None:
+        now = self._given()
+        changed = [f"{name} {found.facts['given'].get(name)!r}, now {now[name]!r}" for name in now]
+        changed = [text for name, text in zip(now, changed, strict=True) if found.facts["given"].get(name) != now[name]]
+        if changed:
+            raise SettingError(f"{self._folder} was begun with other settings: {'; '.join(changed)}")
 
     def _resumed(self, found: checkpoints.Checkpoint) -> Progress:
         refuse_changes(self._folder, records.plain(self._halves.experiment), found.facts["experiment"])
@@ -103,32 +114,37 @@ class Coordinator:
         with watching([experiment]) as (self._watch,):
             while progress.round < experiment.rounds:
                 started = time.monotonic()
-                self._gather()
                 if not self._one_round():
                     return progress.round
                 progress.round_seconds.append(time.monotonic() - started)
                 progress.seconds = time.monotonic() - self._begun_at
                 metrics = self._metrics.settle()
-                progress.save(self._folder, records.plain(experiment), self._roster.facts(), metrics)
-            self._gather()
-            return None if self._note(self._ask({}, progress.state)) else progress.round
+                progress.save(self._folder, records.plain(experiment), self._given(), self._roster.facts(), metrics)
+            while self._due():  # until somebody has answered
+                self._gather()
+                if not self._note(self._ask({}, progress.state)):
+                    return progress.round
+            return None
 
     # Who is there -----------------------------------------------------------------------------------------------
 
     def _present(self) -> list[int]:
         return self._roster.present(list(self._grid.get_node_ids()))
 
-    def _gather(self) -> None:
-        """Meets whoever is new, and waits until enough clients are there; says so while it does."""
+    def _gather(self) -> list[int]:
+        """Meets whoever is new, and waits until enough clients are there; says so while it does. Who is there."""
         told: float | None = None
         while True:
-            self._meet(self._roster.unknown(list(self._grid.get_node_ids())))
-            present, least = len(self._present()), self._options.min_clients
-            if present >= least:
-                return
+            connected = list(self._grid.get_node_ids())
+            self._meet(self._roster.unknown(connected))
+            present, least = self._roster.present(connected), self._options.min_clients
+            if len(present) >= least:
+                return present
             if told is None or time.monotonic() - told > 30:
                 told = time.monotonic()
-                say(f"waiting for clients: {present} of at least {least} are here")
+                missing = self._roster.missing(connected)
+                names = f"; {', '.join(missing[:5])} {'is' if len(missing) == 1 else 'are'} missing" if missing else ""
+                say(f"waiting for clients: {len(present)} of at least {least} are here{names}")
             time.sleep(1)
 
     def _meet(self, nodes: Sequence[int]) -> None:
@@ -136,22 +152,39 @@ class Coordinator:
             return
         content = wire.content({"classes": self._options.classes, "labels": self._options.labels})
         questions = dict.fromkeys(nodes, Question("query.meet", content))
+        deadline = min(self._options.deadline, 60.0)
+        answers = ask(self._grid, questions, group="meet", deadline=deadline)
         said = {}
-        for node, answer in ask(self._grid, questions, group="meet", deadline=min(self._options.deadline, 120)).items():
+        for node in nodes:
+            if node not in answers:
+                self._roster.leave_alone(node, f"it does not answer within {deadline:g} s")
+                continue
             try:
-                said[node] = _facts(answer, INTRODUCTION, f"node {node}")
+                said[node] = facts_of(answers[node], INTRODUCTION, f"node {node}")
             except SettingError as problem:
-                self._roster.turn_away(node, str(problem))
+                self._roster.leave_alone(node, str(problem), name_of(answers[node]))
         self._roster.welcome(said)
+
+    def _chosen(self) -> tuple[list[int], list[int]]:
+        """Who is there, and whose uploads the next round averages; waits until one of those is there."""
+        told = False
+        while True:
+            present = self._gather()
+            chosen = self._halves.choose(self._progress.round, present, self._roster.sizes("train"))
+            if chosen:
+                return present, chosen
+            if not told:
+                say("waiting for one of the clients that select names")
+            told = True
+            time.sleep(1)
 
     # One round --------------------------------------------------------------------------------------------------
 
     def _one_round(self) -> bool:
         """Does the next round; returns False if the run is seen to have diverged before that."""
         halves, progress = self._halves, self._progress
+        present, chosen = self._chosen()
         number, sizes = progress.round + 1, self._roster.sizes("train")
-        present = self._present()
-        chosen = halves.choose(progress.round, present, sizes)
         trains = present if halves.experiment.participation == "all" else chosen
         state, answered, waited = progress.state, set(chosen), 0.0
         if halves.asks_before:
@@ -168,19 +201,22 @@ class Coordinator:
         uploads, said, seconds = self._uploads(asked, halves.shapes.upload[1], _TRAINED, chosen)
         sound = self._sound(state, uploads, said) & (answered | (set(trains) - set(chosen)))
         taken = {i: uploads[i] for i in chosen if i in uploads and i in sound}
-        learns = bool(chosen) and bool(enough(jnp.asarray([i in taken for i in chosen])))
+        learns = bool(enough(jnp.asarray([i in taken for i in chosen])))
         if learns:
             progress.state = jax.device_get(halves.learn(state, taken, chosen, sizes))
         else:
             say(f"round {number} is skipped: {len(taken)} of {len(chosen)} uploads can be used")
-        for i in trains:
-            late = i not in asked
-            stands = i in taken and learns if halves.algorithm.client.synced else late or i in sound
-            progress.verdicts[i] = (number, stands)
-            if not late and i not in sound:
+        for i, answer in asked.items():
+            if i not in sound:
                 progress.left_out[self._roster.name(i)] += 1
+            if has_trained(answer):  # else it still is where it was, and what was said of that holds
+                stands = i in taken and learns if halves.algorithm.client.synced else i in sound
+                progress.verdicts[i] = (number, stands)
         progress.skipped += not learns
-        progress.in_row = 0 if learns else progress.in_row + 1
+        if learns:
+            progress.in_row = 0
+        elif asked:  # nobody's answer is nobody's fault
+            progress.in_row += 1
         progress.client_seconds.append(seconds + waited)
         progress.round = number
         return True
@@ -195,7 +231,7 @@ class Coordinator:
     def _ask(self, kinds: Mapping[int, str], state: Tree, wanted: Sequence[int] = ()) -> dict[int, Answer]:
         """The answers to these kinds of messages, by client; the others evaluate, if that is due."""
         halves, progress, roster = self._halves, self._progress, self._roster
-        due = self._due()
+        due, deadline = self._due(), self._options.deadline
         plain = records.plain(halves.experiment)
         extra = {"global": wire.packed(jax.device_get(halves.model(progress.state)))} if due else {}
         questions = {}
@@ -206,7 +242,8 @@ class Coordinator:
                 "round": progress.round + 1,
                 "number": i,
                 "verdict": {"round": verdict[0], "stands": verdict[1]} if verdict else None,
-                "experiment": {name: plain[name] for name in ("model", "algorithm", "settings", "batch_size", "seed")},
+                "experiment": {name: plain[name] for name in wire.EXPERIMENT},
+                "deadline": deadline,
                 "classes": halves.data.classes,
                 "labels": halves.data.labels,
                 "upload": i in wanted,
@@ -215,7 +252,6 @@ class Coordinator:
             content = wire.content(order, message=halves.message(state, i), **extra)
             questions[roster.nodes[i]] = Question(kinds.get(i, "evaluate"), content)
         numbers = {node: i for i, node in roster.nodes.items()}
-        deadline = self._options.deadline
         answers = ask(self._grid, questions, group=str(progress.round + 1), deadline=deadline)
         late = [roster.name(numbers[node]) for node in questions if node not in answers]
         if late:
@@ -230,8 +266,10 @@ class Coordinator:
         for i, answer in replies.items():
             name = self._roster.name(i)
             try:
-                facts = _facts(answer, shape, name)
-                slowest = max(slowest, facts["seconds"])
+                facts = facts_of(answer, shape, name)
+                if min(facts[each] or 0.0 for each in shape) < 0:
+                    raise SettingError(f"what {name} sent has a length or a time below zero")
+                slowest = max(slowest, min(facts["seconds"], self._options.deadline))
                 if i in wanted:
                     assert answer.content is not None
                     uploads[i] = wire.tree(answer.content, "upload", like, name, finite=True)
@@ -262,7 +300,10 @@ class Coordinator:
         """Notes the scores in the answers, if they were asked for; returns False if the run has diverged."""
         if not self._due():
             return True
-        progress, scores = self._progress, self._scores(replies)
+        progress, scores = self._progress, scores_of(replies, self._roster, self._progress.round)
+        if scores is None:
+            say(f"round {progress.round}: nobody has scored it")
+            return True
         earlier = health.total([point.health for point in progress.points], 1)
         seconds, now = time.monotonic() - self._begun_at, progress.health()
         point = Point(progress.round, seconds, scores, now.since(earlier))
@@ -270,26 +311,6 @@ class Coordinator:
         self._metrics.write(point)
         self._watch(point)
         return not np.all(health.astray(scores, now.in_row, self._halves.experiment.rounds))
-
-    def _scores(self, replies: Mapping[int, Answer]) -> Evaluation:
-        """G and P, as the clients count them; one that does not answer counts as one without samples."""
-        count = self._halves.data.clients
-        sizes = {part: np.zeros(count, np.int64) for part in ("train", "test")}
-        tallies = {name: (np.zeros((1, count)), np.zeros((1, count))) for name in Counts._fields}
-        for i, answer in replies.items():
-            try:
-                facts = _facts(answer, {"scores": _SCORES}, self._roster.name(i))["scores"]
-                _believable(facts)
-            except SettingError as problem:
-                say(f"round {self._progress.round}: no scores of {self._roster.name(i)}: {problem}")
-                continue
-            for part, size in sizes.items():
-                size[i] = facts[part]
-            for name, (correct, loss) in tallies.items():
-                correct[0, i] = facts[name]["correct"]
-                loss[0, i] = np.nan if facts[name]["loss"] is None else facts[name]["loss"]
-        counts: Any = {name: Tally(*arrays) for name, arrays in tallies.items()}  # type: ignore[arg-type]
-        return summarise(Counts(**counts), sizes)
 
     # The end ----------------------------------------------------------------------------------------------------
 
@@ -302,7 +323,7 @@ class Coordinator:
             0.0,
             progress.round_seconds,
             progress.seconds,
-            _Deployed(halves.data, progress.health()),  # type: ignore[arg-type]
+            _Deployed(self._roster.description(), progress.health()),  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
             round=progress.round,
             diverged=diverged,
@@ -332,22 +353,6 @@ class Coordinator:
         }
 
 
-def _facts(answer: Answer, shape: Any, sender: str) -> Any:
-    """What an answer says; raises SettingError if it is no answer."""
-    if answer.content is None:
-        raise SettingError(answer.problem)
-    problem = wire.facts(answer.content, {}, sender).get("problem")
-    if problem is not None:
-        raise SettingError(str(problem))
-    return wire.facts(answer.content, shape, sender)
-
-
-def _believable(facts: Mapping[str, Any]) -> None:
-    for name in Counts._fields:
-        if facts[name]["correct"] > facts[name.rsplit("_", 1)[1]]:
-            raise SettingError("more of its predictions are right than it has samples")
-
-
 class _Deployed:
     """What a Run asks of its simulation, of a federation that is elsewhere."""
 
@@ -365,8 +370,13 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Runs what the run config says."""
-    try:
-        Coordinator(grid, *understood(context.run_config)).run()
-    except SettingError as mistake:
-        say(str(mistake))
-        raise
+    logging.getLogger("flwr").addFilter(_in_one_line)
+    Coordinator(grid, *understood(context.run_config)).run()
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Flower shows a traceback of what ends a run. A mistake in the run config needs none."""
+    mistake = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if isinstance(mistake, SettingError):
+        record.msg, record.args, record.exc_info = f"pfedbred: {mistake}", (), None
+    return True

@@ -16,12 +16,35 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from pfedbred import npy, tensors
 from pfedbred.errors import SettingError
-from pfedbred.reading import expect, parse_json
+from pfedbred.reading import COUNT, NUMBER, Maybe, expect, parse_json
 from pfedbred.types import Tree
 
 _FACTS, _JSON = "facts", "json"
 _LARGEST_FACTS = 2**20
 _HEADROOM = 1_024  # bytes that an array's header may take
+
+
+EXPERIMENT = {
+    "model": str,
+    "algorithm": str,
+    "settings": dict,
+    "batch_size": COUNT,
+    "seed": COUNT,
+    "participation": str,
+}
+ORDER = {
+    "run": str,
+    "round": COUNT,
+    "deadline": NUMBER,
+    "number": COUNT,
+    "verdict": Maybe({"round": COUNT, "stands": bool}),
+    "experiment": EXPERIMENT,
+    "classes": COUNT,
+    "labels": Maybe([str]),
+    "upload": bool,
+    "evaluate": bool,
+}
+"""What a server says with every message but the first."""
 
 
 def content(facts: Mapping[str, Any], **trees: Tree) -> RecordDict:
