@@ -77,7 +77,7 @@ def alone():
     ("devices", "processes", "executor"),
     [
         pytest.param(2, 1, "in-turn", marks=pytest.mark.slow),
-        (4, 1, "in-turn"),
+        pytest.param(4, 1, "in-turn", marks=pytest.mark.slow),
         pytest.param(1, 2, "in-turn", marks=pytest.mark.slow),
         pytest.param(2, 1, "vmap", marks=pytest.mark.slow),
     ],

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Error, Message
 import pfedbred
 from pfedbred import exports, tensors
 
-DIFFERENT = ("fedper", "mg-meta+am", "mime", "per-fedavg+ft", "scaffold")
+DIFFERENT = ("mg-meta+am", "mime", "per-fedavg+ft", "scaffold")
 """Of the algorithms, those whose messages differ most from what test_federation.py sends through real processes."""
 
 

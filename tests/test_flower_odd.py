@@ -144,9 +144,10 @@ def test_two_nodes_with_one_home_are_one_too_many(prepared, tmp_path, capsys):
     _, path = prepared
     nodes = nodes_of(path, 3, tmp_path)
     nodes[102]["home"] = nodes[101]["home"]
-    summary = run(Loopback(nodes), tmp_path / "run", algorithm="fedavg", rounds=1, clients=3, aggregated=2)
+    coordinator = server.Coordinator(Loopback(nodes), *understood({"out": str(tmp_path / "run")}))
+    coordinator._meet(list(nodes))
     assert "clinic-2 does not take part: it has the home of clinic-1: give each node" in capsys.readouterr().out
-    assert summary["federation"]["clients"] == ["clinic-0", "clinic-1"]
+    assert [member.name for member in coordinator._roster.members.values()] == ["clinic-0", "clinic-1"]
 
 
 def test_an_identity_is_made_once(tmp_path):
@@ -175,11 +176,10 @@ def test_texts_need_one_vocabulary(tmp_path, capsys):
         i: {"dataset": str(tmp_path / f"{name}.csv"), "name": name, "home": str(tmp_path / f"home-{name}")}
         for i, name in enumerate("abc")
     }
-    summary = run(
-        Loopback(nodes), tmp_path / "run", algorithm="fedavg", model="lstm", rounds=1, settings="R=1", aggregated=2
-    )
+    coordinator = server.Coordinator(Loopback(nodes), *understood({"out": str(tmp_path / "run")}))
+    coordinator._meet(list(nodes))
     assert "c does not take part: its data are not like the others': vocabulary" in capsys.readouterr().out
-    assert summary["federation"]["clients"] == ["a", "b"]
+    assert [member.name for member in coordinator._roster.members.values()] == ["a", "b"]
 
 
 def test_what_goes_wrong_with_a_clients_files_stays_in_its_own_log(tmp_path):
