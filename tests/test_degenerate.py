@@ -69,7 +69,12 @@ def test_every_method_on_one_sample_and_labels_that_nobody_trains_on(algorithm):
     check_scores(pfedbred.run(federation=hard, algorithm=algorithm, rounds=1, settings=ordinary(algorithm)))
 
 
-@pytest.mark.parametrize("name", FEDERATIONS)
+SHOWN = ("one client", "one sample", "a client without a test")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SHOWN else [pytest.mark.slow]) for name in FEDERATIONS]
+)
 def test_a_run_folder_and_its_page(name, call, tmp_path):
     """As the command line makes them: metrics, summary, pictures, models, and a report."""
     data.store.save(federation(name), tmp_path / "x.fed")

@@ -124,8 +124,15 @@ def test_keys(tmp_path):
     ca = x509.load_pem_x509_certificate((tmp_path / "keys" / "ca.crt").read_bytes())
     certificate.verify_directly_issued_by(ca)
     assert (tmp_path / "keys" / "north.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
-    assert isinstance(command("flower", "keys", tmp_path / "keys").exception, SettingError)
-    assert isinstance(command("flower", "keys", tmp_path / "new", "--node", "../evil").exception, SettingError)
+    assert command("flower", "keys", tmp_path / "keys", "--node", "later").exit_code == 0  # the authority stays
+    again = x509.load_pem_x509_certificate((tmp_path / "keys" / "ca.crt").read_bytes())
+    assert again.serial_number == ca.serial_number
+    assert "has certificates already" in str(command("flower", "keys", tmp_path / "keys", "--host", "other").exception)
+    assert "a host is a name" in str(command("flower", "keys", tmp_path / "odd", "--host", "bücher.example").exception)
+    assert "a node is called by letters" in str(
+        command("flower", "keys", tmp_path / "new", "--node", "../evil").exception
+    )
+    assert not (tmp_path / "new").exists()
     with pytest.raises(SettingError, match="exists already"):
         certificates.node_key(tmp_path / "keys" / "north")
 
@@ -171,6 +178,17 @@ def test_predict(tmp_path):
     assert "there is no personal model" in str(
         command("predict", tmp_path / "empty", tmp_path / "samples.npz").exception
     )
+    wrong = {
+        "short": ({"x": x[:10], "y": y[:9]}, "has 10 samples and 9 labels"),
+        "none": ({"x": x[:0], "y": y[:0]}, "holds no samples"),
+        "texts": ({"x": np.array(["one", "two"])}, "holds texts, and the model is for the other kind"),
+    }
+    for name, (arrays, complaint) in wrong.items():
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+        assert complaint in str(command("predict", model, tmp_path / f"{name}.npz").exception)
+    (tmp_path / "diagnosis.csv").write_text("p,q,r,diagnosis\n1,2,3,dog\n-3,-2,-1,cat\n")
+    done = command("predict", model, tmp_path / "diagnosis.csv", "--label-column", "diagnosis")
+    assert "2 of 2 labels are those in the file" in done.stderr
     shutil.copy(tmp_path / "samples.npz", tmp_path / "samples.xyz")
     assert "not a kind of file" in str(command("predict", model, tmp_path / "samples.xyz").exception)
 

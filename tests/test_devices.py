@@ -107,6 +107,7 @@ def in_two_processes(*arguments, folder):
     return [each.returncode for each in started], outputs
 
 
+@pytest.mark.slow
 def test_the_command_line_in_two_processes(tmp_path):
     """The first process writes the run folder, and it is that of one process; the other writes nothing.
 

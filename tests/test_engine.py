@@ -238,7 +238,7 @@ def test_a_client_without_test_samples_is_left_out_of_the_scores():
     [
         ("gaussian", "mirror"),
         pytest.param("poisson", "mirror", marks=pytest.mark.slow),
-        ("exponential", "gradient"),
+        pytest.param("exponential", "gradient", marks=pytest.mark.slow),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (("gaussian", "gradient"), ("bernoulli", "mirror"), ("poisson", "gradient"))

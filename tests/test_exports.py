@@ -72,6 +72,7 @@ def test_normalisation_words_and_labels_travel_along(tmp_path):
     assert model.about["client_name"] == "7"
 
 
+@pytest.mark.slow
 def test_texts_are_predicted_as_they_are(tmp_path):
     texts = np.array(["good day", "bad day", "good sun", "bad rain"] * 10, object)
     federation = pfedbred.from_arrays(texts, np.array([1, 0, 1, 0] * 10), np.repeat([0, 1], 20))

@@ -1,6 +1,7 @@
 """What clients, networks and run configs can do wrong, and what must not end a run."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -244,3 +245,19 @@ def test_sick_from_the_start_where_all_train(prepared, tmp_path):
     sent = {name: array.numpy() for name, array in first.content["message"].items()}
     for name, array in tensors.named(kept(tmp_path, 1, made, "pfedme").before.state.theta).items():
         np.testing.assert_array_equal(array, sent[name])
+
+
+def test_a_mistake_is_one_line_in_flowers_log(caplog):
+    """And what is no mistake of the user's keeps its traceback."""
+    logger = logging.getLogger("flwr")
+    logger.addFilter(server._in_one_line)
+    logger.propagate, before = True, logger.propagate
+    try:
+        for problem in (SettingError("unknown algorithm 'x'"), ZeroDivisionError("oh")):
+            logger.error("ServerApp raised an exception", exc_info=problem)
+    finally:
+        logger.removeFilter(server._in_one_line)
+        logger.propagate = before
+    mistake, fault = caplog.records
+    assert (mistake.getMessage(), mistake.exc_info) == ("pfedbred: unknown algorithm 'x'", None)
+    assert fault.exc_info[0] is ZeroDivisionError

@@ -118,7 +118,10 @@ SAMPLED = ["mg-meta", "scaffold", "fedamp", "mime's answers"]  # the others have
 
 @pytest.mark.parametrize(
     ("case", "participation"),
-    [pytest.param(case, "all", marks=[pytest.mark.slow] if case in ("fedu", "local") else []) for case in CASES]
+    [
+        pytest.param(case, "all", marks=[pytest.mark.slow] if case in ("fedem", "fedamp", "fedu", "local") else [])
+        for case in CASES
+    ]
     + [pytest.param(case, "sample", marks=[] if case == "scaffold" else [pytest.mark.slow]) for case in SAMPLED],
 )
 def test_the_others_go_on_as_if_it_were_not_there(case, participation):

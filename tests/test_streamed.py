@@ -43,8 +43,8 @@ def same(one, other):
 # all alike or to each its own; and there may be an exchange before training.
 @pytest.mark.parametrize(
     "name",
-    ["mg-meta", "scaffold", "mime", "fedem"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "heurfedamp", "fedrep", "apfl")],
+    ["mg-meta", "scaffold", "mime"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "heurfedamp", "fedrep", "apfl", "fedem")],
 )
 def test_clients_that_come_and_go_are_those_on_the_device(name):
     (resident, expected), (streamed, found) = both(name)

@@ -73,7 +73,7 @@ def latest(
         except tensors.Damaged as problem:
             warn(f"{problem}; looking for the one before")
     if found:
-        raise SettingError(f"no checkpoint in {folder} is sound: start again in another folder, or with --overwrite")
+        raise SettingError(f"no checkpoint in {folder} is sound: start again with --overwrite")
     return None
 
 

@@ -52,8 +52,7 @@ def find_folder(folder: Path) -> Path:
 
 def make_folder(folder: Path, overwrite: bool = False) -> Path:
     """A folder of that name for a new run. An existing run is left alone, unless ``overwrite`` removes it."""
-    nothing = {locks.LOCK, *(each.name for each in left_behind(find_folder(folder)))}
-    if any(each.name not in nothing for each in folder.iterdir()):
+    if not is_free(find_folder(folder)):
         if not overwrite:
             raise SettingError(f"{folder} is not empty; choose another --out, or add --overwrite")
         try:
@@ -61,6 +60,12 @@ def make_folder(folder: Path, overwrite: bool = False) -> Path:
         except OSError as problem:
             raise SettingError(f"cannot remove the run in {folder}: {problem.strerror}") from None
     return folder
+
+
+def is_free(folder: Path) -> bool:
+    """Whether there is nothing in a folder but what processes leave that die."""
+    nothing = {locks.LOCK, *(each.name for each in left_behind(folder))}
+    return all(each.name in nothing for each in folder.iterdir())
 
 
 def _remove_runs(folder: Path) -> None:

@@ -59,7 +59,7 @@ class Coordinator:
         folder = self._folder
         if isinstance(self._fields["settings"].get("sigma"), str):
             raise SettingError("sigma by a file is not for a federation: its clients do not have that file")
-        if folder.exists() and not begun(folder) and any(folder.iterdir()):
+        if not begun(records.find_folder(folder)) and not records.is_free(folder):
             raise SettingError(f"{folder} is not empty, and holds no run: choose another folder for out")
         with opened(folder, resume=True, patience=_PATIENCE), one_line(folder):
             if (folder / "summary.json").exists():
