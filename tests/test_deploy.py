@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +70,9 @@ def test_the_pages_commands(section, tmp_path):
                     assert process.wait(300) == 0, said.read_text()
     finally:
         for process in reversed(started):
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+            process.wait()
     text = said.read_text(errors="replace")
     assert "round 5/5" in text
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["federation"]["clients"] == ["north", "south"]
