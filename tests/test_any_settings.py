@@ -141,7 +141,7 @@ def run_through(options, kind):
 PATIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=60, **PATIENT)
+@settings(max_examples=30, **PATIENT)
 @given(experiments(strange=12))
 def test_strange_settings_are_refused_before_any_work(asked):
     options, kind = asked

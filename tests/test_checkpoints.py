@@ -71,7 +71,7 @@ class Interrupt:
         ("mg-meta", {"seeds": 2}),
         ("fedamp", {}),
         ("scaffold", {"participation": "sample"}),
-        ("fedem+ft", {"participation": "sample", "store": "memory", "seeds": 2}),
+        pytest.param("fedem+ft", {"participation": "sample", "store": "memory", "seeds": 2}, marks=pytest.mark.slow),
         ("mfo+am", {"participation": "sample", "store": "file"}),
     ],
 )

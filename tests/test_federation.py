@@ -84,7 +84,7 @@ def alive(text):
     ids=",".join,
 )
 def test_a_federation_gives_the_simulations_models_and_admits_nobody_else(algorithms, data, tmp_path):
-    """It begins with three clients and four who must not come in, and says that it waits for the fourth."""
+    """It begins with three clients, one without data and four who must not come in, and waits for the fourth."""
     _, path = data
     keys = tmp_path / "keys"
     authority, other = certificates.make(keys), certificates.make(tmp_path / "other-keys")
@@ -105,11 +105,16 @@ def test_a_federation_gives_the_simulations_models_and_admits_nobody_else(algori
             machine.start("no-tls", [*node, *ports[0], "--insecure"]),
             machine.start("other-authority", [*node, *ports[1], *key, "--root-certificates", str(other.ca)]),
         ]
+        (tmp_path / "empty.csv").write_text("a,b,label\n")
+        machine.register(certificates.node_key(keys / "empty"))
+        nothing = {"dataset": str(tmp_path / "empty.csv"), "name": "empty", "home": str(tmp_path / "home-empty")}
+        machine.supernode("empty", nothing, keys / "empty")
         runs = [machine.run(app(tmp_path, name, algorithm=name), f"run-of-{name}") for name in algorithms]
         simulated = simulation(path, algorithms, tmp_path)
         waits = "waiting for clients: 3 of at least 4 are here"
         assert until(lambda: all(waits in said(run) for run in runs), PATIENCE), logs(tmp_path)
-        assert machine.flwr("supernode", "list", launch.CONNECTION).count("online") == CLIENTS - 1
+        assert machine.flwr("supernode", "list", launch.CONNECTION).count("online") == CLIENTS  # with the empty one
+        assert until(lambda: all("empty does not take part: it has no data" in said(run) for run in runs), PATIENCE)
         for each in refused:
             each.stop()
             assert "Receiving" not in said(each), each.name
@@ -141,6 +146,70 @@ def simulation(path, algorithms, folder):
 
 def said(started):
     return started.log.read_text(errors="replace")
+
+
+_EVIL = '''
+"""Found by the node's own Python before anything else: a client that spoils its uploads, another way in each round."""
+import importlib.abc, importlib.machinery, sys
+import numpy as np
+
+class Spoiler(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "pfedbred.flower.client":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        def spoiled(module):
+            run(module)
+            module.Participant.train = spoiling(module.Participant.train)
+        spec.loader.exec_module = spoiled
+        return spec
+
+def spoiling(train):
+    from flwr.app import Array
+    import json
+    ways = [
+        lambda record, name, array: record.__setitem__(name, Array(array[:-1])),
+        lambda record, name, array: record.__setitem__(name, Array(array.astype(np.float64))),
+        lambda record, name, array: record.__setitem__("more", Array(array)),
+        lambda record, name, array: record.__setitem__(name, Array(np.zeros(10**6, np.float32))),
+        lambda record, name, array: record.__setitem__(name, Array(np.full_like(array, np.nan))),
+    ]
+    def spoilt(self, message):
+        reply = train(self, message)
+        record = reply["upload"]
+        name = next(iter(record))
+        number = json.loads(message["facts"]["json"])["round"]
+        ways[number - 1](record, name, record[name].numpy())
+        return reply
+    return spoilt
+
+sys.meta_path.insert(0, Spoiler())
+'''
+
+
+@pytest.mark.slow
+def test_bad_uploads_of_a_real_client_are_refused_and_logged(data, tmp_path, monkeypatch):
+    _, path = data
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / "sitecustomize.py").write_text(_EVIL)
+    with launch.machine(tmp_path) as machine:
+        machine.superlink(lasting=False)
+        for i in (0, 1):
+            machine.supernode(f"clinic-{i}", config(path, tmp_path, i))
+        with monkeypatch.context() as changed:
+            changed.setenv("PYTHONPATH", f"{tmp_path / 'evil'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+            machine.supernode("clinic-2", config(path, tmp_path, 2))
+        everyone = {"clients": 3, "min-clients": 3, "aggregated": 3}
+        run = machine.run(app(tmp_path, "evil", algorithm="fedavg", **everyone))
+        assert until(lambda: finished(tmp_path, "evil"), PATIENCE), logs(tmp_path)
+        text = said(run)
+    for number, why in enumerate(("of shape", "float64", "another tree", "too large", "not finite"), 1):
+        (line,) = [each for each in text.splitlines() if f"round {number}: clinic-2 is left out" in each]
+        assert why in line
+    summary = json.loads((tmp_path / "run-evil" / "summary.json").read_text())
+    assert summary["left_out"] == [{"clinic-2": ROUNDS}]
+    assert summary["skipped_rounds"] == [0]
 
 
 def _round_lines(folder, name):

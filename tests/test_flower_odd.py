@@ -62,7 +62,9 @@ def test_if_all_losses_are_lost_the_run_has_diverged(prepared, tmp_path, capsys)
     assert "fedavg diverged: its loss is not finite; stopped at round 1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("algorithm", "sound"), [("scaffold", True), ("pfedme", False)])
+@pytest.mark.parametrize(
+    ("algorithm", "sound"), [("scaffold", True), pytest.param("pfedme", False, marks=pytest.mark.slow)]
+)
 def test_a_message_that_is_lost_undoes_nothing_and_mends_nothing(prepared, tmp_path, algorithm, sound):
     """What the server said of round 1 holds in round 3, if the client never heard of round 2."""
     made, path = prepared
@@ -130,7 +132,7 @@ def test_a_silent_node_is_told_of_and_does_not_hold_up_every_round(prepared, tmp
     assert "node 999 does not take part: it does not answer within 0.3 s" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "mime"])
+@pytest.mark.parametrize("algorithm", [pytest.param("fedavg", marks=pytest.mark.slow), "mime"])
 def test_the_clients_that_are_selected_are_waited_for(prepared, tmp_path, capsys, monkeypatch, algorithm):
     _, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path))

@@ -44,7 +44,7 @@ def lines(out):
     return [{name: value for name, value in line.items() if name != "seconds"} for line in found]
 
 
-@pytest.mark.parametrize(("algorithm", "dies"), [("mg-meta", 5), ("scaffold", 8)])
+@pytest.mark.parametrize(("algorithm", "dies"), [("mg-meta", 5), pytest.param("scaffold", 8, marks=pytest.mark.slow)])
 def test_a_server_that_is_killed_goes_on_with_the_same_bits(prepared, tmp_path, algorithm, dies):
     """It dies in the middle of a round, when ``dies`` training messages have been answered and not been heard."""
     _, path = prepared
@@ -96,6 +96,7 @@ def test_a_run_goes_on_with_its_own_settings_only(prepared, tmp_path):
         run(grid, out, algorithm="pfedme", rounds=1, **ALL)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(prepared, tmp_path, capsys):
     _, path = prepared
     whole, out = tmp_path / "whole" / "run", tmp_path / "run"

@@ -187,6 +187,7 @@ def test_half_of_the_selected_are_enough():
 # However it runs -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_executors_agree_about_the_sick():
     """Two seeds of different clients, some rounds skipped and some not."""
     federation = small_federation((7, 12, 5, 20, 9, 8))
@@ -203,7 +204,7 @@ def test_executors_agree_about_the_sick():
     np.testing.assert_array_equal(loop.clients.sick, [[6, 0, 6, 0, 0, 0]] * 2)
 
 
-@pytest.mark.parametrize("name", ["mg-meta", "scaffold"])
+@pytest.mark.parametrize("name", ["mg-meta", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_streamed_clients_are_left_out_alike(name):
     federation = small_federation((7, 12, 5, 20, 9, 3))
     algorithm, task = make(name, federation)
@@ -246,7 +247,9 @@ def clean():
     return accuracies("mean")
 
 
-@pytest.mark.parametrize("rule", NAMES)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, marks=[pytest.mark.slow] if rule in ("median", "clipped") else []) for rule in NAMES]
+)
 def test_a_tenth_of_bad_clients_does_no_harm(rule, clean):
     """Against large updates of the wrong sign, that are not far enough out of line, the mean is no help."""
     found, left_out = clean if rule == "mean" else accuracies(rule)

@@ -273,6 +273,7 @@ def test_real_femnist():
     assert len(federation.train.y) + len(federation.test.y) == 5997
 
 
+@pytest.mark.slow
 @needs("cifar10")
 def test_real_cifar10():
     federation = pfedbred.load("cifar10", data_dir=str(REAL))

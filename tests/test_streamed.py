@@ -53,6 +53,7 @@ def test_clients_that_come_and_go_are_those_on_the_device(name):
     assert_same(resident.evaluate(expected), streamed.evaluate(found))
 
 
+@pytest.mark.slow
 def test_every_seed_has_clients_of_its_own_and_a_file_holds_them_too(tmp_path):
     (resident, expected), (streamed, found) = both("mg-meta", seeds=(3, 8), store="file", rounds=4)
     assert_same(resident.evaluate(expected), streamed.evaluate(found))
@@ -217,6 +218,7 @@ def test_a_streamed_run_is_the_one_on_the_device_and_its_models_can_be_exported(
     assert call("export", "memory", "--client", "5")[0] == 0
 
 
+@pytest.mark.slow
 def test_held_out_clients_join_what_was_streamed(call):
     for store in ("device", "memory"):
         code, out, err = call("run", "--clients", "6", *SMALL, "--store", store, "--held-out-clients", "0.5")

@@ -21,7 +21,7 @@ def experiment(algorithm="mg-meta", **settings):
     [
         ("mg-meta", {"eta": [0.01, 0.9], "lam": [1.0, 90.0]}),
         pytest.param("fedprox+am", {"am_beta": [0.5, 2.0], "alpha": [0.01, 0.05]}, marks=pytest.mark.slow),
-        ("per-fedavg", {"alpha": [0.01, 0.2]}),
+        pytest.param("per-fedavg", {"alpha": [0.01, 0.2]}, marks=pytest.mark.slow),
     ],
 )
 def test_a_point_is_the_run_with_its_settings(algorithm, grid):
