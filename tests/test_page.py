@@ -138,7 +138,9 @@ def page(browser, folders):
         wait(browser, "return document.documentElement.dataset.ready === 'yes'")
         charts = browser.execute_script("return [...document.querySelectorAll('.chart')].map((each) => each.id)")
         for chart in charts:
-            drawn = "const c = document.getElementById(arguments[0]); c.scrollIntoView(); return Boolean(c.data)"
+            # Charts are drawn when they come into view: a move between looks lets a busy browser notice it again.
+            drawn = """const c = document.getElementById(arguments[0]);
+                window.scrollBy(0, -50 * Math.random()); c.scrollIntoView(); return Boolean(c.data)"""
             wait(browser, drawn, chart)
         browser.execute_script("window.scrollTo(0, 0)")
         return browser, charts
