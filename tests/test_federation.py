@@ -78,26 +78,34 @@ def alive(text):
     return found
 
 
+WHOLE = ("fedavg", "pfedme", "mg-meta", "fedamp", "fedem")
+
+
 @pytest.mark.parametrize(
-    "algorithms",
-    [("mg-meta",), pytest.param(("fedavg", "pfedme", "fedamp", "fedem"), marks=pytest.mark.slow)],
-    ids=",".join,
+    ("algorithms", "clients", "rounds"),
+    [(("mg-meta",), 2, 2), pytest.param(WHOLE, 4, 5, marks=pytest.mark.slow)],
+    ids=["two clients", "four clients"],
 )
-def test_a_federation_gives_the_simulations_models_and_admits_nobody_else(algorithms, data, tmp_path):
-    """It begins with three clients, one without data and four who must not come in, and waits for the fourth."""
+def test_a_federation_gives_the_simulations_models_and_admits_nobody_else(algorithms, clients, rounds, data, tmp_path):
+    """It begins with one client too few, one without data and four who must not come in, and waits for the last."""
     _, path = data
     keys = tmp_path / "keys"
     authority, other = certificates.make(keys), certificates.make(tmp_path / "other-keys")
     with launch.machine(tmp_path, authority) as machine:
         machine.superlink(authenticated=True, lasting=False)
-        for i in range(CLIENTS):
+        for i in range(clients):
             machine.register(certificates.node_key(keys / f"clinic-{i}"))
-        for i in range(CLIENTS - 1):
+        for i in range(clients - 1):
             machine.supernode(f"clinic-{i}", config(path, tmp_path, i), keys / f"clinic-{i}")
         certificates.node_key(keys / "stranger")
-        stranger = {"dataset": str(path), "partition-id": 3, "name": "stranger", "home": str(tmp_path / "stranger")}
+        stranger = {
+            "dataset": str(path),
+            "partition-id": clients - 1,
+            "name": "stranger",
+            "home": str(tmp_path / "stranger"),
+        }
         node = ["flower-supernode", "--superlink", machine.address, "--node-config", 'name="stranger"']
-        key = ["--auth-supernode-private-key", str(keys / "clinic-3")]
+        key = ["--auth-supernode-private-key", str(keys / f"clinic-{clients - 1}")]
         ports = [["--port", str(launch.free_port())] for _ in range(2)]
         refused = [
             machine.supernode("unknown-key", stranger, keys / "stranger"),
@@ -109,36 +117,41 @@ def test_a_federation_gives_the_simulations_models_and_admits_nobody_else(algori
         machine.register(certificates.node_key(keys / "empty"))
         nothing = {"dataset": str(tmp_path / "empty.csv"), "name": "empty", "home": str(tmp_path / "home-empty")}
         machine.supernode("empty", nothing, keys / "empty")
-        runs = [machine.run(app(tmp_path, name, algorithm=name), f"run-of-{name}") for name in algorithms]
-        simulated = simulation(path, algorithms, tmp_path)
-        waits = "waiting for clients: 3 of at least 4 are here"
+        everyone = {"clients": clients, "min-clients": clients, "aggregated": clients - 1}
+        options = {"rounds": rounds, "eval-every": rounds, **everyone}
+        runs = [machine.run(app(tmp_path, name, algorithm=name, **options), f"run-of-{name}") for name in algorithms]
+        simulated = simulation(path, algorithms, clients, rounds, tmp_path)
+        waits = f"waiting for clients: {clients - 1} of at least {clients} are here"
         assert until(lambda: all(waits in said(run) for run in runs), PATIENCE), logs(tmp_path)
-        assert machine.flwr("supernode", "list", launch.CONNECTION).count("online") == CLIENTS  # with the empty one
+        assert machine.flwr("supernode", "list", launch.CONNECTION).count("online") == clients  # with the empty one
         assert until(lambda: all("empty does not take part: it has no data" in said(run) for run in runs), PATIENCE)
         for each in refused:
             each.stop()
             assert "Receiving" not in said(each), each.name
-        machine.supernode("clinic-3", config(path, tmp_path, 3), keys / "clinic-3")
+        last = f"clinic-{clients - 1}"
+        machine.supernode(last, config(path, tmp_path, clients - 1), keys / last)
         done = until(lambda: all(finished(tmp_path, name) for name in algorithms), PATIENCE)
         assert done, logs(tmp_path)
     assert not (tmp_path / "stranger").exists()
     for name in algorithms:
         numbers = json.loads((tmp_path / f"run-{name}" / "summary.json").read_text())["federation"]
-        assert numbers["clients"] == [f"clinic-{i}" for i in range(CLIENTS)]
+        assert numbers["clients"] == [f"clinic-{i}" for i in range(clients)]
         expected = exports.load_model(exports.export(simulated / name))
         assert_close(exports.load_model(tmp_path / f"run-{name}" / "global.safetensors").weights, expected.weights)
-        for i in range(CLIENTS):
+        for i in range(clients):
             expected = exports.load_model(exports.export(simulated / name, client=i))
             own = exports.load_model(tmp_path / f"home-{i}" / numbers["run"] / "personal.safetensors")
             assert_close(own.weights, expected.weights)
     assert not alive(str(tmp_path))  # everything that was started has ended
 
 
-def simulation(path, algorithms, folder):
+def simulation(path, algorithms, clients, rounds, folder):
     """The same in a process of its own, in single precision."""
-    command = [sys.executable, "-m", "pfedbred", "compare", "--dataset", str(path), "--out", str(folder / "simulated")]
-    command += ["--algorithms", ",".join(algorithms), "--rounds", str(ROUNDS), "--batch-size", "4"]
-    command += ["--aggregated", "3", "--eval-every", str(ROUNDS), "--keep-models"]
+    own = folder / "own.fed"
+    store.save(store.load(path).take(np.arange(clients)), own)
+    command = [sys.executable, "-m", "pfedbred", "compare", "--dataset", str(own), "--out", str(folder / "simulated")]
+    command += ["--algorithms", ",".join(algorithms), "--rounds", str(rounds), "--batch-size", "4"]
+    command += ["--aggregated", str(clients - 1), "--eval-every", str(rounds), "--keep-models"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "src")}
     subprocess.run(command, check=True, env=environment, capture_output=True)
     return folder / "simulated"
