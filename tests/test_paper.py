@@ -284,6 +284,7 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
         assert call("paper", name, *rest, *rows.get(name, ()))[0] == 0
 
 
+@pytest.mark.slow
 def test_complexity_measures_what_the_method_has(call, tmp_path, monkeypatch):
     short = dict.fromkeys("NTRKM", (1, 2))
     monkeypatch.setattr(complexity, "_VALUES", short)

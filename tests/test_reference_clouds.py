@@ -397,6 +397,7 @@ def with_other_test_samples() -> list[Library]:
     ]
 
 
+@pytest.mark.slow
 def test_test_samples_change_no_model(with_other_test_samples):
     """Bit for bit: models are made of training samples alone, fine-tuning included."""
     one, other = with_other_test_samples

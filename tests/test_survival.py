@@ -130,6 +130,7 @@ def test_a_time_limit_ends_a_run_in_time(forker, tmp_path):
     assert len(checkpoints.files(folder)) == 1
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_devices(forker, whole, tmp_path):
     folder = tmp_path / "run"
     assert forker.run(*COMMAND, "--out", folder, "--time-limit", "1s") == 75
@@ -140,6 +141,7 @@ def test_a_run_goes_on_with_other_devices(forker, whole, tmp_path):
         np.testing.assert_allclose(array.astype(float), theirs[name].astype(float), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_too(forker, tmp_path):
     """It stops in the second run: the first is not run again."""
     command = ("compare", "--clients", 12, "--rounds", 40, "--algorithms", "fedavg,pfedme", "--checkpoint-every", 1)
