@@ -204,6 +204,22 @@ def test_executors_agree_about_the_sick():
     np.testing.assert_array_equal(loop.clients.sick, [[6, 0, 6, 0, 0, 0]] * 2)
 
 
+def test_a_gpu_computes_both_and_chooses_alike(monkeypatch):
+    """Sound rounds, rounds with one sick client and skipped ones; the branches of a CPU are left out."""
+
+    def go_on(bad):
+        simulation, states = simulate("scaffold", [1, 2, 3], bad)
+        after = [copy(states := simulation.advance(states, 1))]
+        after.append(copy(states := simulation.advance(sick(states), 1)))
+        return [*after, copy(simulation.advance(sick(states, 0.0), 1))]
+
+    by_branches = go_on([1]), go_on([1, 2])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for one, other in zip(by_branches, (go_on([1]), go_on([1, 2])), strict=True):
+        assert_close(one, other)
+    assert [each.skipped.tolist() for each in by_branches[1]] == [[0], [1], [1]]
+
+
 @pytest.mark.parametrize("name", ["mg-meta", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_streamed_clients_are_left_out_alike(name):
     federation = small_federation((7, 12, 5, 20, 9, 3))

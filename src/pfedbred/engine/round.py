@@ -205,7 +205,7 @@ class Round:
         )
         keeps = jnp.zeros_like(sound).at[among].set(taken & learns) if client.synced else sound
         kept = ClientRecord(
-            # A pass over all states takes its time, and is hardly ever needed.
+            # A pass over all states is hardly ever needed.
             state=_either(jnp.all(keeps), lambda: states, lambda: _where(keeps, states, records.state)),
             drawn=records.drawn + jnp.uint32(client.draws * self._plan.batch_size),
             met=records.met | keeps,
@@ -242,7 +242,13 @@ def _where(which: Array, these: Tree, those: Tree) -> Tree:
 
 
 def _either(condition: Array, this: Callable[[], Tree], that: Callable[[], Tree]) -> Tree:
-    """One of two, and only that one is computed, where a program allows; in a plain loop, Python's own if."""
-    if isinstance(condition, jax.core.Tracer):
+    """One of two; in a plain loop by Python's own if, on a CPU by a branch.
+
+    On a GPU both are computed: before a branch it would have to wait until the host has heard the condition, which takes
+    longer than a pass over all states.
+    """
+    if not isinstance(condition, jax.core.Tracer):
+        return this() if condition else that()
+    if jax.default_backend() == "cpu":
         return jax.lax.cond(condition, this, that)
-    return this() if condition else that()
+    return jax.tree.map(lambda these, those: jnp.where(condition, these, those), this(), that())
