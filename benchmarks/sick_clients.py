@@ -3,8 +3,8 @@
     python benchmarks/sick_clients.py [--models mclr,dnn] [--rounds 20] [--repeats 9]
 
 "without" trains and averages as if nobody could be sick: no update is measured, no round skipped, no state restored. In
-one process, because on a GPU the compiler chooses its matrix products anew in each, and that alone makes a round up to a
-tenth slower or faster.
+one process, because on a GPU the compiler chooses its matrix products anew in each, and that alone makes a round up to
+a tenth slower or faster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def careless() -> contextlib.ExitStack:
     """While it is open, programs are compiled that take everybody for sound."""
     patches = contextlib.ExitStack()
     sound = health.Vitals(jnp.float32(1), jnp.float32(1))
-    patches.enter_context(mock.patch.object(health, "examine", lambda *_: sound))
+    patches.enter_context(mock.patch.object(health, "examine", return_value=sound))
     patches.enter_context(mock.patch.object(round_module, "_either", lambda condition, this, that: this()))
     return patches
 

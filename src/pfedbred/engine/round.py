@@ -244,8 +244,8 @@ def _where(which: Array, these: Tree, those: Tree) -> Tree:
 def _either(condition: Array, this: Callable[[], Tree], that: Callable[[], Tree]) -> Tree:
     """One of two; in a plain loop by Python's own if, on a CPU by a branch.
 
-    On a GPU both are computed: before a branch it would have to wait until the host has heard the condition, which takes
-    longer than a pass over all states.
+    On a GPU both are computed: before a branch it would wait until the host has heard the condition, which takes longer
+    than a pass over all states.
     """
     if not isinstance(condition, jax.core.Tracer):
         return this() if condition else that()

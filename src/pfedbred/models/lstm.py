@@ -65,13 +65,13 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
         ids = x.T
         place = jnp.arange(1, ids.shape[0] + 1)[:, None]
         length = jnp.max(jnp.where(ids != 0, place, 0), axis=0)
-        first = _layer(weights["layer1"], vectors[ids].transpose(0, 2, 1), place <= length)
-        second = _layer(weights["layer2"], first, place <= length)
+        first = _layer(weights["layer1"], vectors[ids], length)
+        second = _layer(weights["layer2"], first, length)
         # A sum over time in place of an index: its gradient needs no scatter, whose order GPUs leave open.
-        last = (place == length)[:, None]
+        last = (place == length)[:, :, None]
         end1, end2 = (jnp.sum(jnp.where(last, layer, 0), axis=0) for layer in (first, second))
-        states = (end1[:hidden], first[0, hidden:], end2[:hidden], second[0, hidden:])
-        features = jnp.concatenate([end2, *states]).T
+        states = (end1[:, :hidden], first[0, :, hidden:], end2[:, :hidden], second[0, :, hidden:])
+        features = jnp.concatenate([end2, *states], axis=1)
         return dense(weights["output"], jax.nn.leaky_relu(dense(weights["hidden"], features), 0.1))
 
     return Model(init, apply, head=("output",))
@@ -89,10 +89,20 @@ def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
     return {name: uniform(key, shape, hidden, dtype) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
 
 
-def _layer(weights: Tree, x: Array, real: Array) -> Array:
-    """Both directions of one layer: from x of shape (time, inputs, batch) to (time, 2 hidden, batch).
+def _layer(weights: Tree, x: Array, length: Array) -> Array:
+    """Both directions: from x of shape (time, batch, inputs) and the samples' lengths to (time, batch, 2 hidden)."""
+    if jax.default_backend() == "gpu":
+        from pfedbred.models import lstm_kernels
 
-    The backward direction reads the sequence reversed, padding first, so that one scan runs both. The batch comes
+        if lstm_kernels.usable(weights):
+            return lstm_kernels.layer(weights, x, length)
+    return scanned(weights, x, length)
+
+
+def scanned(weights: Tree, x: Array, length: Array) -> Array:
+    """Both directions, word by word, as :func:`_layer`.
+
+    The backward direction reads the sequence reversed, padding first, so that one scan runs both. In it the batch comes
     last: the four parts of the sums are then contiguous, and rows are as long as the batch is. W_x x is part of the
     step's one product: computed for all words beforehand it is written and read once more than it need be, which
     costs more than it saves (benchmarks/client_models.py). On a CPU, whose caches are small, gates are computed again
@@ -102,6 +112,8 @@ def _layer(weights: Tree, x: Array, real: Array) -> Array:
     cell, unroll = (jax.checkpoint(_cell), 1) if on_cpu else (_cell, min(_UNROLL, len(x)))
     kernel = jnp.concatenate([weights["input"], weights["recurrent"]], axis=2)
     bias = (weights["input_bias"] + weights["recurrent_bias"])[:, :, None]
+    x = x.transpose(0, 2, 1)
+    real = jnp.arange(len(x))[:, None] < length
     both_real = jnp.stack([real, real[::-1]], axis=1)[:, :, None]
 
     def step(state: tuple[Array, Array], inputs: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
@@ -113,7 +125,7 @@ def _layer(weights: Tree, x: Array, real: Array) -> Array:
 
     start = jnp.zeros((2, weights["recurrent"].shape[2], x.shape[2]), x.dtype)
     _, out = jax.lax.scan(step, (start, start), (x, x[::-1], both_real), unroll=unroll)
-    return jnp.concatenate([out[:, 0], out[::-1, 1]], axis=1)
+    return jnp.concatenate([out[:, 0], out[::-1, 1]], axis=1).transpose(0, 2, 1)
 
 
 def _cell(sums: Array, c: Array, real: Array) -> tuple[Array, Array]:

@@ -1,0 +1,253 @@
+r"""A layer of the LSTM as two kernels for GPUs, one for its outputs and one for the gradient.
+
+A word is too little work for a GPU, and each waits for the word before. Here a program takes some samples of one client
+through all words in one direction, its h and c staying in registers. What waits for nothing is left to large matrix
+products. With s_t = (i, f, g, o) the sums before sigma and tanh, d for the gradient of the loss, and h_-, c_- of the
+word before in the direction of reading:
+
+    forward    s_t = W_x x_t + b + W_h h_-,    c_t = sigma(f) c_- + sigma(i) tanh(g),    h_t = sigma(o) tanh(c_t)
+    backward   ds_t from dh_t and dc_t, last word first, with dh_- += W_h^T ds_t
+    products   W_x x_t before;  dW_x = sum_t ds_t x_t^T,  dW_h = sum_t ds_t h_-^T,  dx_t = W_x^T ds_t  after
+
+Second derivatives are those of :func:`pfedbred.models.lstm.scanned`. The kernels go through Triton by way of Pallas,
+which JAX means to give up: where it is gone, :func:`usable` says so, and the scan does the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.models.lstm import scanned
+from pfedbred.types import Array, Tree
+
+try:
+    from jax.experimental import pallas
+    from jax.experimental.pallas import triton
+
+    _IN_JAX = True
+except ImportError:
+    _IN_JAX = False
+
+_ROWS = 32  # samples of a program
+_WIDEST = 64  # h for which the four parts of W_h fit into registers
+_OLDEST = 8.0  # NVIDIA's compute capability for which there is Triton
+
+
+def usable(weights: Tree) -> bool:
+    """Whether this machine's GPU can run them, with weights of this kind."""
+    capability = getattr(jax.devices()[0], "compute_capability", "")
+    recent = capability.replace(".", "", 1).isdigit() and float(capability) >= _OLDEST
+    recurrent = weights["recurrent"]
+    return _IN_JAX and recent and recurrent.dtype == jnp.float32 and recurrent.shape[2] <= _WIDEST
+
+
+@jax.custom_vjp
+def layer(weights: Tree, x: Array, length: Array) -> Array:
+    """Both directions: from x of shape (time, batch, inputs) and the samples' lengths to (time, batch, 2 hidden)."""
+    return _run(_forward_kernel, weights, length, (2,), _products(weights, x), _bias(weights))[0]
+
+
+def _layer_forward(weights: Tree, x: Array, length: Array) -> tuple[Array, Any]:
+    out, kept = _outputs(weights, x, length)
+    return out, (weights, x, length, out, kept)
+
+
+def _layer_backward(residuals: Any, d_out: Array) -> tuple[Tree, Array, None]:
+    return *_gradients(*residuals, d_out), None
+
+
+layer.defvjp(_layer_forward, _layer_backward)
+
+
+@jax.custom_jvp
+def _outputs(weights: Tree, x: Array, length: Array) -> tuple[Array, tuple[Array, Array]]:
+    """The layer's, and what its gradient needs: the gates and c."""
+    out, gates, c = _run(_forward_kernel, weights, length, (2, 8, 2), _products(weights, x), _bias(weights))
+    return out, (gates, c)
+
+
+@_outputs.defjvp
+def _outputs_jvp(primals: Any, tangents: Any) -> Any:
+    """What is kept counts as constant: the derivative of the gradients takes their inputs for all they depend on."""
+    out, kept = _outputs(*primals)
+    length = primals[2]
+    _, d_out = jax.jvp(lambda weights, x: scanned(weights, x, length), primals[:2], tangents[:2])
+    return (out, kept), (d_out, jax.tree.map(jnp.zeros_like, kept))
+
+
+@jax.custom_jvp
+def _gradients(weights: Tree, x: Array, length: Array, out: Array, kept: Any, d_out: Array) -> tuple[Tree, Array]:
+    """With respect to the weights and to x."""
+    hidden, inputs = weights["recurrent"].shape[2], x.shape[2]
+    (d_sums,) = _run(_backward_kernel, weights, length, (8,), *kept, d_out)
+    start = jnp.zeros_like(out[:1, :, :hidden])
+    before = [jnp.concatenate([start, out[:-1, :, :hidden]]), jnp.concatenate([out[1:, :, hidden:], start])]
+    # A column of ones for the biases, and as many as make rows that a GPU likes.
+    ones = jnp.ones((*x.shape[:2], -(inputs + 2 * hidden) % 16 or 16), x.dtype)
+    d_all = _over_time(d_sums, jnp.concatenate([x, *before, ones], axis=2)).reshape(2, 4 * hidden, -1)
+    d_bias = d_all[:, :, -1]
+    d_recurrent = [d_all[d, :, inputs + d * hidden : inputs + (d + 1) * hidden] for d in range(2)]
+    d_weights = {
+        "input": d_all[:, :, :inputs],
+        "recurrent": jnp.stack(d_recurrent),
+        "input_bias": d_bias,
+        "recurrent_bias": d_bias,
+    }
+    return d_weights, d_sums @ weights["input"].reshape(8 * hidden, inputs)
+
+
+@_gradients.defjvp
+def _gradients_jvp(primals: Any, tangents: Any) -> Any:
+    def pulled_back(weights: Tree, x: Array, d_out: Array) -> tuple[Tree, Array]:
+        return jax.vjp(lambda weights, x: scanned(weights, x, primals[2]), weights, x)[1](d_out)
+
+    differentiable = [0, 1, 5]
+    _, change = jax.jvp(pulled_back, [primals[i] for i in differentiable], [tangents[i] for i in differentiable])
+    return _gradients(*primals), change
+
+
+def _products(weights: Tree, x: Array) -> Array:
+    """W_x x for all words, both directions and the four parts: (time, batch, 8 hidden)."""
+    return x @ weights["input"].reshape(-1, x.shape[2]).T
+
+
+def _bias(weights: Tree) -> Array:
+    return (weights["input_bias"] + weights["recurrent_bias"]).reshape(-1)
+
+
+def _over_time(left: Array, right: Array) -> Array:
+    """The sum over time and batch of left times right transposed.
+
+    In a few parts, side by side: as one product it is a few tiles with a long sum each, which leave most of a GPU idle.
+    """
+    time = left.shape[0]
+    parts = max(k for k in range(1, 9) if time % k == 0)
+    left, right = (each.reshape(parts, -1, each.shape[2]) for each in (left, right))
+    return jnp.sum(left.mT @ right, axis=0)
+
+
+def _run(kernel: Callable[..., None], weights: Tree, length: Array, widths: tuple[int, ...], *arrays: Array) -> Any:
+    """A kernel on W_h, the lengths and some arrays; its results are (time, batch, width hidden)."""
+    hidden = weights["recurrent"].shape[2]
+    recurrent = weights["recurrent"].reshape(2, 4, hidden, hidden)
+    time, batch = arrays[0].shape[:2]
+    shapes = [jax.ShapeDtypeStruct((time, batch, width * hidden), arrays[0].dtype) for width in widths]
+    call = pallas.pallas_call(
+        partial(kernel, time, batch, hidden),
+        out_shape=shapes,
+        grid=(2, pallas.cdiv(batch, _ROWS)),
+        interpret=jax.default_backend() == "cpu",
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+    )
+    return call(recurrent, length, *arrays)
+
+
+class _Tile:
+    """What one program sees: some samples, one direction.
+
+    Its blocks are (samples, hidden), filled up with zeros to powers of two, as Triton wants them.
+    """
+
+    def __init__(self, batch: int, hidden: int, recurrent: Any, length: Any) -> None:
+        self.direction = pallas.program_id(0)
+        self.hidden = hidden
+        self.samples = pallas.program_id(1) * _ROWS + jnp.arange(_ROWS)
+        self.columns = jnp.arange(max(16, 1 << (hidden - 1).bit_length()))
+        self.inside = (self.samples < batch)[:, None] & (self.columns < hidden)
+        self.length = triton.load(length.at[self.samples], mask=self.samples < batch, other=0)
+        self._recurrent = recurrent
+
+    def zeros(self, dtype: Any) -> Array:
+        """A block of them."""
+        return jnp.zeros(self.inside.shape, dtype)
+
+    def recurrent(self, part: int, *, transposed: bool) -> Array:
+        """W_h of one of the four parts."""
+        rows, columns = (self.columns, self.columns[:, None]) if transposed else (self.columns[:, None], self.columns)
+        mask = (rows < self.hidden) & (columns < self.hidden)
+        return triton.load(self._recurrent.at[self.direction, part, rows, columns], mask=mask, other=0)
+
+    def row(self, bias: Any, part: int) -> Array:
+        """One of the parts of this direction, of a vector of 8 hidden."""
+        place = (4 * self.direction + part) * self.hidden + self.columns
+        return triton.load(bias.at[place], mask=self.columns < self.hidden, other=0)[None]
+
+    def _at(self, array: Any, time: Array, part: Any) -> Any:
+        return array.at[time, self.samples[:, None], part * self.hidden + self.columns]
+
+    def read(self, array: Any, time: Array, part: Any) -> Array:
+        """The block of a word: of an array (time, batch, parts times hidden)."""
+        return triton.load(self._at(array, time, part), mask=self.inside, other=0)
+
+    def write(self, array: Any, time: Array, part: Any, block: Array) -> None:
+        """Likewise."""
+        triton.store(self._at(array, time, part), block, mask=self.inside)
+
+    def time(self, step: Array, steps: int) -> Array:
+        """Of a step in the direction of reading."""
+        return jnp.where(self.direction == 0, step, steps - 1 - step)
+
+    def gates(self) -> list[Any]:
+        """Where the four parts of this direction are."""
+        return [4 * self.direction + part for part in range(4)]
+
+
+def _forward_kernel(time: int, batch: int, hidden: int, recurrent: Any, length: Any, *arrays: Any) -> None:
+    products, bias, out, *kept = arrays
+    tile = _Tile(batch, hidden, recurrent, length)
+    kernels = [tile.recurrent(part, transposed=True) for part in range(4)]
+    biases = [tile.row(bias, part) for part in range(4)]
+
+    def step(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        h, c = state
+        t = tile.time(number, time)
+        parts = zip(tile.gates(), biases, kernels, strict=True)
+        i, f, g, o = (tile.read(products, t, place) + b + h @ kernel for place, b, kernel in parts)
+        gates = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+        i, f, g, o = gates
+        c = jnp.where((t < tile.length)[:, None] & tile.inside, f * c + i * g, 0)
+        h = o * jnp.tanh(c)
+        tile.write(out, t, tile.direction, h)
+        if kept:
+            for place, gate in zip(tile.gates(), gates, strict=True):
+                tile.write(kept[0], t, place, gate)
+            tile.write(kept[1], t, tile.direction, c)
+        return h, c
+
+    start = tile.zeros(products.dtype)
+    jax.lax.fori_loop(0, time, step, (start, start))
+
+
+def _backward_kernel(time: int, batch: int, hidden: int, recurrent: Any, length: Any, *arrays: Any) -> None:
+    gates, cells, d_out, d_sums = arrays
+    tile = _Tile(batch, hidden, recurrent, length)
+    kernels = [tile.recurrent(part, transposed=False) for part in range(4)]
+
+    def step(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        d_h, d_c = state
+        steps_before = time - 1 - number
+        t = tile.time(steps_before, time)
+        i, f, g, o = (tile.read(gates, t, place) for place in tile.gates())
+        squashed = jnp.tanh(tile.read(cells, t, tile.direction))
+        earlier = tile.read(cells, tile.time(jnp.maximum(steps_before - 1, 0), time), tile.direction)
+        c_before = jnp.where(steps_before > 0, earlier, 0)
+        d_h = d_h + tile.read(d_out, t, tile.direction)
+        d_c = jnp.where((t < tile.length)[:, None], d_c + d_h * o * (1 - squashed**2), 0)
+        d_parts = (
+            d_c * g * i * (1 - i),
+            d_c * c_before * f * (1 - f),
+            d_c * i * (1 - g**2),
+            d_h * squashed * o * (1 - o),
+        )
+        for place, part in zip(tile.gates(), d_parts, strict=True):
+            tile.write(d_sums, t, place, part)
+        d_h = sum((part @ kernel for part, kernel in zip(d_parts, kernels, strict=True)), tile.zeros(d_out.dtype))
+        return d_h, d_c * f
+
+    start = tile.zeros(d_out.dtype)
+    jax.lax.fori_loop(0, time, step, (start, start))

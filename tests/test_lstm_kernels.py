@@ -1,0 +1,101 @@
+"""The kernels that GPUs use for the lstm, run here by Pallas' interpreter, beside the scan and the transcription."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_models import KEY, LENGTHS, as_numpy, numpy_lstm, sentences
+
+from pfedbred import models
+from pfedbred.models import lstm_kernels
+from pfedbred.models.lstm import scanned
+from pfedbred.types import Words
+
+
+@pytest.fixture
+def by_kernels(monkeypatch):
+    """Makes models use them."""
+    monkeypatch.setattr(sys.modules["pfedbred.models.lstm"], "_layer", lstm_kernels.layer)
+
+
+def a_layer(hidden, inputs, batch, time=5, clients=3):
+    """Weights, inputs and lengths of a layer, for each client."""
+    keys = jax.random.split(KEY, 6)
+    shapes = {
+        "input": (2, 4 * hidden, inputs),
+        "recurrent": (2, 4 * hidden, hidden),
+        "input_bias": (2, 4 * hidden),
+        "recurrent_bias": (2, 4 * hidden),
+    }
+    draw = lambda key, shape: 0.5 * jax.random.normal(key, (clients, *shape), jnp.float64)  # noqa: E731
+    weights = {name: draw(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=False)}
+    length = jax.random.randint(keys[5], (clients, batch), 0, time + 1)
+    return weights, draw(keys[4], (time, batch, inputs)), length
+
+
+def gradients(layer, weights, x, length):
+    """Of a function of all outputs."""
+
+    def loss(weights, x):
+        out = layer(weights, x, length)
+        return jnp.sum(jnp.sin(out + jnp.arange(out.size).reshape(out.shape)))
+
+    return jax.grad(loss, (0, 1))(weights, x)
+
+
+def assert_close(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.usefixtures("by_kernels")
+def test_the_lstm_by_kernels_is_its_transcription():
+    model = models.lstm((9,), 4, words=Words(30), hidden=6, dtype=jnp.float64)
+    weights, x = model.init(KEY), sentences(LENGTHS, 9, 30)
+    expected = numpy_lstm(as_numpy(weights), x, np.asarray(weights["embedding"]))
+    assert np.allclose(jax.jit(model.apply)(weights, x), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("hidden", "inputs", "batch"), [(20, 7, 37), (16, 16, 1)])
+def test_gradients_are_those_of_the_scan(hidden, inputs, batch):
+    """Of several clients side by side; more samples than one program takes, and fewer."""
+    weights, x, length = a_layer(hidden, inputs, batch)
+    found, expected = (
+        jax.jit(jax.vmap(lambda *arguments, layer=layer: gradients(layer, *arguments)))(weights, x, length)
+        for layer in (lstm_kernels.layer, scanned)
+    )
+    assert_close(found, expected)
+    outputs = [jax.vmap(layer)(weights, x, length) for layer in (lstm_kernels.layer, scanned)]
+    assert_close(*outputs)
+
+
+def test_curvature_is_that_of_the_scan():
+    """Per-FedAvg's exact order differentiates gradients along a direction."""
+    weights, x, length = jax.tree.map(lambda leaf: leaf[0], a_layer(5, 4, 3, clients=1))
+    along = jax.tree.map(jnp.cos, (weights, x))
+    found, expected = (
+        jax.jvp(lambda *inputs, layer=layer: gradients(layer, *inputs, length), (weights, x), along)
+        for layer in (lstm_kernels.layer, scanned)
+    )
+    assert_close(found, expected)
+
+
+def test_where_they_are_used(monkeypatch):
+    """On recent GPUs, in float32, if h is not too wide; elsewhere the scan."""
+
+    class Device:
+        compute_capability = "9.0"
+
+    weights = {"recurrent": jnp.zeros((2, 200, 50), jnp.float32)}
+    assert not lstm_kernels.usable(weights)  # this is no GPU
+    monkeypatch.setattr(jax, "devices", lambda: [Device])
+    assert lstm_kernels.usable(weights)
+    assert not lstm_kernels.usable({"recurrent": jnp.zeros((2, 200, 50), jnp.float64)})
+    assert not lstm_kernels.usable({"recurrent": jnp.zeros((2, 260, 65), jnp.float32)})
+    Device.compute_capability = "7.5"
+    assert not lstm_kernels.usable(weights)
+    monkeypatch.setattr(lstm_kernels, "_IN_JAX", False)
+    Device.compute_capability = "10.0"
+    assert not lstm_kernels.usable(weights)
