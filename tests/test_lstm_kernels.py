@@ -82,6 +82,18 @@ def test_curvature_is_that_of_the_scan():
     assert_close(found, expected)
 
 
+def test_they_are_lowered_for_gpus(monkeypatch):
+    """To Triton, which is stricter than the interpreter; with clients and seeds side by side."""
+    weights, x, length = jax.tree.map(
+        lambda leaf: jnp.stack([leaf, leaf]).astype(jnp.float32 if leaf.dtype == jnp.float64 else leaf.dtype),
+        a_layer(50, 50, 40),
+    )
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    every = jax.vmap(jax.vmap(lambda *arguments: gradients(lstm_kernels.layer, *arguments)))
+    lowered = jax.jit(every).trace(weights, x, length).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("xla.gpu.triton(") == 2
+
+
 def test_where_they_are_used(monkeypatch):
     """On recent GPUs, in float32, if h is not too wide; elsewhere the scan."""
 

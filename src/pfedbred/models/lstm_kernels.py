@@ -158,7 +158,7 @@ class _Tile:
         self.hidden = hidden
         self.samples = pallas.program_id(1) * _ROWS + jnp.arange(_ROWS)
         self.columns = jnp.arange(max(16, 1 << (hidden - 1).bit_length()))
-        self.inside = (self.samples < batch)[:, None] & (self.columns < hidden)
+        self.inside = (self.samples < batch)[:, None] & (self.columns < hidden)[None]
         self.length = triton.load(length.at[self.samples], mask=self.samples < batch, other=0)
         self._recurrent = recurrent
 
@@ -168,8 +168,9 @@ class _Tile:
 
     def recurrent(self, part: int, *, transposed: bool) -> Array:
         """W_h of one of the four parts."""
-        rows, columns = (self.columns, self.columns[:, None]) if transposed else (self.columns[:, None], self.columns)
+        rows, columns = self.columns[:, None], self.columns[None]
         mask = (rows < self.hidden) & (columns < self.hidden)
+        rows, columns = (columns, rows) if transposed else (rows, columns)
         return triton.load(self._recurrent.at[self.direction, part, rows, columns], mask=mask, other=0)
 
     def row(self, bias: Any, part: int) -> Array:
@@ -178,7 +179,7 @@ class _Tile:
         return triton.load(bias.at[place], mask=self.columns < self.hidden, other=0)[None]
 
     def _at(self, array: Any, time: Array, part: Any) -> Any:
-        return array.at[time, self.samples[:, None], part * self.hidden + self.columns]
+        return array.at[time, self.samples[:, None], part * self.hidden + self.columns[None]]
 
     def read(self, array: Any, time: Array, part: Any) -> Array:
         """The block of a word: of an array (time, batch, parts times hidden)."""
