@@ -78,9 +78,14 @@ class Table:
 
     def whole_numbers(self, column: str) -> np.ndarray:
         """A column of labels."""
+        import pyarrow
+
         cells = self._cells(column)
         try:
-            values = np.asarray(cells.to_numpy())
+            if pyarrow.types.is_integer(cells.type):  # Arrow's own way imports pandas, a fifth of a second
+                values = np.array(cells.to_pylist(), cells.type.to_pandas_dtype())
+            else:
+                values = np.asarray(cells.to_numpy())
         except (TypeError, ValueError):
             values = np.array(["?"])
         if not np.issubdtype(values.dtype, np.integer):
