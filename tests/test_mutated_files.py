@@ -279,7 +279,7 @@ def parquet_of_images(folder):
     cells = []
     for i in range(4):
         encoded = io.BytesIO()
-        Image.fromarray(np.full((5, 5), 40 * i, np.uint8)).save(encoded, "png")
+        Image.fromarray(np.full((2, 2), 40 * i, np.uint8)).save(encoded, "png")
         cells.append({"bytes": encoded.getvalue(), "path": None})
     columns = pyarrow.table({"client": [0, 0, 1, 1], "image": cells, "label": [0, 1, 0, 1]})
     pyarrow.parquet.write_table(columns, folder / "own.parquet", compression="none")

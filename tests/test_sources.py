@@ -16,6 +16,7 @@ from PIL import Image
 import pfedbred
 from pfedbred.data import sources
 from pfedbred.data.pool import by_one_number, by_pixel, standardise, to_plus_minus_one
+from pfedbred.data.tables import Table
 
 REAL = Path(os.environ.get("PFEDBRED_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
@@ -137,6 +138,24 @@ def test_broken_sources_name_the_file_and_the_row(tiny_mnist):
     (folder / "mnist" / "train-00000-of-00001.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(pfedbred.SettingError, match=r"cannot read .*train-00000"):
         sources.mnist_pool(str(folder), "mnist")
+
+
+def test_labels_of_every_type():
+    types = [getattr(pyarrow, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    for kind in (*types, pyarrow.dictionary(pyarrow.int8(), pyarrow.int64())):
+        halves = [pyarrow.array(part, kind) for part in ([3, 0], [], [127])]
+        table = Table(pyarrow.table({"y": pyarrow.chunked_array(halves)}), ["x.parquet"], [0])
+        labels = table.whole_numbers("y")
+        assert labels.dtype == np.int32
+        assert labels.tolist() == [3, 0, 127]
+    for kind, value in ((pyarrow.uint64(), 2**64 - 1), (pyarrow.int64(), -(2**63)), (pyarrow.uint32(), 2**31)):
+        table = Table(pyarrow.table({"y": pyarrow.array([1, value], kind)}), ["x.parquet"], [0])
+        with pytest.raises(pfedbred.SettingError, match=rf"x\.parquet, row 1: label {value} is not a whole number"):
+            table.whole_numbers("y")
+    for kind, values in ((pyarrow.float64(), [1.0]), (pyarrow.bool_(), [True]), (pyarrow.string(), ["1"])):
+        table = Table(pyarrow.table({"y": pyarrow.array(values, kind)}), ["x.parquet"], [0])
+        with pytest.raises(pfedbred.SettingError, match="column 'y' must hold whole numbers"):
+            table.whole_numbers("y")
 
 
 def test_femnist_from_the_hub_and_from_leaf(folder):

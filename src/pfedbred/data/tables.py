@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedbred.data import png
 from pfedbred.errors import SettingError
 from pfedbred.npy import refuse_bomb
 
@@ -77,9 +78,14 @@ class Table:
 
     def whole_numbers(self, column: str) -> np.ndarray:
         """A column of labels."""
+        import pyarrow
+
         cells = self._cells(column)
         try:
-            values = np.asarray(cells.to_numpy())
+            if pyarrow.types.is_integer(cells.type):  # Arrow's own way imports pandas, a fifth of a second
+                values = np.array(cells.to_pylist(), cells.type.to_pandas_dtype())
+            else:
+                values = np.asarray(cells.to_numpy())
         except (TypeError, ValueError):
             values = np.array(["?"])
         if not np.issubdtype(values.dtype, np.integer):
@@ -139,7 +145,11 @@ class Table:
 
     def images(self, column: str) -> np.ndarray:
         """A column of encoded images, all of one shape, as bytes."""
-        images = list(self._decoded(column))
+        cells = self._cells(column).to_pylist()
+        plain = png.decoded([cell.get("bytes") for cell in cells]) if self.holds_images(column) else None
+        if plain is not None:
+            return plain
+        images = list(self._decoded(cells))
         for row, image in enumerate(images):
             if image.shape != images[0].shape:
                 raise SettingError(
@@ -147,12 +157,12 @@ class Table:
                 )
         return np.stack(images)
 
-    def _decoded(self, column: str) -> Iterator[np.ndarray]:
+    def _decoded(self, cells: Sequence[Any]) -> Iterator[np.ndarray]:
         try:
             from PIL import Image, UnidentifiedImageError
         except ImportError:
             raise SettingError(f"reading images {_NEEDS}") from None
-        for row, cell in enumerate(self._cells(column).to_pylist()):
+        for row, cell in enumerate(cells):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of strange metadata, and of sizes that are refused here
