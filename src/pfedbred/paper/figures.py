@@ -120,7 +120,13 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
         axes.set_zorder(behind.get_zorder() + 1)
         axes.patch.set_visible(False)
         for index, (row, record) in enumerate(found.items()):
-            style = {"color": curves_.colour(index), "marker": "o", "markersize": 3.5, "linewidth": 1.5}
+            above = len(found) - 1 - index  # drawn later: a thinner line on a wider one leaves both to be seen
+            style = {
+                "color": curves_.colour(index),
+                "marker": "o",
+                "markersize": 3 + 0.8 * above,
+                "linewidth": 1.2 + 0.45 * above,
+            }
             axes.plot(labels, np.array(record[kind], float), label=row, **style)
         axes.axhline(0, color="#444444", linewidth=0.8)
         axes.set_xticks(labels if len(labels) <= 20 else labels[::5])
