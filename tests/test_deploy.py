@@ -193,6 +193,34 @@ def test_predict(tmp_path):
     assert "not a kind of file" in str(command("predict", model, tmp_path / "samples.xyz").exception)
 
 
+def test_columns_are_found_by_name(tmp_path):
+    """In whatever order a file has them, and others beside them."""
+    rng = np.random.default_rng(0)
+    y = np.arange(80) % 2
+    table = {"age": rng.normal(size=80), "dose": rng.normal(size=80) + 4 * y, "label": y, "client": np.arange(80) // 40}
+
+    def write(name, columns):
+        rows = zip(*(table[each] for each in columns), strict=True)
+        (tmp_path / name).write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
+        return tmp_path / name
+
+    training = write("training.csv", ["age", "dose", "label", "client"])
+    prepared = tmp_path / "training.fed"
+    assert command("data", "prepare", training, "--out", prepared).exit_code == 0
+    done = command("run", "--dataset", prepared, "--rounds", "20", "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert command("export", tmp_path / "run", "--client", "0").exit_code == 0
+    model = tmp_path / "run" / "client-0.safetensors"
+    table["row"] = table["client"] * 1000.0
+    expected = command("predict", model, write("plain.csv", ["age", "dose", "label"])).stdout.split()
+    assert np.mean(np.array(expected) == y.astype(str)) > 0.9
+    for columns in (["dose", "age", "label"], ["row", "label", "dose", "client", "age"], ["dose", "age"]):
+        done = command("predict", model, write("other.csv", columns))
+        assert done.stdout.split() == expected, columns
+    problem = str(command("predict", model, write("less.csv", ["age", "row", "label"])).exception)
+    assert "less.csv has no column 'dose', which the model needs; it has age, row, label" in problem
+
+
 # A client's own data ------------------------------------------------------------------------------------------------
 
 
@@ -230,3 +258,14 @@ def test_labels_are_numbered_as_the_federation_does(tmp_path):
         local.relabelled(own, 2, ["cat", "dog"])
     with pytest.raises(SettingError, match="there is a label 1, and the federation has 0 to 0"):
         local.relabelled(own, 1, None)
+
+
+def test_a_node_may_order_its_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("x,z,label\n1,2,0\n2,1,1\n3,1,0\n1,1,1\n")
+    own = {"dataset": str(tmp_path / "a.csv")}
+    plain, _ = local.own_data(local.node(own, 1), tmp_path)
+    other, _ = local.own_data(local.node({**own, "features": "z, x"}, 1), tmp_path)
+    assert (plain.features, other.features) == (("x", "z"), ("z", "x"))
+    np.testing.assert_array_equal(plain.train.x, other.train.x[:, ::-1])
+    with pytest.raises(SettingError, match="features names columns of a table, and digits is none"):
+        local.own_data(local.node({"dataset": "digits", "features": "x"}, 1), tmp_path)

@@ -19,8 +19,8 @@ DIFFERENT = ("mg-meta+am", "mime", "per-fedavg+ft", "scaffold")
 
 
 SAID = {"seconds", "moved", "size", "scores"}
-INTRODUCED = {"client", "name", "number", "dataset", "shape", "classes", "labels", "words", "vocabulary"}
-INTRODUCED |= {"train", "test"}
+INTRODUCED = {"client", "name", "number", "dataset", "shape", "classes", "labels", "features", "words"}
+INTRODUCED |= {"vocabulary", "train", "test"}
 
 
 def assert_only_what_is_declared(wire, federation, algorithm):

@@ -171,6 +171,20 @@ def test_what_most_clients_data_are_like_counts(capsys):
     assert "classes 9, not 2; set classes= or labels= in the run config" in said[0]
 
 
+def test_columns_in_another_order_are_noticed():
+    """Models know columns by their places. Arrays, whose columns have no names, are taken at their word."""
+    said = []
+    roster = Roster(None, said.append)
+    orders = {"a": ["age", "dose"], "b": ["dose", "age"], "c": ["age", "dose"], "d": None, "e": ["age"]}
+    facts = [{**FACTS, "client": name, "name": name, "number": None, "features": own} for name, own in orders.items()]
+    roster.welcome(dict(enumerate(facts)))
+    assert [member.name for member in roster.members.values()] == ["a", "c", "d"]
+    assert "features ['dose', 'age'], not ['age', 'dose']; name the columns in that order with features=" in said[0]
+    assert "they have shape [2], and names for 1 numbers" in said[1]
+    roster.close()
+    assert roster.description().features == ("age", "dose")
+
+
 def test_texts_need_one_vocabulary(tmp_path, capsys):
     for client, words in (("a", "apple pear plum fig"), ("b", "apple pear plum fig"), ("c", "dog cat cow emu")):
         rows = [f"{word} {word},{i % 2}" for i, word in enumerate(words.split() * 3)]

@@ -16,7 +16,15 @@ from pfedbred.flower.config import understood
 from pfedbred.flower.roster import Roster
 
 ALL = {"clients": 3, "aggregated": 3}
-FACTS = {"dataset": "d", "shape": [2], "classes": 2, "labels": None, "words": None, "vocabulary": None}
+FACTS = {
+    "dataset": "d",
+    "shape": [2],
+    "classes": 2,
+    "labels": None,
+    "features": None,
+    "words": None,
+    "vocabulary": None,
+}
 FACTS |= {"train": 3, "test": 1}
 
 

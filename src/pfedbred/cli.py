@@ -82,7 +82,8 @@ def predict_command(
     ] = None,
 ) -> None:
     """Predict labels with a trained model, where the samples are."""
-    trained, given = inference.find_model(model), inference.read_samples(samples, label_column)
+    trained = inference.find_model(model)
+    given = inference.read_samples(samples, label_column, trained.about["features"])
     labels = inference.predict(trained, given, samples)
     text = "".join(f"{printable(label)}\n" for label in labels)
     if out:

@@ -46,6 +46,7 @@ _FACTS = {
     "shape": [COUNT],
     "classes": COUNT,
     "labels": Maybe([str]),
+    "features": Maybe([str]),
     "vocabulary": Maybe([str]),
 }
 _OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
@@ -122,6 +123,7 @@ def _data_facts(federation: Federation | Population) -> dict[str, Any]:
         "shape": list(federation.shape),
         "classes": federation.classes,
         "labels": federation.labels,
+        "features": federation.features,
         "vocabulary": federation.text.vocabulary if federation.text else None,
     }
 
@@ -152,6 +154,7 @@ def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
     if said.get("format") != expected:
         raise SettingError(f"{path} is not a {expected.removesuffix(' 1')} file{hint}")
     facts = {name: text if name in _TEXTS else reading.parse_json(text, path) for name, text in said.items()}
+    facts.setdefault("features", None)  # files of before did not name them
     reading.expect(facts, _FACTS | (_OF_RUN if expected == _KEPT else _OF_MODEL), path)
     check_classes(facts["classes"], f"{path}: ")
     if not 0 < math.prod(facts["shape"]) <= _LARGEST_SAMPLE:

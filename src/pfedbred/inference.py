@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +53,14 @@ def predict(model: TrainedModel, samples: Samples, where: Path) -> list[str]:
     return [str(each) for each in model.predict(samples.x)]
 
 
-def read_samples(path: Path, label_column: str | None = None) -> Samples:
-    """Samples from .npz, .npy, .csv or .parquet; of a prepared federation, its test samples."""
+def read_samples(path: Path, label_column: str | None = None, features: Sequence[str] | None = None) -> Samples:
+    """Samples from .npz, .npy, .csv or .parquet; of a prepared federation, its test samples.
+
+    Args:
+      path: the file.
+      label_column: of a table, the column with the labels.
+      features: of a table, the columns with the inputs, in the model's order; if not given, all but the label's.
+    """
     if path.suffix == store.SUFFIX:
         federation = store.load(path)
         test, names = federation.test, federation.labels
@@ -68,7 +75,7 @@ def read_samples(path: Path, label_column: str | None = None) -> Samples:
             return Samples(arrays["x"], _texts(arrays[label]) if label in arrays.names else None)
     if path.suffix in (".csv", ".parquet"):
         table = read_csv(path) if path.suffix == ".csv" else read_parquet([path])
-        return _from_table(table, path, label_column)
+        return _from_table(table, path, label_column, features)
     raise SettingError(f"{path} is not a kind of file that can be read: .npz, .npy, .csv, .parquet or .fed")
 
 
@@ -78,12 +85,16 @@ def _texts(labels: np.ndarray) -> list[str]:
     return [str(each) for each in (labels.astype(np.int64) if whole else labels)]
 
 
-def _from_table(table: Table, path: Path, label_column: str | None) -> Samples:
+def _from_table(table: Table, path: Path, label_column: str | None, features: Sequence[str] | None) -> Samples:
     if not len(table):
         return Samples(np.zeros((0, 1)), None)
+    missing = [each for each in features or () if each not in table.columns]
+    if missing:
+        raise SettingError(
+            f"{path} has no column {missing[0]!r}, which the model needs; it has {', '.join(table.columns)}"
+        )
     label = label_column or next((each for each in ("label", "y") if each in table.columns), None)
-    chosen = [each for each in table.columns if each not in (label, "client")]
-    x, _ = inputs_of(table, chosen, str(path))
+    x, _ = inputs_of(table, features or [each for each in table.columns if each not in (label, "client")], str(path))
     if label is None:
         return Samples(x, None)
     number, names = table.names(label)

@@ -61,6 +61,7 @@ class Federation:
       text: for word ids, what they stand for.
       names: of the clients, if they have any.
       labels: what the labels stand for, if it is known.
+      features: the names of the numbers in a sample, if it is a row of a table.
       about: where it comes from: the source, the split and its seed, for people to read.
     """
 
@@ -73,6 +74,7 @@ class Federation:
     text: Text | None = None
     names: tuple[str, ...] | None = None
     labels: tuple[str, ...] | None = None
+    features: tuple[str, ...] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def inputs(self, split: Split) -> Inputs:
@@ -214,6 +216,8 @@ def check(federation: Federation, where: str = "") -> None:
     for what, texts, count in (("clients", federation.names, clients), ("labels", federation.labels, classes)):
         if texts is not None and len(texts) != count:
             raise SettingError(f"{where}there are {count} {what}, and names for {len(texts)}")
+    if federation.features is not None and federation.shape != (len(federation.features),):
+        raise SettingError(f"{where}samples have shape {federation.shape}, and names for {len(federation.features)}")
     if not federation.shape or 0 in federation.shape:
         raise SettingError(f"{where}samples have shape {federation.shape}: there is nothing in them")
     for part, split in (("training", federation.train), ("test", federation.test)):

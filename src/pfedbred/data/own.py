@@ -177,6 +177,7 @@ def _pool_from_table(
         owner=owner,
         owners=owners,
         labels=labels or None,
+        features=tuple(chosen) if normalise is standardise else None,
         normalise=normalise,
         origin=table.origin,
     )

@@ -29,6 +29,7 @@ class Pool:
       owners: the names of those clients.
       is_test: the source's own test samples, if it divides them itself.
       labels: what the labels stand for.
+      features: the names of the numbers in a sample, if it is a row of a table.
       normalise: how samples become inputs.
       origin: for messages about a row: where the samples were read.
       raw: whether LEAF's sampling is still to be done.
@@ -42,6 +43,7 @@ class Pool:
     owners: tuple[str, ...] | None = None
     is_test: np.ndarray | None = None
     labels: tuple[str, ...] | None = None
+    features: tuple[str, ...] | None = None
     normalise: Normalise | None = None
     origin: Callable[[int], str] | None = None
     raw: bool = True
@@ -116,6 +118,7 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
         text=text,
         names=assignment.names,
         labels=pool.labels,
+        features=pool.features,
         about=about,
     )
     check(federation, f"{pool.name}: ")

@@ -37,6 +37,7 @@ class Population:
     # It holds numbers, as they are, of clients without names.
     names: ClassVar[None] = None
     labels: ClassVar[None] = None
+    features: ClassVar[None] = None
     text: ClassVar[None] = None
     words: ClassVar[None] = None
     shift: ClassVar[None] = None

@@ -38,6 +38,7 @@ def save(federation: Federation, path: Path) -> None:
         "vocabulary": None if text is None else text.vocabulary,
         "names": federation.names,
         "labels": federation.labels,
+        "features": federation.features,
         "about": dict(federation.about),
     }
     tensors.save(_KIND, path, facts, arrays)
@@ -52,7 +53,7 @@ _FACTS = {
     "name": str,
     "classes": COUNT,
     "about": dict,
-    **{name: Maybe([str]) for name in ("vocabulary", "names", "labels")},
+    **{name: Maybe([str]) for name in ("vocabulary", "names", "labels", "features")},
 }
 
 
@@ -66,12 +67,13 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Federation:
     """The federation, refused if it does not hold together: a checksum only says that it is as it was written."""
+    facts = {"features": None, **facts}  # files of before did not name them
     expect(facts, _FACTS, path)
     try:
         train, test = (Split(*(arrays[f"{part}.{name}"] for name in Split._fields)) for part in ("train", "test"))
         vocabulary = facts["vocabulary"]
         text = None if vocabulary is None else Text(tuple(vocabulary), arrays.get("vectors"))
-        names, labels = facts["names"], facts["labels"]
+        names, labels, features = facts["names"], facts["labels"], facts["features"]
         federation = Federation(
             name=facts["name"],
             train=train,
@@ -82,6 +84,7 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
             text=text,
             names=None if names is None else tuple(names),
             labels=None if labels is None else tuple(labels),
+            features=None if features is None else tuple(features),
             about=facts["about"],
         )
     except KeyError as missing:

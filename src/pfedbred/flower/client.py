@@ -175,6 +175,7 @@ class Participant:
                 "shape": list(own.shape),
                 "classes": own.classes,
                 "labels": own.labels,
+                "features": own.features,
                 "words": own.text.count if own.text else None,
                 "vocabulary": local.vocabulary_of(own),
                 "train": len(own.train.y),

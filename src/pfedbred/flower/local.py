@@ -37,6 +37,7 @@ _OPTIONS: dict[str, type] = {
     "split-seed": int,
     "data-dir": str,
     "label-column": str,
+    "features": str,
     "num-partitions": int,  # what Flower's own examples call ``clients``
 }
 
@@ -83,6 +84,8 @@ def own_data(node: Node, home: Path) -> tuple[Federation, int | None]:
         raise NoSamples("there is no data: --node-config needs dataset=...")
     if data.is_file(dataset) and Path(dataset).suffix != store.SUFFIX:
         return _own_file(_path(dataset), given), None
+    if "features" in given:
+        raise SettingError(f"features names columns of a table, and {dataset} is none")
     place = given.get("partition-id")
     if data.is_file(dataset):
         return _one_of(store.load(_path(dataset)), place, dataset)
@@ -104,7 +107,8 @@ def own_data(node: Node, home: Path) -> tuple[Federation, int | None]:
 
 def _own_file(path: Path, given: Mapping[str, Any]) -> Federation:
     """All samples of a file, a quarter of them for tests."""
-    pool = pool_from_file(path, client_column=None, label_column=given.get("label-column"), features=None)
+    features = [each.strip() for each in given["features"].split(",")] if "features" in given else None
+    pool = pool_from_file(path, client_column=None, label_column=given.get("label-column"), features=features)
     if pool.owners and len(pool.owners) > 1:
         raise SettingError(f"{path} holds the samples of {len(pool.owners)} clients: give each node its own file")
     rows = np.arange(len(pool.y))

@@ -23,6 +23,7 @@ INTRODUCTION = {
     "shape": [COUNT],
     "classes": COUNT,
     "labels": Maybe([str]),
+    "features": Maybe([str]),
     "words": Maybe(COUNT),
     "vocabulary": Maybe(str),
     "train": COUNT,
@@ -31,25 +32,45 @@ INTRODUCTION = {
 """What a client says of itself when it is first asked."""
 
 MEMBER = {name: INTRODUCTION[name] for name in ("client", "name", "train", "test")}
-SCHEMA = {name: INTRODUCTION[name] for name in ("dataset", "shape", "classes", "labels", "words", "vocabulary")}
+_OF_DATA = ("dataset", "shape", "classes", "labels", "features", "words", "vocabulary")
+SCHEMA = {name: INTRODUCTION[name] for name in _OF_DATA}
+_REMEDIES = {
+    **dict.fromkeys(("classes", "labels"), "; set classes= or labels= in the run config"),
+    "features": "; name the columns in that order with features= in its node config",
+}
 _LARGEST = 2**24  # numbers in a sample, words, or samples of a client
 _PAUSE = 300.0  # seconds until a node that could not take part is asked again
 _MOST_CLIENTS = 10**6
 
 
 def _differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """In what two clients' data are not alike, if they are not. What they call them does not matter."""
-    return next((name for name in SCHEMA if name != "dataset" and one[name] != other[name]), None)
+    """In what two clients' data are not alike, if they are not.
+
+    What they call them does not matter, and arrays, whose numbers have no names, may go with tables.
+    """
+
+    def alike(name: str) -> bool:
+        unnamed = name == "features" and None in (one[name], other[name])
+        return name == "dataset" or unnamed or one[name] == other[name]
+
+    return next((name for name in SCHEMA if not alike(name)), None)
+
+
+def _most_common(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The one that most of them are like."""
+    return max(schemas, key=lambda one: sum(_differs(one, other) is None for other in schemas))
 
 
 def _impossible(facts: Mapping[str, Any]) -> str | None:
     """Why nobody can be as this client says it is, if nobody can."""
     if not facts["train"]:
         return "it has no training samples"
-    shape, words, labels = facts["shape"], facts["words"], facts["labels"]
+    shape, words, labels, features = (facts[name] for name in ("shape", "words", "labels", "features"))
     largest = max(math.prod(shape), facts["train"], facts["test"], words or 0)
     if not shape or len(shape) > 8 or 0 in shape or words == 0 or largest > _LARGEST:
         return f"its samples cannot be used: {facts['train']} of shape {shape}"
+    if features is not None and shape != [len(features)]:
+        return f"its samples cannot be used: they have shape {shape}, and names for {len(features)} numbers"
     if not 1 <= facts["classes"] <= MOST_CLASSES or (labels is not None and len(labels) != facts["classes"]):
         return f"its labels cannot be used: there are {facts['classes']}"
     return "its identity is too long to be one" if len(facts["client"]) > 100 else None
@@ -80,6 +101,7 @@ class Description:
     shape: tuple[int, ...]
     classes: int
     labels: tuple[str, ...] | None
+    features: tuple[str, ...] | None
     word_count: int | None
     clients: int
     train_samples: int = 0
@@ -182,8 +204,10 @@ class Roster:
         """What most of the first clients' data are like is what all must be like."""
         schemas = [{name: facts[name] for name in SCHEMA} for facts in said if not _impossible(facts)]
         if schemas:
-            alike = [sum(_differs(one, other) is None for other in schemas) for one in schemas]
-            self.schema = schemas[int(np.argmax(alike))]
+            self.schema = _most_common(schemas)
+            named = [one for one in schemas if one["features"] is not None and _differs(one, self.schema) is None]
+            if named:  # arrays go with any names, but not with several
+                self.schema = _most_common(named)
 
     def _fits(self, facts: Mapping[str, Any]) -> None:
         """Refuses a client whose data cannot be, or are not like those of the others."""
@@ -193,7 +217,7 @@ class Roster:
         assert self.schema is not None
         name = _differs(facts, self.schema)
         if name:
-            remedy = "; set classes= or labels= in the run config" if name in ("classes", "labels") else ""
+            remedy = _REMEDIES.get(name, "")
             found, expected = (str(each[name])[:200] for each in (facts, self.schema))
             raise SettingError(f"its data are not like the others': {name} {found}, not {expected}{remedy}")
 
@@ -222,6 +246,7 @@ class Roster:
             tuple(schema["shape"]),
             schema["classes"],
             None if schema["labels"] is None else tuple(schema["labels"]),
+            None if schema["features"] is None else tuple(schema["features"]),
             schema["words"],
             self.clients,
             int(self.sizes("train").sum()),

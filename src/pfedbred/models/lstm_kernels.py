@@ -35,15 +35,13 @@ except ImportError:
 
 _ROWS = 32  # samples of a program
 _WIDEST = 64  # h for which the four parts of W_h fit into registers
-_OLDEST = 8.0  # NVIDIA's compute capability for which there is Triton
+_TRIED = "9.0"  # NVIDIA's compute capability of an H100 or H200; other GPUs may lack the memory that these need
 
 
 def usable(weights: Tree) -> bool:
     """Whether this machine's GPU can run them, with weights of this kind."""
-    capability = getattr(jax.devices()[0], "compute_capability", "")
-    recent = capability.replace(".", "", 1).isdigit() and float(capability) >= _OLDEST
-    recurrent = weights["recurrent"]
-    return _IN_JAX and recent and recurrent.dtype == jnp.float32 and recurrent.shape[2] <= _WIDEST
+    recurrent, capability = weights["recurrent"], getattr(jax.devices()[0], "compute_capability", None)
+    return _IN_JAX and capability == _TRIED and recurrent.dtype == jnp.float32 and recurrent.shape[2] <= _WIDEST
 
 
 @jax.custom_vjp
