@@ -9,8 +9,9 @@ import pytest
 from conftest import small_federation
 
 import pfedbred
-from pfedbred import paper, priors
+from pfedbred import keeping, paper, priors
 from pfedbred.algorithms import factory
+from pfedbred.engine import Simulation
 from pfedbred.paper import columns, complexity, figures, printed, tables, tuned
 from pfedbred.paper.columns import Column
 from pfedbred.paper.deviation import deviation, deviations
@@ -69,8 +70,8 @@ def test_columns_have_the_papers_settings():
 
 def test_a_table_is_run_once_and_goes_on_where_it_stopped(call, small, tmp_path, monkeypatch):
     ran = []
-    real = pfedbred.paper.table.run
-    monkeypatch.setattr(pfedbred.paper.table, "run", lambda **given: (ran.append(1), real(**given))[1])
+    real = keeping.run_into
+    monkeypatch.setattr(keeping, "run_into", lambda *given: (ran.append(1), real(*given))[1])
     options = ("paper", "table2", "--columns", "digits", "--seeds", "2", "--out", "here")
     code, out, err = call(*options, "--rows", "fedavg")
     assert code == 0, err
@@ -100,6 +101,52 @@ def test_a_table_is_run_once_and_goes_on_where_it_stopped(call, small, tmp_path,
     assert "was made with other settings (rounds 3, not 2)" in err.replace("eval_every 1, not 1, ", "")
     assert len(ran) == 2
     assert not list((tmp_path / "here").rglob("*.part"))
+
+
+def figures_of(out):
+    """What a cell says, but for when and where it was run."""
+    (file,) = out.rglob("cells/*/*/*.json")
+    return {name: value for name, value in json.loads(file.read_text()).items() if name in ("rounds", "G", "P", "data")}
+
+
+def test_a_cell_goes_on_where_it_was_killed(call, small, tmp_path, monkeypatch):
+    options = ("paper", "table2", "--columns", "digits", "--rows", "mg-meta", "--rounds", "12", "--seeds", "2", "--out")
+    assert call(*options, "whole")[0] == 0
+    for name in ("_AUTOMATIC", "_SHARE", "_SLICE"):
+        monkeypatch.setattr(keeping, name, 0)  # a checkpoint after every round
+    advanced = []
+    real = Simulation.advance
+
+    def advance(self, states, rounds):
+        if len(advanced) == 5:
+            raise RuntimeError("killed")
+        advanced.append(rounds)
+        return real(self, states, rounds)
+
+    monkeypatch.setattr(Simulation, "advance", advance)
+    with pytest.raises(RuntimeError, match="killed"):
+        paper.ARTIFACTS["table2"].make(
+            paper.Request(tmp_path / "parts", paper.Federations(), ["digits"], ["mg-meta"], 2, 12)
+        )
+    assert sum(advanced) == 5
+    assert (tmp_path / "parts" / "cells" / "table2" / "digits" / "mg-meta.run").is_dir()
+    advanced[:] = [0] * 6  # no more of that
+    code, _, err = call(*options, "parts")
+    assert code == 0, err
+    assert sum(advanced) == 12 - 5
+    assert figures_of(tmp_path / "parts") == figures_of(tmp_path / "whole")
+    assert not list(tmp_path.rglob("*.run"))
+
+
+def test_a_table_stops_in_time(call, small, tmp_path):
+    """A time limit, and the same command again."""
+    options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--rounds", "6", "--seeds", "1", "--out")
+    assert call(*options, "whole")[0] == 0
+    code, out, err = call(*options, "parts", "--time-limit", "1s")
+    assert code == 75, err
+    assert "table2 digits fedavg: stopped (time limit) after round 1 of 6\nto go on: the same command" in out
+    assert call(*options, "parts")[0] == 0
+    assert figures_of(tmp_path / "parts") == figures_of(tmp_path / "whole")
 
 
 def test_measured_stands_beside_printed_with_the_difference():
@@ -279,7 +326,7 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
 
     monkeypatch.setattr(figures, "run", no_more)
     monkeypatch.setattr(figures, "sweep", no_more)
-    monkeypatch.setattr(pfedbred.paper.table, "run", no_more)
+    monkeypatch.setattr(keeping, "run_into", no_more)
     for name in pictures:
         assert call("paper", name, *rest, *rows.get(name, ()))[0] == 0
 

@@ -8,8 +8,10 @@ from typing import Annotated, Optional
 
 import typer
 
-from pfedbred import paper
+from pfedbred import console, paper
+from pfedbred.cli_run import TimeLimit
 from pfedbred.errors import SettingError, nearest
+from pfedbred.stopping import CODES, Stopped, Stopping, process_begun, seconds
 
 
 def paper_command(
@@ -34,6 +36,7 @@ def paper_command(
         Optional[Path],  # noqa: UP045
         typer.Option(help="folder of prepared federations such as mnist-paper.fed, used where they exist"),
     ] = None,
+    time_limit: TimeLimit = None,
     list_: Annotated[bool, typer.Option("--list", help="show what can be made, and stop")] = False,
 ) -> None:
     """Make a table or a figure of the paper. What is done already is not done again."""
@@ -52,6 +55,7 @@ def paper_command(
         raise SettingError(f"cannot make the folder {out}: {problem.strerror}") from None
     if not os.access(out, os.W_OK):
         raise SettingError(f"cannot write into {out}: permission denied")
+    stopping = Stopping(seconds(time_limit) if time_limit else None, process_begun())
     request = paper.Request(
         out,
         paper.Federations(data_dir, federations),
@@ -60,8 +64,14 @@ def paper_command(
         seeds=seeds,
         rounds=rounds,
         say=lambda line: print(line, flush=True),
+        progress=console.progress,
+        stopping=stopping,
     )
-    paper.ARTIFACTS[name].make(request)
+    try:
+        paper.ARTIFACTS[name].make(request)
+    except Stopped as stopped:
+        print(f"{stopped}\nto go on: the same command")
+        raise typer.Exit(CODES[stopped.reason]) from None
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -42,6 +42,7 @@ class Keeping:
       resume: whether to go on with the run that is in the folder.
       overwrite: whether to replace runs below the folder.
       models: whether to keep the trained models; None if they are small.
+      outcome: whether to write what a finished run leaves: its summary, pictures, models.
       source: the folder to go on from, if it is not the one that is written into.
       warn: told of what is amiss.
     """
@@ -51,6 +52,7 @@ class Keeping:
     resume: bool = False
     overwrite: bool = False
     models: bool | None = None
+    outcome: bool = True
     source: Path | None = None
     warn: Callable[[str], None] = print
 
@@ -214,7 +216,7 @@ def run_into(folder: Path, prepared: Prepared, observe: Callable[[Point], None],
             metrics.settle()
         finally:
             metrics.close()
-        if not done.stopped:
+        if keeping.outcome and not done.stopped:
             try:
                 _write_outcome(folder, done, keeping.models)
             except SettingError as problem:

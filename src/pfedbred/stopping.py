@@ -18,6 +18,15 @@ CODES = {"interrupted": 128 + signal.SIGINT, "terminated": 128 + signal.SIGTERM,
 """Why a run stopped, and with which code the command then ends; 75 is the usual one for "try again later"."""
 
 
+class Stopped(Exception):
+    """Something was stopped before its end; what is said is how far it came."""
+
+    def __init__(self, reason: str, how_far: str) -> None:
+        """``reason`` is one of CODES."""
+        super().__init__(how_far)
+        self.reason = reason
+
+
 class Stopping:
     """Asked between rounds whether it is time to stop.
 

@@ -68,7 +68,9 @@ def draw_hyper(request: Request) -> None:
         experiment = ALL[column].experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
 
         def measure(experiment: Experiment = experiment, column: str = column) -> dict[str, Any]:
-            return records.sweep_facts(sweep(experiment, HYPER_GRID, federation=request.federations.of(ALL[column])))
+            federation = request.federations.of(ALL[column])
+            with request.progress(f"hyper {column}") as advance:
+                return records.sweep_facts(sweep(experiment, HYPER_GRID, federation=federation, observe=advance))
 
         facts, _ = remembered(path, {**fingerprint(experiment.resolved()), "grid": HYPER_GRID}, measure, records.SWEEP)
         records.check_sweep(facts, path)

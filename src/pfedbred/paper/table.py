@@ -2,29 +2,32 @@
 
 Each cell is a run over all seeds and leaves a file, ``cells/TABLE/COLUMN/ROW.json``. A cell whose file says that it was
 run with the same settings is not run again, so that an interrupted table goes on where it stopped, and so that its
-parts can be run on different days.
+parts can be run on different days. While a cell is run there is a folder ``ROW.run`` beside it with its checkpoints.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred import reading, records
+from pfedbred import keeping, reading, records
 from pfedbred.engine.health import stalled
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment import Experiment
+from pfedbred.experiment import Experiment, Prepared
 from pfedbred.paper.columns import ALL, Column, Federations
 from pfedbred.paper.printed import Printed
 from pfedbred.reading import COUNT, NUMBER, Maybe, Some
-from pfedbred.running import Run, run
+from pfedbred.running import Run
+from pfedbred.stopping import Stopped, Stopping
 
 _CURVE = 100  # points of a curve that are kept
 
@@ -57,9 +60,14 @@ class Table:
     models: Mapping[str, str] = field(default_factory=dict)
 
 
+@contextmanager
+def _silently(what: str) -> Iterator[Callable[[int, int], None]]:
+    yield lambda done, total: None
+
+
 @dataclass(frozen=True)
 class Request:
-    """What was asked for: where to write, which parts, how long."""
+    """What was asked for: where to write, which parts, how long; and who is told of it and may stop it."""
 
     out: Path
     federations: Federations
@@ -68,6 +76,8 @@ class Request:
     seeds: int = 5
     rounds: int | None = None
     say: Callable[[str], None] = print
+    progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _silently
+    stopping: Stopping | None = None
 
 
 class Cell(NamedTuple):
@@ -127,20 +137,37 @@ def run_cell(table: Table, column_name: str, row_name: str, request: Request) ->
     column, row = ALL[column_name], table.rows[row_name]
     experiment = column.experiment(row.algorithm, seeds=request.seeds, rounds=request.rounds, **row.options)
     file = cell_file(table, column_name, row_name, request.out)
+    work = file.with_suffix(".run")
 
     def measure() -> dict[str, Any]:
         federation = request.federations.of(column)
         asked = "aggregated" in row.options  # a row that is about their number has just that, or cannot be had
-        finished = run(prepared=(experiment if asked else column.fitted(experiment, federation)).prepare(federation))
+        prepared = (experiment if asked else column.fitted(experiment, federation)).prepare(federation)
+        finished = _run(prepared, work, f"{table.name} {column_name} {row_name}", request)
         facts = {"column": column_name, "row": row_name, "data": federation.facts}
-        return {**facts, "aggregated": finished.experiment.aggregated, **_measured(finished)}
+        seconds = {"seconds": round(finished.total_seconds, 1)}
+        return {**facts, "aggregated": finished.experiment.aggregated, **seconds, **_measured(finished)}
 
     record, new = remembered(file, fingerprint(experiment.resolved()), measure, CELL)
+    shutil.rmtree(work, ignore_errors=True)  # its checkpoints are of no more use
     if request.federations.given and record.get("data", {}) not in ({}, request.federations.of(column).facts):
         raise SettingError(f"{file} is of other data, {record['data']}: choose another --out, or remove it")
     time_ = f"{record['seconds']:.0f} s" if new else "done before"
     request.say(f"{table.name} {column_name} {row_name}: {_figures(record)}, {time_}")
     return record
+
+
+def _run(prepared: Prepared, folder: Path, name: str, request: Request) -> Run:
+    """Runs an experiment, from where it stopped if that is in the folder."""
+    rounds = prepared.experiment.rounds
+    stopping = request.stopping or Stopping()
+    how = keeping.Keeping(resume=True, outcome=False, stopping=stopping, warn=request.say)
+    listening = stopping.listening() if request.stopping else nullcontext()
+    with keeping.opened(folder, resume=True), listening, request.progress(name) as advance:
+        done = keeping.run_into(folder, prepared, lambda point: advance(point.round, rounds), how)
+    if done.stopped:
+        raise Stopped(done.stopped, f"{name}: stopped ({done.stopped}) after round {done.round} of {rounds}")
+    return done
 
 
 def remembered(
@@ -161,10 +188,11 @@ def remembered(
             raise SettingError(f"{file} was made with other settings ({words}): choose another --out, or remove it")
         return done, False
     begun = time.perf_counter()
+    measured = measure()
     record = {
-        **measure(),
-        "fingerprint": wanted,
         "seconds": round(time.perf_counter() - begun, 1),
+        **measured,
+        "fingerprint": wanted,
         "revision": records.revision(),
         "platform": records.platform_facts(),
     }

@@ -55,7 +55,8 @@ def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
 
     def measure() -> dict[str, Any]:
         federation = request.federations.of(column).validation(_FRACTION, _SEED)
-        return records.sweep_facts(sweep(experiment, grid, federation=federation))
+        with request.progress(f"tuning {column_name} {name}") as advance:
+            return records.sweep_facts(sweep(experiment, grid, federation=federation, observe=advance))
 
     file = request.out / "cells" / "tuning" / column_name / f"{name}.json"
     wanted = {**fingerprint(experiment.resolved()), "grid": grid, "validation": [_FRACTION, _SEED]}
