@@ -237,9 +237,9 @@ def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_pat
     seen = []
     real = tuned.sweep
 
-    def watched(*given, federation):
+    def watched(*given, federation, **more):
         seen.append(federation)
-        return real(*given, federation=federation)
+        return real(*given, federation=federation, **more)
 
     monkeypatch.setattr(tuned, "sweep", watched)
     options = ("paper", "tuned", "--columns", "digits", "--rows", "pfedme", "--seeds", "1", "--out", "here")
