@@ -10,7 +10,7 @@ from test_models import KEY, LENGTHS, as_numpy, numpy_lstm, sentences
 
 from pfedbred import models
 from pfedbred.models import lstm_kernels
-from pfedbred.models.lstm import scanned
+from pfedbred.models.lstm import _layer_init, scanned
 from pfedbred.types import Words
 
 
@@ -22,17 +22,11 @@ def by_kernels(monkeypatch):
 
 def a_layer(hidden, inputs, batch, time=5, clients=3):
     """Weights, inputs and lengths of a layer, for each client."""
-    keys = jax.random.split(KEY, 6)
-    shapes = {
-        "input": (2, 4 * hidden, inputs),
-        "recurrent": (2, 4 * hidden, hidden),
-        "input_bias": (2, 4 * hidden),
-        "recurrent_bias": (2, 4 * hidden),
-    }
-    draw = lambda key, shape: 0.5 * jax.random.normal(key, (clients, *shape), jnp.float64)  # noqa: E731
-    weights = {name: draw(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=False)}
-    length = jax.random.randint(keys[5], (clients, batch), 0, time + 1)
-    return weights, draw(keys[4], (time, batch, inputs)), length
+    keys = jax.random.split(KEY, 3)
+    start = jax.vmap(lambda key: _layer_init(key, inputs, hidden, jnp.float64))
+    weights = start(jax.random.split(keys[0], clients))
+    x = jax.random.normal(keys[1], (clients, time, batch, inputs), jnp.float64)
+    return weights, x, jax.random.randint(keys[2], (clients, batch), 0, time + 1)
 
 
 def gradients(layer, weights, x, length):
