@@ -19,7 +19,7 @@ from test_mutated_files import GIGABYTE, data_bytes
 from test_store import images
 
 import pfedbred
-from pfedbred import exports, npy, priors, reading, records
+from pfedbred import console, exports, metrics, npy, priors, reading, records
 from pfedbred.data import store
 
 PROMISE = 10**12
@@ -224,6 +224,22 @@ def test_yaml_still_reads_what_it_should(tmp_path):
 )
 def test_json_is_only_json(text):
     refused(lambda: reading.parse_json(text, "x.json"), "cannot read x.json")
+
+
+@pytest.mark.parametrize("times", [None, "often", [], -1, 0.5, True])
+def test_counts_by_name_are_counts(times):
+    """Who was left out, and how often: it is added up and put in order."""
+    reading.expect([{"a": 3}, {}], [reading.Each(reading.COUNT)], "x.json")
+    refused(lambda: reading.expect([{"a": times}], [reading.Each(reading.COUNT)], "x.json"), "must be a whole number")
+    for shapes in (records.FINISHED, metrics._POINT):
+        refused(lambda shapes=shapes: reading.expect([{"b": times}], shapes["left_out"], "x"), "must be a whole number")
+
+
+def test_an_outcome_without_a_deviation_is_shown():
+    """One run's summary may be edited, or of another version."""
+    assert console._percent({"mean": 0.5, "std": None}, 2) == "50.00"
+    assert console._percent({"mean": 0.5, "std": 0.25}, 2) == "50.00 ± 25.00"
+    assert console._percent({"mean": None, "std": 0.25}, 2) == "-"
 
 
 def test_a_large_experiment_file_is_refused_unread(tmp_path):

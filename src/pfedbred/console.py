@@ -238,4 +238,5 @@ def _explained(summary: dict[str, Any]) -> str:
 def _percent(cell: dict[str, Any], seeds: int) -> str:
     if cell["mean"] is None:
         return "-"
-    return f"{100 * cell['mean']:.2f}" + (f" ± {100 * cell['std']:.2f}" if seeds > 1 else "")
+    spread = f" ± {100 * cell['std']:.2f}" if seeds > 1 and cell["std"] is not None else ""
+    return f"{100 * cell['mean']:.2f}{spread}"

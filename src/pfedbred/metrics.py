@@ -15,7 +15,7 @@ from pfedbred import reading
 from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.health import Health
 from pfedbred.errors import SettingError
-from pfedbred.reading import COUNT, NUMBER, Maybe
+from pfedbred.reading import COUNT, NUMBER, Each, Maybe
 from pfedbred.running import Point
 
 
@@ -106,7 +106,7 @@ _POINT = {
     "seconds": NUMBER,
     "global": {"train": _SCORES, "test": _SCORES},
     "personal": {"train": _SCORES, "test": _SCORES},
-    "left_out": [dict],
+    "left_out": [Each(COUNT)],
     "skipped": [COUNT],
     "skipped_in_row": [COUNT],
 }
@@ -117,8 +117,7 @@ def _point(line: Mapping[str, Any]) -> Point:
         train, test = (Scores(*(_array(of[part][name]) for name in Scores._fields)) for part in ("train", "test"))
         return ModelScores(train, test)
 
-    left_out = [{name: times for name, times in seed.items() if isinstance(times, int)} for seed in line["left_out"]]
-    health = Health(left_out, line["skipped"], line["skipped_in_row"])
+    health = Health(line["left_out"], line["skipped"], line["skipped_in_row"])
     return Point(line["round"], line["seconds"], Evaluation(model(line["global"]), model(line["personal"])), health)
 
 

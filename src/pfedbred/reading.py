@@ -151,6 +151,12 @@ class Some(NamedTuple):
     shape: Any
 
 
+class Each(NamedTuple):
+    """Names, whatever they are, with values of that shape."""
+
+    shape: Any
+
+
 NUMBER, FRACTION, COUNT = "a number", "a number from 0 to 1", "a whole number from 0"
 _WORDS = {str: "a text", dict: "names with values", bool: "true or false"}
 
@@ -159,7 +165,7 @@ def expect(value: Any, shape: Any, where: Any, what: str = "its content") -> Non
     """Refuses a value that does not look like ``shape``, naming the part that does not.
 
     A shape is a class; NUMBER, FRACTION or COUNT; a list with the shape of all entries; a dict with the shapes of the
-    entries that must be there, beside which there may be others; a Maybe or a Some.
+    entries that must be there, beside which there may be others; a Maybe, a Some or an Each.
     """
     if isinstance(shape, Maybe):
         if value is not None:
@@ -170,6 +176,9 @@ def expect(value: Any, shape: Any, where: Any, what: str = "its content") -> Non
             if name not in value:
                 raise SettingError(f"{where} is damaged, or of another version: {what} has no {name!r}")
             expect(value[name], inner, where, repr(name))
+    elif isinstance(shape, Each):
+        _must(isinstance(value, Mapping), what, "names with values", value, where)
+        expect(list(value.values()), [shape.shape], where, what)
     elif isinstance(shape, list):
         _must(isinstance(value, list), what, "a list", value, where)
         for each in value:

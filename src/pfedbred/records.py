@@ -32,7 +32,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.engine import StreamedSimulation
 from pfedbred.errors import SettingError, is_file_name
 from pfedbred.experiment import Experiment
-from pfedbred.reading import COUNT, FRACTION, NUMBER, Maybe, Some
+from pfedbred.reading import COUNT, FRACTION, NUMBER, Each, Maybe, Some
 from pfedbred.running import Run
 from pfedbred.sweep import Sweep
 
@@ -307,7 +307,7 @@ FINISHED = {
     "rounds": COUNT,
     "newcomers": Maybe({"clients": COUNT, "global": _OVER_SEEDS, "personal": Some(_OVER_SEEDS)}),
     "scored": Maybe({"clients": COUNT, "took_part": Some(COUNT)}),
-    "left_out": [dict],
+    "left_out": [Each(COUNT)],
     "skipped_rounds": [COUNT],
     "diverged": Maybe(COUNT),
 }
