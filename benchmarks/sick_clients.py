@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -25,13 +26,15 @@ from pfedbred.engine import health
 from pfedbred.engine import round as round_module
 
 
-def careless() -> contextlib.ExitStack:
+@contextlib.contextmanager
+def careless() -> Iterator[None]:
     """While it is open, programs are compiled that take everybody for sound."""
-    patches = contextlib.ExitStack()
     sound = health.Vitals(jnp.float32(1), jnp.float32(1))
-    patches.enter_context(mock.patch.object(health, "examine", return_value=sound))
-    patches.enter_context(mock.patch.object(round_module, "_either", lambda condition, this, that: this()))
-    return patches
+    with (
+        mock.patch.object(health, "examine", return_value=sound),
+        mock.patch.object(round_module, "_either", lambda condition, this, that: this()),
+    ):
+        yield
 
 
 def main(models: str = "mclr,dnn", rounds: int = 20, repeats: int = 9) -> None:

@@ -1,5 +1,6 @@
 """docs/deploy.md: its commands work as they stand. And the small commands around a federation."""
 
+import io
 import json
 import os
 import re
@@ -217,8 +218,52 @@ def test_columns_are_found_by_name(tmp_path):
     for columns in (["dose", "age", "label"], ["row", "label", "dose", "client", "age"], ["dose", "age"]):
         done = command("predict", model, write("other.csv", columns))
         assert done.stdout.split() == expected, columns
+    everything = write("everything.csv", ["dose", "row", "age", "label", "client"])
+    for chosen in ((), ("--features", "dose,age")):
+        other = tmp_path / f"other-{len(chosen)}.fed"
+        assert command("data", "prepare", everything, "--out", other, *chosen).exit_code == 0
+        done = command("predict", model, other)
+        assert "labels are those in the file" in done.stderr
+        right = int(re.search(r": (\d+) of 20 labels", done.stderr)[1])
+        assert right == int(re.search(r": (\d+) of 20 labels", command("predict", model, prepared).stderr)[1])
     problem = str(command("predict", model, write("less.csv", ["age", "row", "label"])).exception)
     assert "less.csv has no column 'dose', which the model needs; it has age, row, label" in problem
+    problem = str(command("predict", model, training, "--label-column", "dose").exception)
+    assert "the column 'dose' is one of the model's inputs" in problem
+
+
+def test_an_input_is_not_taken_for_the_label(tmp_path):
+    """Though it is called y."""
+    rows = "".join(f"{i % 5},{3 * (i % 2)},{i % 2},{i // 20}\n" for i in range(40))
+    (tmp_path / "xy.csv").write_text("x,y,outcome,client\n" + rows)
+    options = ("--label-column", "outcome", "--out", tmp_path / "xy.fed")
+    assert command("data", "prepare", tmp_path / "xy.csv", *options).exit_code == 0
+    assert command("run", "--dataset", tmp_path / "xy.fed", "--rounds", "2", "--out", tmp_path / "run").exit_code == 0
+    assert command("export", tmp_path / "run").exit_code == 0
+    done = command("predict", tmp_path / "run" / "global.safetensors", tmp_path / "xy.csv")
+    assert len(done.stdout.split()) == 40
+    assert "labels are those in the file" not in done.stderr
+
+
+def test_a_column_of_images_is_found_by_name(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'pfedbred[data]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    image = pytest.importorskip("PIL.Image")
+    cells = []
+    for i in range(24):
+        file = io.BytesIO()
+        image.fromarray(np.full((4, 4), 200 * (i % 2), np.uint8)).save(file, "PNG")
+        cells.append({"bytes": file.getvalue(), "path": None})
+    table = {"id": list(range(24)), "picture": cells, "label": [i % 2 for i in range(24)], "client": [0, 1] * 12}
+    table["client"] = [i // 12 for i in range(24)]
+    parquet.write_table(pyarrow.table(table), tmp_path / "p.parquet")
+    options = ("--features", "picture", "--out", tmp_path / "p.fed")
+    assert command("data", "prepare", tmp_path / "p.parquet", *options).exit_code == 0
+    assert command("run", "--dataset", tmp_path / "p.fed", "--rounds", "2", "--out", tmp_path / "run").exit_code == 0
+    assert command("export", tmp_path / "run").exit_code == 0
+    done = command("predict", tmp_path / "run" / "global.safetensors", tmp_path / "p.parquet")
+    assert done.exit_code == 0, done.exception
+    assert "of 24 labels are those in the file" in done.stderr
 
 
 # A client's own data ------------------------------------------------------------------------------------------------
@@ -267,5 +312,13 @@ def test_a_node_may_order_its_columns(tmp_path):
     other, _ = local.own_data(local.node({**own, "features": "z, x"}, 1), tmp_path)
     assert (plain.features, other.features) == (("x", "z"), ("z", "x"))
     np.testing.assert_array_equal(plain.train.x, other.train.x[:, ::-1])
+    pfedbred.data.store.save(plain, tmp_path / "a.fed")
+    again, _ = local.own_data(local.node({"dataset": str(tmp_path / "a.fed"), "features": "z,x"}, 1), tmp_path)
+    assert again.features == ("z", "x")
+    np.testing.assert_array_equal(again.train.x, other.train.x)
+    np.testing.assert_allclose(again.shift, other.shift)
+    np.testing.assert_allclose(again.scale, other.scale)
+    with pytest.raises(SettingError, match=r"a.fed has no column 'w', only 'x', 'z'"):
+        local.own_data(local.node({"dataset": str(tmp_path / "a.fed"), "features": "z,w"}, 1), tmp_path)
     with pytest.raises(SettingError, match="features names columns of a table, and digits is none"):
         local.own_data(local.node({"dataset": "digits", "features": "x"}, 1), tmp_path)

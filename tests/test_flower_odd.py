@@ -175,14 +175,33 @@ def test_columns_in_another_order_are_noticed():
     """Models know columns by their places. Arrays, whose columns have no names, are taken at their word."""
     said = []
     roster = Roster(None, said.append)
-    orders = {"a": ["age", "dose"], "b": ["dose", "age"], "c": ["age", "dose"], "d": None, "e": ["age"]}
+    orders = {"a": ["age", "dose"], "b": ["dose", "age"], "c": ["age", "dose"], "d": None, "e": ["a", "b", "c"]}
     facts = [{**FACTS, "client": name, "name": name, "number": None, "features": own} for name, own in orders.items()]
     roster.welcome(dict(enumerate(facts)))
     assert [member.name for member in roster.members.values()] == ["a", "c", "d"]
-    assert "features ['dose', 'age'], not ['age', 'dose']; name the columns in that order with features=" in said[0]
-    assert "they have shape [2], and names for 1 numbers" in said[1]
+    assert "column 0 dose, not age; name the columns in the others' order with features=" in said[0]
+    assert len(said) == 2
     roster.close()
     assert roster.description().features == ("age", "dose")
+
+
+def test_the_first_table_names_the_columns():
+    """Where those who came first had arrays."""
+    said = []
+    roster = Roster(None, said.append)
+    orders = {"array": None, "a": ["age", "dose"], "b": ["dose", "age"]}
+    for node, (name, own) in enumerate(orders.items()):
+        roster.welcome({node: {**FACTS, "client": name, "name": name, "number": None, "features": own}})
+    assert [member.name for member in roster.members.values()] == ["array", "a"]
+    assert "b does not take part" in said[0]
+
+
+def test_names_of_single_columns_do_not_matter():
+    said = []
+    roster = Roster(None, said.append)
+    facts = {**FACTS, "shape": [28, 28], "number": None}
+    roster.welcome({i: {**facts, "client": each, "name": each, "features": [each]} for i, each in enumerate("ab")})
+    assert len(roster.members) == 2
 
 
 def test_texts_need_one_vocabulary(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,13 @@ def test_a_cell_goes_on_where_it_was_killed(call, small, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.run"))
 
 
+@pytest.fixture
+def from_now(monkeypatch):
+    """Time limits count from when a command begins, as if each were a process."""
+    monkeypatch.setattr("pfedbred.cli_paper.process_begun", time.monotonic)
+
+
+@pytest.mark.usefixtures("from_now")
 def test_a_table_stops_in_time(call, small, tmp_path):
     """A time limit, and the same command again."""
     options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--rounds", "6", "--seeds", "1", "--out")
@@ -147,6 +155,18 @@ def test_a_table_stops_in_time(call, small, tmp_path):
     assert "table2 digits fedavg: stopped (time limit) after round 1 of 6\nto go on: the same command" in out
     assert call(*options, "parts")[0] == 0
     assert figures_of(tmp_path / "parts") == figures_of(tmp_path / "whole")
+    code, out, err = call(*options, "again", "--time-limit", "0.001s")
+    assert (code, "table2 digits fedavg: not begun (time limit)" in out) == (75, True), err
+
+
+@pytest.mark.usefixtures("from_now")
+def test_a_cell_begun_with_other_settings_is_left_alone(call, small, tmp_path):
+    options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--seeds", "1", "--out", "here")
+    assert call(*options, "--rounds", "6", "--time-limit", "1s")[0] == 75
+    code, _, err = call(*options, "--rounds", "5")
+    assert code == 2
+    assert "rounds 6, now 5: choose another --out, or remove that folder" in err.replace("\n", " ")
+    assert call(*options, "--rounds", "6")[0] == 0
 
 
 def test_measured_stands_beside_printed_with_the_difference():

@@ -73,7 +73,7 @@ def latest(
         except tensors.Damaged as problem:
             warn(f"{problem}; looking for the one before")
     if found:
-        raise SettingError(f"no checkpoint in {folder} is sound: start again with --overwrite")
+        raise SettingError(f"no checkpoint in {folder} is sound: start again with --overwrite, or remove the folder")
     return None
 
 

@@ -9,7 +9,6 @@ from typing import Annotated, Optional
 import typer
 
 from pfedbred import console, paper
-from pfedbred.cli_run import TimeLimit
 from pfedbred.errors import SettingError, nearest
 from pfedbred.stopping import CODES, Stopped, Stopping, process_begun, seconds
 
@@ -36,7 +35,13 @@ def paper_command(
         Optional[Path],  # noqa: UP045
         typer.Option(help="folder of prepared federations such as mnist-paper.fed, used where they exist"),
     ] = None,
-    time_limit: TimeLimit = None,
+    time_limit: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="stop before so much time has passed: 90s, 30m or 1h30m; cells are saved, other parts are finished",
+            metavar="TIME",
+        ),
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="show what can be made, and stop")] = False,
 ) -> None:
     """Make a table or a figure of the paper. What is done already is not done again."""

@@ -20,7 +20,7 @@ import numpy as np
 from pfedbred import algorithms, models, reading, records, tensors
 from pfedbred.algorithm import Algorithm, Task, exchange
 from pfedbred.data.batches import Batch, Inputs
-from pfedbred.data.federation import Federation, check_classes
+from pfedbred.data.federation import Federation, check_classes, names_fit
 from pfedbred.data.population import Population
 from pfedbred.data.text import Text
 from pfedbred.errors import SettingError
@@ -159,6 +159,8 @@ def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
     check_classes(facts["classes"], f"{path}: ")
     if not 0 < math.prod(facts["shape"]) <= _LARGEST_SAMPLE:
         raise SettingError(f"{path} is damaged: samples cannot be of shape {facts['shape']}")
+    if not names_fit(facts["features"], facts["shape"]):
+        raise SettingError(f"{path} is damaged: samples of shape {facts['shape']} are not from {facts['features']}")
     names = facts.get("client_names")
     if names is not None and len(names) != facts["clients"]:
         raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")

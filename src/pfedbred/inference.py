@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pfedbred.data import store
+from pfedbred.data.federation import columns_at
 from pfedbred.data.own import inputs_of
 from pfedbred.data.tables import Table, read_csv, read_parquet
 from pfedbred.errors import SettingError
@@ -64,7 +65,8 @@ def read_samples(path: Path, label_column: str | None = None, features: Sequence
     if path.suffix == store.SUFFIX:
         federation = store.load(path)
         test, names = federation.test, federation.labels
-        return Samples(test.x, [names[i] if names else str(i) for i in test.y])
+        places = columns_at(federation.features, features, path)
+        return Samples(test.x if places is None else test.x[:, places], [names[i] if names else str(i) for i in test.y])
     if path.suffix == ".npy":
         return Samples(read_npy(path, "samples"), None)
     if path.suffix == ".npz":
@@ -88,12 +90,16 @@ def _texts(labels: np.ndarray) -> list[str]:
 def _from_table(table: Table, path: Path, label_column: str | None, features: Sequence[str] | None) -> Samples:
     if not len(table):
         return Samples(np.zeros((0, 1)), None)
-    missing = [each for each in features or () if each not in table.columns]
+    inputs = features or ()
+    missing = [each for each in inputs if each not in table.columns]
     if missing:
         raise SettingError(
             f"{path} has no column {missing[0]!r}, which the model needs; it has {', '.join(table.columns)}"
         )
-    label = label_column or next((each for each in ("label", "y") if each in table.columns), None)
+    if label_column in inputs:
+        raise SettingError(f"the column {label_column!r} is one of the model's inputs: it cannot hold the labels")
+    guessed = (each for each in ("label", "y") if each in table.columns and each not in inputs)
+    label = label_column or next(guessed, None)
     x, _ = inputs_of(table, features or [each for each in table.columns if each not in (label, "client")], str(path))
     if label is None:
         return Samples(x, None)

@@ -61,7 +61,7 @@ class Federation:
       text: for word ids, what they stand for.
       names: of the clients, if they have any.
       labels: what the labels stand for, if it is known.
-      features: the names of the numbers in a sample, if it is a row of a table.
+      features: of a table, the columns that samples are from: one for each number, or one of images or texts.
       about: where it comes from: the source, the split and its seed, for people to read.
     """
 
@@ -151,6 +151,17 @@ class Federation:
         names = tuple(self.names[i] if self.names else str(i) for i in clients)
         return dataclasses.replace(self, train=self.train.take(clients), test=self.test.take(clients), names=names)
 
+    def ordered(self, features: Sequence[str], where: str) -> Federation:
+        """With these columns, in this order."""
+        places = columns_at(self.features, features, where)
+        if places is None:
+            return self
+        train, test = (split._replace(x=split.x[:, places]) for split in (self.train, self.test))
+        shift, scale = (
+            None if each is None else np.broadcast_to(each, self.shape)[places] for each in (self.shift, self.scale)
+        )
+        return dataclasses.replace(self, train=train, test=test, shift=shift, scale=scale, features=tuple(features))
+
     def client_name(self, i: int) -> str:
         """For messages: the client's number, and its name if it has one."""
         return f"client {i} ({self.names[i]!r})" if self.names else f"client {i}"
@@ -216,8 +227,8 @@ def check(federation: Federation, where: str = "") -> None:
     for what, texts, count in (("clients", federation.names, clients), ("labels", federation.labels, classes)):
         if texts is not None and len(texts) != count:
             raise SettingError(f"{where}there are {count} {what}, and names for {len(texts)}")
-    if federation.features is not None and federation.shape != (len(federation.features),):
-        raise SettingError(f"{where}samples have shape {federation.shape}, and names for {len(federation.features)}")
+    if not names_fit(federation.features, federation.shape):
+        raise SettingError(f"{where}samples of shape {federation.shape} are not from {federation.features}")
     if not federation.shape or 0 in federation.shape:
         raise SettingError(f"{where}samples have shape {federation.shape}: there is nothing in them")
     for part, split in (("training", federation.train), ("test", federation.test)):
@@ -244,6 +255,21 @@ def check(federation: Federation, where: str = "") -> None:
             if len(wrong):
                 place = _place(federation, split, int(wrong[0]))
                 raise SettingError(f"{where}{place} of the {part} set has a word id that is not 0 to {text.count - 1}")
+
+
+def names_fit(features: Sequence[str] | None, shape: Sequence[int]) -> bool:
+    """Whether samples of that shape can be from these columns."""
+    return features is None or len(features) == 1 or tuple(shape) == (len(features),)
+
+
+def columns_at(have: Sequence[str] | None, wanted: Sequence[str] | None, where: object) -> list[int] | None:
+    """Where the wanted columns are among those there are; None if they are in their places, or have no names."""
+    if have is None or wanted is None or list(have) == list(wanted) or len(have) == len(wanted) == 1:
+        return None
+    for name in wanted:
+        if name not in have:
+            raise SettingError(f"{where} has no column {name!r}, only {', '.join(map(repr, have))}")
+    return [list(have).index(name) for name in wanted]
 
 
 MOST_CLASSES = 100_000

@@ -177,7 +177,7 @@ def _pool_from_table(
         owner=owner,
         owners=owners,
         labels=labels or None,
-        features=tuple(chosen) if normalise is standardise else None,
+        features=tuple(chosen),
         normalise=normalise,
         origin=table.origin,
     )

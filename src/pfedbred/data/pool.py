@@ -29,7 +29,7 @@ class Pool:
       owners: the names of those clients.
       is_test: the source's own test samples, if it divides them itself.
       labels: what the labels stand for.
-      features: the names of the numbers in a sample, if it is a row of a table.
+      features: of a table, the columns that samples are from.
       normalise: how samples become inputs.
       origin: for messages about a row: where the samples were read.
       raw: whether LEAF's sampling is still to be done.

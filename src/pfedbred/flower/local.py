@@ -84,11 +84,14 @@ def own_data(node: Node, home: Path) -> tuple[Federation, int | None]:
         raise NoSamples("there is no data: --node-config needs dataset=...")
     if data.is_file(dataset) and Path(dataset).suffix != store.SUFFIX:
         return _own_file(_path(dataset), given), None
-    if "features" in given:
-        raise SettingError(f"features names columns of a table, and {dataset} is none")
     place = given.get("partition-id")
     if data.is_file(dataset):
-        return _one_of(store.load(_path(dataset)), place, dataset)
+        own, place = _one_of(store.load(_path(dataset)), place, dataset)
+        if "features" in given and own.features is None:
+            raise SettingError(f"features names columns of a table, and {dataset} does not say of which it is")
+        return own.ordered(_features(given) or own.features or (), dataset), place
+    if "features" in given:
+        raise SettingError(f"features names columns of a table, and {dataset} is none")
     kept = home / f"data-{_digest(given)}{store.SUFFIX}"  # to split a dataset takes its time, and may need a network
     if kept.exists():
         return store.load(kept), place
@@ -107,14 +110,18 @@ def own_data(node: Node, home: Path) -> tuple[Federation, int | None]:
 
 def _own_file(path: Path, given: Mapping[str, Any]) -> Federation:
     """All samples of a file, a quarter of them for tests."""
-    features = [each.strip() for each in given["features"].split(",")] if "features" in given else None
-    pool = pool_from_file(path, client_column=None, label_column=given.get("label-column"), features=features)
+    label = given.get("label-column")
+    pool = pool_from_file(path, client_column=None, label_column=label, features=_features(given))
     if pool.owners and len(pool.owners) > 1:
         raise SettingError(f"{path} holds the samples of {len(pool.owners)} clients: give each node its own file")
     rows = np.arange(len(pool.y))
     seed = settings_.check("split-seed", given.get("split-seed", 0), settings_.Seed)
     assignment = divide([rows], TEST_FRACTION, np.random.default_rng(seed))
     return federate(pool, assignment, about={"split": "own"})
+
+
+def _features(given: Mapping[str, Any]) -> list[str] | None:
+    return [each.strip() for each in given["features"].split(",")] if "features" in given else None
 
 
 def _one_of(whole: Federation, place: int | None, dataset: str) -> tuple[Federation, int | None]:

@@ -99,6 +99,8 @@ def latest(folder: Path, warn: Callable[[str], None]) -> checkpoints.Checkpoint 
     """The newest sound checkpoint in a run folder, if there is one."""
 
     def fits(found: checkpoints.Checkpoint) -> None:
+        expect(found.facts, {"roster": {"schema": dict}}, found.path)
+        found.facts["roster"]["schema"].setdefault("features", None)  # runs of before did not name them
         expect(found.facts, _FACTS, found.path)
         expect(list(found.facts["roster"]["members"].values()), [MEMBER], found.path)
         if found.facts["metrics"] > size_of(folder):

@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from pfedbred.data.federation import MOST_CLASSES
+from pfedbred.data.federation import MOST_CLASSES, names_fit
 from pfedbred.errors import SettingError, printable
 from pfedbred.reading import COUNT, Maybe
 from pfedbred.types import Words
@@ -36,7 +37,7 @@ _OF_DATA = ("dataset", "shape", "classes", "labels", "features", "words", "vocab
 SCHEMA = {name: INTRODUCTION[name] for name in _OF_DATA}
 _REMEDIES = {
     **dict.fromkeys(("classes", "labels"), "; set classes= or labels= in the run config"),
-    "features": "; name the columns in that order with features= in its node config",
+    "features": "; name the columns in the others' order with features= in its node config",
 }
 _LARGEST = 2**24  # numbers in a sample, words, or samples of a client
 _PAUSE = 300.0  # seconds until a node that could not take part is asked again
@@ -46,14 +47,21 @@ _MOST_CLIENTS = 10**6
 def _differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """In what two clients' data are not alike, if they are not.
 
-    What they call them does not matter, and arrays, whose numbers have no names, may go with tables.
+    What they call them does not matter, nor what they call a single column. Arrays, whose numbers have no names, may go
+    with tables.
     """
 
     def alike(name: str) -> bool:
-        unnamed = name == "features" and None in (one[name], other[name])
-        return name == "dataset" or unnamed or one[name] == other[name]
+        if name == "features":
+            return columns_alike(one[name], other[name])
+        return name == "dataset" or one[name] == other[name]
 
     return next((name for name in SCHEMA if not alike(name)), None)
+
+
+def columns_alike(one: list[str] | None, other: list[str] | None) -> bool:
+    """Whether samples from these columns can be taken for each other's."""
+    return one is None or other is None or one == other or len(one) == len(other) == 1
 
 
 def _most_common(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -69,7 +77,7 @@ def _impossible(facts: Mapping[str, Any]) -> str | None:
     largest = max(math.prod(shape), facts["train"], facts["test"], words or 0)
     if not shape or len(shape) > 8 or 0 in shape or words == 0 or largest > _LARGEST:
         return f"its samples cannot be used: {facts['train']} of shape {shape}"
-    if features is not None and shape != [len(features)]:
+    if not names_fit(features, shape):
         return f"its samples cannot be used: they have shape {shape}, and names for {len(features)} numbers"
     if not 1 <= facts["classes"] <= MOST_CLASSES or (labels is not None and len(labels) != facts["classes"]):
         return f"its labels cannot be used: there are {facts['classes']}"
@@ -170,6 +178,7 @@ class Roster:
             try:
                 self._fits(facts)
                 number = self._number(facts, name, new)
+                self._name_columns(facts["features"])
             except SettingError as problem:
                 self.leave_alone(node, str(problem), name)
                 continue
@@ -200,6 +209,12 @@ class Roster:
             raise SettingError(f"the federation has its {self.clients} clients")
         return free
 
+    def _name_columns(self, features: list[str] | None) -> None:
+        """From arrays alone it cannot be known what columns are called: the first table says it."""
+        assert self.schema is not None
+        if self.schema["features"] is None:
+            self.schema = {**self.schema, "features": features}
+
     def _agree(self, said: Sequence[Mapping[str, Any]]) -> None:
         """What most of the first clients' data are like is what all must be like."""
         schemas = [{name: facts[name] for name in SCHEMA} for facts in said if not _impossible(facts)]
@@ -218,7 +233,12 @@ class Roster:
         name = _differs(facts, self.schema)
         if name:
             remedy = _REMEDIES.get(name, "")
-            found, expected = (str(each[name])[:200] for each in (facts, self.schema))
+            found, expected = facts[name], self.schema[name]
+            if name == "features":
+                pairs = enumerate(zip_longest(found, expected))
+                place, (found, expected) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+                name = f"column {place}"
+            found, expected = str(found)[:200], str(expected)[:200]
             raise SettingError(f"its data are not like the others': {name} {found}, not {expected}{remedy}")
 
     def close(self) -> None:

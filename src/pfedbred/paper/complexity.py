@@ -19,7 +19,7 @@ import numpy as np
 
 from pfedbred.data.federation import Federation, from_clients
 from pfedbred.experiment import Experiment
-from pfedbred.paper.table import Request, chosen, read_remembered, remembered
+from pfedbred.paper.table import Request, chosen, proceed, read_remembered, remembered
 from pfedbred.reading import NUMBER, Some
 from pfedbred.records import platform_facts, write_json
 from pfedbred.report import curves
@@ -76,6 +76,7 @@ def run_complexity(request: Request) -> None:
         for quantity in METHODS[method][0]:
 
             def measure(method: str = method, quantity: str = quantity) -> dict[str, Any]:
+                proceed(request, f"complexity {method} {quantity}")
                 points = [_measure(method, {**_BASE, quantity: value}, 5) for value in _VALUES[quantity]]
                 return {"values": _VALUES[quantity], **{name: [each[name] for each in points] for name in points[0]}}
 

@@ -13,7 +13,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.experiment import Experiment
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.deviation import deviation
-from pfedbred.paper.table import Request, best_of, chosen, fingerprint, remembered, rounded, run_cell
+from pfedbred.paper.table import Request, best_of, chosen, fingerprint, proceed, remembered, rounded, run_cell
 from pfedbred.paper.tables import TABLE2
 from pfedbred.report import curves as curves_
 from pfedbred.report import heatmap, parallel
@@ -68,6 +68,7 @@ def draw_hyper(request: Request) -> None:
         experiment = ALL[column].experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
 
         def measure(experiment: Experiment = experiment, column: str = column) -> dict[str, Any]:
+            proceed(request, f"hyper {column}")
             federation = request.federations.of(ALL[column])
             with request.progress(f"hyper {column}") as advance:
                 return records.sweep_facts(sweep(experiment, HYPER_GRID, federation=federation, observe=advance))
@@ -92,6 +93,7 @@ def draw_deviation(request: Request) -> None:
             experiment = ALL[column].experiment(row, seeds=1, rounds=request.rounds)
 
             def measure(experiment: Experiment = experiment, federation: Federation = federation) -> dict[str, Any]:
+                proceed(request, f"deviation {experiment.algorithm}")
                 of_all = deviation(run(prepared=experiment.prepare(federation)))
                 first = {"global": of_all.global_[0], "local": of_all.local[0]}
                 counts = federation.test.label_counts(federation.classes)

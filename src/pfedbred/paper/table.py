@@ -12,14 +12,14 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred import keeping, reading, records
+from pfedbred import keeping, locks, reading, records
 from pfedbred.engine.health import stalled
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import Experiment, Prepared
@@ -137,33 +137,51 @@ def run_cell(table: Table, column_name: str, row_name: str, request: Request) ->
     column, row = ALL[column_name], table.rows[row_name]
     experiment = column.experiment(row.algorithm, seeds=request.seeds, rounds=request.rounds, **row.options)
     file = cell_file(table, column_name, row_name, request.out)
-    work = file.with_suffix(".run")
+    name, work = f"{table.name} {column_name} {row_name}", file.with_suffix(".run")
+    held = ExitStack()  # the folder's lock, until the record is written
 
     def measure() -> dict[str, Any]:
+        proceed(request, name)
         federation = request.federations.of(column)
         asked = "aggregated" in row.options  # a row that is about their number has just that, or cannot be had
         prepared = (experiment if asked else column.fitted(experiment, federation)).prepare(federation)
-        finished = _run(prepared, work, f"{table.name} {column_name} {row_name}", request)
+        held.enter_context(keeping.opened(work, resume=True))
+        finished = _run(prepared, work, name, request)
         facts = {"column": column_name, "row": row_name, "data": federation.facts}
         seconds = {"seconds": round(finished.total_seconds, 1)}
         return {**facts, "aggregated": finished.experiment.aggregated, **seconds, **_measured(finished)}
 
-    record, new = remembered(file, fingerprint(experiment.resolved()), measure, CELL)
-    shutil.rmtree(work, ignore_errors=True)  # its checkpoints are of no more use
+    with held:
+        record, new = remembered(file, fingerprint(experiment.resolved()), measure, CELL)
+        if work.is_dir():  # its checkpoints are of no more use
+            with suppress(locks.InUse), nullcontext() if new else locks.locked(work):
+                shutil.rmtree(work, ignore_errors=True)
     if request.federations.given and record.get("data", {}) not in ({}, request.federations.of(column).facts):
         raise SettingError(f"{file} is of other data, {record['data']}: choose another --out, or remove it")
     time_ = f"{record['seconds']:.0f} s" if new else "done before"
-    request.say(f"{table.name} {column_name} {row_name}: {_figures(record)}, {time_}")
+    request.say(f"{name}: {_figures(record)}, {time_}")
     return record
+
+
+def proceed(request: Request, name: str) -> None:
+    """Asks whether there is time to begin with that."""
+    reason = request.stopping.wanted() if request.stopping else None
+    if reason:
+        raise Stopped(reason, f"{name}: not begun ({reason})")
 
 
 def _run(prepared: Prepared, folder: Path, name: str, request: Request) -> Run:
     """Runs an experiment, from where it stopped if that is in the folder."""
     rounds = prepared.experiment.rounds
+    if keeping.begun(folder):
+        try:
+            keeping.refuse_changes(folder, records.plain(prepared.experiment))
+        except SettingError as problem:
+            raise SettingError(f"{problem}: choose another --out, or remove that folder") from None
     stopping = request.stopping or Stopping()
     how = keeping.Keeping(resume=True, outcome=False, stopping=stopping, warn=request.say)
     listening = stopping.listening() if request.stopping else nullcontext()
-    with keeping.opened(folder, resume=True), listening, request.progress(name) as advance:
+    with listening, request.progress(name) as advance:
         done = keeping.run_into(folder, prepared, lambda point: advance(point.round, rounds), how)
     if done.stopped:
         raise Stopped(done.stopped, f"{name}: stopped ({done.stopped}) after round {done.round} of {rounds}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from pfedbred import records
 from pfedbred.paper.columns import ALL
-from pfedbred.paper.table import Request, Row, Table, chosen, fingerprint, remembered, run_table
+from pfedbred.paper.table import Request, Row, Table, chosen, fingerprint, proceed, remembered, run_table
 from pfedbred.sweep import sweep
 
 TITLE = "Beyond the paper: settings chosen by a sweep on validation samples"
@@ -54,6 +54,7 @@ def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
     experiment = dataclasses.replace(experiment, settings={**experiment.settings, **first})
 
     def measure() -> dict[str, Any]:
+        proceed(request, f"tuning {column_name} {name}")
         federation = request.federations.of(column).validation(_FRACTION, _SEED)
         with request.progress(f"tuning {column_name} {name}") as advance:
             return records.sweep_facts(sweep(experiment, grid, federation=federation, observe=advance))
