@@ -102,6 +102,11 @@ def test_a_run_goes_on_with_its_own_settings_only(prepared, tmp_path):
     (out / "summary.json").unlink()
     with pytest.raises(SettingError, match="algorithm 'fedavg', now 'pfedme'"):
         run(grid, out, algorithm="pfedme", rounds=1, **ALL)
+    # A checkpoint from before columns had names.
+    _, round_, facts, arrays = checkpoints.read(checkpoints.files(out)[0])
+    del facts["roster"]["schema"]["features"]
+    checkpoints.write(out, round_, facts, {name: np.array(array) for name, array in arrays.items()})
+    assert run(grid, out, algorithm="fedavg", rounds=1, **ALL)["rounds"] == 1
 
 
 @pytest.mark.slow
