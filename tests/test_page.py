@@ -10,7 +10,7 @@ import pytest
 
 import pfedbred
 from pfedbred.paper import columns, figures
-from pfedbred.report.page import command, gather
+from pfedbred.report.page import _beside_paper, command, gather
 
 EVIL = '</script><script>window.evil = 1</script><img src=x onerror="window.evil = 1">'
 
@@ -63,6 +63,15 @@ def test_the_page_holds_what_the_folders_say(folders):
     assert [len(each["points"]) for each in content["sweeps"]] == [4, 4]
     assert content["tables"][0]["cells"][0]["column"] == "digits"
     assert set(content["deviations"][0]["methods"]) == {"pfedme", "mg-meta"}
+
+
+def test_a_part_of_a_dataset_is_not_compared():
+    """And it is said why."""
+    cell = {"row": "fedavg", "model": "G", "mean": 85.3, "std": 0.2, "paper": 53.96, "n": 5}
+    part = _beside_paper({**cell, "column": "femnist-mclr"})
+    assert (part["difference"], part["other_data"]) == (None, columns.ALL["femnist-mclr"].not_compared)
+    whole = _beside_paper({**cell, "column": "mnist-mclr"})
+    assert (whole["difference"], whole["other_data"]) == (31.34, None)
 
 
 def test_the_page_stands_alone_and_is_small(folders):

@@ -256,7 +256,8 @@ def _beside_paper(cell: Mapping[str, Any]) -> dict[str, Any]:
     compared = cell["paper"] is not None and cell["mean"] is not None and column and not column.not_compared
     difference = round(cell["mean"] - cell["paper"], 2) if compared else None
     kept = {name: cell[name] for name in ("row", "model", "mean", "std", "paper", "n")}
-    return {**kept, "column": column.title if column else cell["column"], "difference": difference}
+    title, other_data = (column.title, column.not_compared) if column else (cell["column"], None)
+    return {**kept, "column": title, "difference": difference, "other_data": other_data}
 
 
 def _settings(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -270,7 +270,9 @@
     content.tables.forEach((each) => {
       element.append(make("h3", { text: each.title }));
       const rows = each.cells.map((cell) => [cell.column, cell.row, cell.model, `${percent(cell.mean)} ± ${percent(cell.std)}`, percent(cell.paper),
-        cell.difference === null ? "" : (cell.difference > 0 ? "+" : "") + percent(cell.difference), String(cell.n)]);
+        cell.other_data ? "other data" : cell.difference === null ? "" : (cell.difference > 0 ? "+" : "") + percent(cell.difference), String(cell.n)]);
+      const others = new Map(each.cells.filter((cell) => cell.other_data).map((cell) => [cell.column, cell.other_data]));
+      others.forEach((why, column) => element.append(make("p", { class: "quiet", text: `${column}: ${why}. The printed figures are for orientation.` })));
       element.append(table(["column", "method", "model", "measured (%)", "printed (%)", "difference", "seeds"], rows, each.title));
     });
   };
