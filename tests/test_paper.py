@@ -1,8 +1,8 @@
 """The paper's tables and figures: what is printed, what is measured, and that nothing is measured twice."""
 
+import contextlib
 import dataclasses
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from pfedbred.paper import columns, complexity, figures, printed, tables, tuned
 from pfedbred.paper.columns import Column
 from pfedbred.paper.deviation import deviation, deviations
 from pfedbred.paper.table import Cell, fingerprint, markdown, read_cells
+from pfedbred.stopping import Stopping
 
 
 @pytest.fixture
@@ -139,30 +140,44 @@ def test_a_cell_goes_on_where_it_was_killed(call, small, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.run"))
 
 
-@pytest.fixture
-def from_now(monkeypatch):
-    """Time limits count from when a command begins, as if each were a process."""
-    monkeypatch.setattr("pfedbred.cli_paper.process_begun", time.monotonic)
+@contextlib.contextmanager
+def out_of_time(when):
+    """Time is up when a cell is to begin, or in it after its first round."""
+
+    def wanted(self, needed=0.0):
+        return "time limit" if when == "before" or needed else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stopping, "wanted", wanted)
+        yield
 
 
-@pytest.mark.usefixtures("from_now")
 def test_a_table_stops_in_time(call, small, tmp_path):
-    """A time limit, and the same command again."""
+    """And the same command goes on."""
     options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--rounds", "6", "--seeds", "1", "--out")
     assert call(*options, "whole")[0] == 0
-    code, out, err = call(*options, "parts", "--time-limit", "1s")
+    with out_of_time("before"):
+        code, out, err = call(*options, "parts", "--time-limit", "1h")
+    assert code == 75, err
+    assert "table2 digits fedavg: not begun (time limit)\nto go on: the same command" in out
+    with out_of_time("in it"):
+        code, out, err = call(*options, "parts", "--time-limit", "1h")
     assert code == 75, err
     assert "table2 digits fedavg: stopped (time limit) after round 1 of 6\nto go on: the same command" in out
     assert call(*options, "parts")[0] == 0
     assert figures_of(tmp_path / "parts") == figures_of(tmp_path / "whole")
-    code, out, err = call(*options, "again", "--time-limit", "0.001s")
-    assert (code, "table2 digits fedavg: not begun (time limit)" in out) == (75, True), err
 
 
-@pytest.mark.usefixtures("from_now")
-def test_a_cell_begun_with_other_settings_is_left_alone(call, small, tmp_path):
+def test_the_time_that_paper_is_given_counts(call, small):
+    """From when the process began, which these tests' did long ago."""
+    code, out, err = call("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--time-limit", "0.1s")
+    assert (code, "not begun (time limit)" in out) == (75, True), err
+
+
+def test_a_cell_begun_with_other_settings_is_left_alone(call, small):
     options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--seeds", "1", "--out", "here")
-    assert call(*options, "--rounds", "6", "--time-limit", "1s")[0] == 75
+    with out_of_time("in it"):
+        assert call(*options, "--rounds", "6")[0] == 75
     code, _, err = call(*options, "--rounds", "5")
     assert code == 2
     assert "rounds 6, now 5: choose another --out, or remove that folder" in err.replace("\n", " ")
