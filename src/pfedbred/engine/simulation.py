@@ -144,7 +144,7 @@ class Simulation:
         def seeds(shards: Shards, extra: Any, states: State) -> Any:
             if len(states.round) > 1:
                 return every_seed((shards, extra), states)
-            # A single seed is not vmapped: its conditions stay conditions, where vmap would compute both branches.
+            # A single seed is not vmapped: on a CPU its conditions stay branches, where vmap would compute both.
             alone = function(shards, extra, jax.tree.map(itemgetter(0), states))
             return jax.tree.map(lambda leaf: leaf[None], alone)
 
