@@ -79,14 +79,17 @@ def named(tree: Tree) -> dict[str, Any]:
 
 
 def refill(like: Tree, arrays: Mapping[str, np.ndarray], what: str) -> Tree:
-    """A tree of these arrays in the shape of ``like``, whose types and shapes they must have."""
+    """A tree in the shape of ``like`` with copies of these arrays, which must have its types and shapes.
+
+    They are copies because JAX on a CPU may keep what it is given: then the tree would stand and fall with the file.
+    """
     leaves = []
     for name, leaf in named(like).items():
         array = arrays.get(name)
         if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
             found = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
             raise SettingError(f"{what} does not fit: {name!r} is {found}, not {leaf.dtype} of shape {leaf.shape}")
-        leaves.append(array)
+        leaves.append(np.array(array))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from pfedbred import locks, records, tensors
@@ -103,5 +102,5 @@ def load(folder: Path, like: Tree) -> Kept | None:
         return None
     facts, arrays = tensors.load(_KIND, path)
     expect(facts, {"round": COUNT}, path)
-    before, after = jax.tree.map(np.array, tensors.refill((like, like), arrays, str(path)))
+    before, after = tensors.refill((like, like), arrays, str(path))
     return Kept(facts["round"], before, after)

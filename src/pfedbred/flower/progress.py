@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from pfedbred import checkpoints, tensors
@@ -112,7 +111,7 @@ def latest(folder: Path, warn: Callable[[str], None]) -> checkpoints.Checkpoint 
 def restored(folder: Path, found: checkpoints.Checkpoint, like: Tree) -> Progress:
     """The run as it was; ``like`` is the shapes and types of the server's state."""
     facts = found.facts
-    state = jax.tree.map(np.array, tensors.refill(like, found.arrays, str(found.path)))
+    state = tensors.refill(like, found.arrays, str(found.path))
     return Progress(
         round=found.round,
         state=state,
