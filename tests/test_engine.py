@@ -184,6 +184,27 @@ def test_evaluation_against_numpy(executor):
                 np.testing.assert_allclose(got.client_std[seed], accuracies.std())
 
 
+def test_evaluation_takes_no_more_memory_for_more_samples(monkeypatch):
+    """Some blocks of samples after others, and the same counts as all at once."""
+
+    def needed(samples):
+        rng = np.random.default_rng(0)
+        pairs = [(rng.normal(size=(samples, 50)), rng.integers(0, 3, samples)) for _ in range(4)]
+        simulation, states = simulate("fedavg", pfedbred.from_clients(pairs, pairs), rounds=0, executor="vmap")
+        state = jax.tree.map(lambda leaf: leaf[0], states)
+        program = jax.jit(simulation._measure_one).lower(simulation.shards, simulation._evaluator.samples, state)
+        return program.compile().memory_analysis().temp_size_in_bytes, simulation.evaluate(states)
+
+    few, _ = needed(2_000)
+    everything, expected = needed(20_000)
+    assert everything > 5 * few
+    monkeypatch.setattr(evaluation, "_LARGEST", 1_000_000)  # nine blocks of 256 samples with 50 numbers each
+    bounded, scores = needed(20_000)
+    assert bounded < everything / 5
+    np.testing.assert_array_equal(scores.global_.test.client_accuracy, expected.global_.test.client_accuracy)
+    np.testing.assert_allclose(scores.personal.train.client_loss, expected.personal.train.client_loss, rtol=1e-12)
+
+
 def test_scores_from_counts():
     """25 clients of 20 samples with different accuracies, and one without samples: a tenth of 25 is 3 clients."""
     correct = np.array([[*range(24, -1, -1), 0]]) * 0.8

@@ -6,8 +6,10 @@ belong to one client each, so that clients of very different size cost what they
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +22,9 @@ from pfedbred.data.batches import Inputs
 from pfedbred.data.federation import Federation, Split
 from pfedbred.engine import cohort, devices
 from pfedbred.types import Array, Tree
+
+_MOST_BLOCKS = 1024
+_LARGEST = 2**28  # bytes of an array while one seed is evaluated
 
 
 class Blocks(NamedTuple):
@@ -110,7 +115,8 @@ class Evaluator:
             self._on_device(train, federation.train),  # on the device already, for training
             self._on_device(devices.place(federation.inputs(federation.test), self._sharding), federation.test),
         ]
-        self._tally_blocks = cohort.every(self._tally_block, executor, 1024, mesh)
+        self._executor = executor
+        self._tally_blocks = functools.cache(lambda chunk: cohort.every(self._tally_block, executor, chunk, mesh))
 
     def _on_device(self, inputs: Inputs, split: Split) -> Samples:
         starts, clients, lengths = [], [], []
@@ -138,12 +144,21 @@ class Evaluator:
         mine = jax.tree.map(lambda leaf: leaf[block.client], personal)
         return tally(global_), tally(mine)
 
+    def _at_once(self, shared: tuple[Samples, Tree, Tree]) -> int:
+        """How many blocks are tallied side by side: enough to keep a device busy, and no more, for memory's sake."""
+        block = jax.tree.map(itemgetter(0), shared[0].blocks)
+        steps = jax.make_jaxpr(self._tally_block)(shared, block).eqns
+        largest = max(math.prod(each.aval.shape) * each.aval.dtype.itemsize for step in steps for each in step.outvars)
+        return max(1, min(_MOST_BLOCKS, _LARGEST // largest))
+
     def count(self, samples: list[Samples], global_: Tree, personal: Tree) -> Counts:
         """Tallies of the global model and of the personal models (stacked along the first axis)."""
         tallies: dict[str, Any] = {}
         for name, split in zip(self._sizes, samples, strict=True):
             if split.blocks.client.size:
-                blocks = self._tally_blocks((split, global_, personal), split.blocks)
+                shared = (split, global_, personal)
+                chunk = self._at_once(shared) if self._executor == "vmap" else None
+                blocks = self._tally_blocks(chunk)(shared, split.blocks)
             else:
                 blocks = (Tally(jnp.zeros(0, int), jnp.zeros(0)),) * 2
             for model, tally in zip(("global", "personal"), blocks, strict=True):
