@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
 	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
 
-test: $(READY)  ## all tests
+test: $(READY)  ## all tests but the slow ones
 	$(BIN)/pytest
 
 test-slow: $(READY)  ## more processes killed, ten times as many inputs: minutes

@@ -177,6 +177,11 @@ MISTAKES = {
     ("compare", "--algorithms", "fedavg,fedavg"): "named twice",
     ("compare", "--algorithms", "fedavg,nope"): "unknown algorithm 'nope'",
     ("compare", "--algorithms", ","): "algorithms must be names",
+    ("compare", "--algorithms", ""): "algorithms must be names",
+    ("run", "--set", "R=1", "--set", "R=2"): "--set R is given more than once",
+    ("sweep", "--grid", "eta=1,2", "--set", "eta=3"): "eta is in the grid and in --set",
+    ("run", "--dataset", "mnist", "--data-dir", "nowhere"): "mnist is not here: put ",
+    ("paper", "noniid", "--rows", "fedavg"): "noniid has no rows: leave --rows out",
     ("compare", "--algorithms", "fedavg", "--set", "lam=3"): "none of these algorithms has a setting 'lam'",
 }
 

@@ -58,6 +58,18 @@ def test_pages_name_only_options_that_exist():
         assert used <= known | {"--version", "--help"}
 
 
+def test_help_pages_describe_everything():
+    """Typer and click lose arguments' words, or put backslashes into them, in combinations that pip allows."""
+    commands = list(cli.typer.main.get_command(cli.app).commands.items())
+    for name, command in commands:
+        commands += getattr(command, "commands", {}).items()
+        page = command.get_help(cli.typer.Context(command, info_name=name))
+        assert "\\" not in page
+        for parameter in command.params:
+            assert parameter.help, f"{name} {parameter.name}"
+            assert parameter.help.split()[0] in page
+
+
 def test_every_promise_has_its_test():
     """The tests that docs/reliability.md and docs/deploy.md name exist."""
     tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("*.py")}
@@ -66,3 +78,6 @@ def test_every_promise_has_its_test():
     assert len(named) > 50
     for name in named:
         assert name in tests if name.endswith(".py") else any(f"def {name}(" in text for text in tests.values()), name
+    for text in tests.values():
+        for name in re.findall(r"@pytest.mark.slow\ndef (test_\w+)", text):
+            assert not re.search(rf"{name}`(?! \(slow\))", pages[0]), f"make test does not run {name}"

@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 
 import pfedbred
-from pfedbred import exports, models
+from pfedbred import exports, inference, models
 
 
 def finished(tmp_path, **options):
@@ -88,6 +88,22 @@ def test_texts_are_predicted_as_they_are(tmp_path):
     np.testing.assert_allclose(model.logits(list(texts[:4])), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_client_is_named_or_numbered(tmp_path):
+    """A text is a name first: clients called by numbers are not confused with their places."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), np.arange(60) % 2
+    clients = np.array(["Berlin", "3", "Paris", "0"])[np.arange(60) % 4]
+    np.savez(tmp_path / "own.npz", x=x, y=y, client=clients)
+    federation = pfedbred.load(str(tmp_path / "own.npz"))
+    exports.keep(pfedbred.run(federation=federation, rounds=1, settings={"R": 1}), tmp_path)
+    for place, name in enumerate(federation.names):
+        for given in (place, name):
+            assert exports.facts(exports.export(tmp_path, client=given))["client_name"] == name
+    assert exports.facts(exports.export(tmp_path, client="2"))["client"] == 2  # nobody is called so
+    with pytest.raises(pfedbred.SettingError, match="there is no client called 'berlin'; did you mean 'Berlin'"):
+        exports.export(tmp_path, client="berlin")
+
+
 def test_a_model_needs_no_file_of_its_prior(tmp_path):
     np.save(tmp_path / "sigma.npy", np.linspace(1, 2, 650))
     finished(tmp_path, settings={"R": 2, "sigma": str(tmp_path / "sigma.npy")}, rounds=1)
@@ -108,10 +124,19 @@ def test_a_network_of_ones_own(tmp_path):
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(pfedbred.SettingError, match=r"models.safetensors: the run is not finished"):
         exports.export(tmp_path)
+    for file, words in (("sweep.json", "is a sweep, which keeps no models"), ("table.json", "choose one of the runs")):
+        (tmp_path / file).touch()
+        with pytest.raises(pfedbred.SettingError, match=words):
+            exports.export(tmp_path)
+        with pytest.raises(pfedbred.SettingError, match=r"is a run|no personal model"):
+            inference.find_model(tmp_path)
+        (tmp_path / file).unlink()
     finished(tmp_path)
     for options, words in (
         ({"client": 5}, "there is no client 5; clients are 0 to 4"),
         ({"client": -1}, "there is no client -1"),
+        ({"client": "5"}, "there is no client 5; clients are 0 to 4"),
+        ({"client": "five"}, "there is no client called 'five'; choose one of: 0, 1, 2, 3, 4"),
         ({"client": 0, "seed": 0}, "the run has no seed 0; its seeds are 3, 4"),
         ({"out": tmp_path / "absent" / "x"}, "cannot write"),
     ):

@@ -224,7 +224,8 @@ def evil_page(finished, tmp_path):  # noqa: F811
     facts["grid"], facts["best"] = list(names), dict.fromkeys(names, 0.1)
     facts["points"] = [{names[0]: i, names[1]: j, "global": 0.5, "personal": 0.1 * i} for i in (0, 1) for j in (0, 1)]
     records.write_json(sweep / "sweep.json", facts)
-    cell = {**dict.fromkeys(("column", "row", "model"), EVIL), "mean": 1.0, "std": 0.1, "paper": 2.0, "n": 5}
+    cell = {**dict.fromkeys(("column", "row", "model"), EVIL), "mean": 1.0, "std": 0.1, "paper": 2.0}
+    cell |= {"n": 5, "rounds": 7}
     records.write_json(run / "table2.json", [cell])
     deviation = {"global": [0.1, 0.2], "local": [0.1, None], "samples": {"global": [1, 2], "local": [1, 0]}}
     records.write_json(run / "cells" / "deviation" / "c<b>" / f"{EVIL.replace('/', '')}.json", deviation)

@@ -10,7 +10,7 @@ import pytest
 
 import pfedbred
 from pfedbred.paper import columns, figures
-from pfedbred.report.page import _beside_paper, command, gather
+from pfedbred.report.page import _beside_paper, command, gather, paper_commands
 
 EVIL = '</script><script>window.evil = 1</script><img src=x onerror="window.evil = 1">'
 
@@ -67,11 +67,31 @@ def test_the_page_holds_what_the_folders_say(folders):
 
 def test_a_part_of_a_dataset_is_not_compared():
     """And it is said why."""
-    cell = {"row": "fedavg", "model": "G", "mean": 85.3, "std": 0.2, "paper": 53.96, "n": 5}
+    cell = {"row": "fedavg", "model": "G", "mean": 85.3, "std": 0.2, "paper": 53.96, "n": 5, "rounds": 200}
     part = _beside_paper({**cell, "column": "femnist-mclr"})
     assert (part["difference"], part["other_data"]) == (None, columns.ALL["femnist-mclr"].not_compared)
     whole = _beside_paper({**cell, "column": "mnist-mclr"})
     assert (whole["difference"], whole["other_data"]) == (31.34, None)
+    assert [part["rounds"], whole["rounds"]] == ["200 of 1200", "200"]
+
+
+def test_the_commands_of_a_table_make_its_cells_and_no_others():
+    def cells(column, rows, rounds, n=5):
+        return [{"column": column, "row": row, "model": m, "n": n, "rounds": rounds} for row in rows for m in "PG"]
+
+    table = [
+        *cells("mnist-mclr", ["fedavg", "pfedme"], 200),
+        *cells("mnist-dnn", ["fedavg", "pfedme"], 200),
+        *cells("cifar10-cnn", ["pfedme"], 2000),
+        *cells("sent140-lstm", ["fedavg", "pfedme"], 100),
+        *cells("sent140-lstm", ["fedem"], 100, n=2),
+    ]
+    assert paper_commands("table2", table) == [
+        "pfedbred paper table2 --columns mnist-mclr,mnist-dnn --rows fedavg,pfedme --seeds 5",
+        "pfedbred paper table2 --columns cifar10-cnn --rows pfedme --seeds 5",
+        "pfedbred paper table2 --columns sent140-lstm --rows fedavg,pfedme --seeds 5 --rounds 100",
+        "pfedbred paper table2 --columns sent140-lstm --rows fedem --seeds 2 --rounds 100",
+    ]
 
 
 def test_the_page_stands_alone_and_is_small(folders):

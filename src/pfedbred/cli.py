@@ -24,6 +24,8 @@ from pfedbred.errors import SettingError, nearest, printable
 from pfedbred.records import write_text
 from pfedbred.report import page
 
+typer.core.HAS_RICH = False  # with it, typer puts a backslash before every bracket of a plain help page
+
 app = typer.Typer(
     help="Personalised federated learning with Bregman-divergence priors.",
     add_completion=False,
@@ -53,8 +55,8 @@ def root(
 def export_command(
     folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
     client: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="the client whose personal model to write; the global model if not given"),
+        Optional[str],  # noqa: UP045
+        typer.Option(help="name or number of the client whose personal model to write; else it is the global model"),
     ] = None,
     seed: Annotated[
         Optional[int],  # noqa: UP045
@@ -65,7 +67,7 @@ def export_command(
     """Write one model of a finished run as a safetensors file with named tensors."""
     path = exports.export(folder, client=client, seed=seed, out=out)
     about = exports.facts(path)
-    whose = f"client {client} ({about['client_name']})" if client is not None else "the global model"
+    whose = f"client {about['client']} ({about['client_name']})" if client is not None else "the global model"
     print(printable(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}"))
 
 

@@ -54,6 +54,8 @@ def paper_command(
         return
     if name not in paper.ARTIFACTS:
         raise SettingError(f"there is nothing called {name!r} in the paper{nearest(name, paper.ARTIFACTS)}")
+    if rows and not paper.ARTIFACTS[name].has_rows:
+        raise SettingError(f"{name} has no rows: leave --rows out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:

@@ -152,7 +152,7 @@ def compare_command(
 ) -> None:
     """Run several algorithms on the same data and write one table."""
     keeping = _keeping(checkpoint_every, time_limit, resume, keep_models)
-    if algorithm:
+    if algorithm is not None:
         options["algorithms"] = algorithm
     given = _as_before(out, resume, _merged(file, options, set_))
     in_file = [given.pop(name) for name in ("algorithms", "algorithm") if name in given]
@@ -205,6 +205,9 @@ def sweep_command(
 ) -> None:
     """Run one algorithm with many values of its hyper-parameters, as one program, and show the best."""
     values = parse_grid(grid or [])
+    for text in set_ or ():
+        if settings_.assignment(text)[0] in values:
+            raise SettingError(f"{settings_.assignment(text)[0]} is in the grid and in --set: give it once")
     experiment = Experiment.from_mapping(_merged(file, options, set_))
     folder = _folder(out, overwrite, _run_name(experiment, f"{experiment.algorithm}-sweep"))
     with progress(f"{experiment.algorithm}, {math.prod(map(len, values.values()))} points") as advance:
@@ -230,7 +233,11 @@ def _merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence
             note = f"{options['algorithm']} has no {', '.join(foreign)}: left out of {file}'s settings"
             print(f"pfedbred: note: {note}", file=sys.stderr)
         settings = {name: value for name, value in settings.items() if name in known}
-    given["settings"] = {**(settings or {}), **dict(settings_.assignment(text) for text in assignments or ())}
+    own = [settings_.assignment(text) for text in assignments or ()]
+    for name, _ in own:
+        if sum(name == other for other, _ in own) > 1:
+            raise SettingError(f"--set {name} is given more than once")
+    given["settings"] = {**(settings or {}), **dict(own)}
     return given
 
 

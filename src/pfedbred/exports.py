@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from pfedbred.data.batches import Batch, Inputs
 from pfedbred.data.federation import Federation, check_classes, names_fit
 from pfedbred.data.population import Population
 from pfedbred.data.text import Text
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import Experiment
 from pfedbred.reading import COUNT, Maybe, Some
 from pfedbred.running import Run
@@ -170,12 +171,15 @@ def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
     return file, facts
 
 
-def export(folder: Path, *, client: int | None = None, seed: int | None = None, out: Path | None = None) -> Path:
-    """Writes one model of a finished run: a client's P, or G if no client is named. Returns the file."""
-    remote = (folder / GLOBAL_FILE).exists() and not (folder / MODELS_FILE).exists()
-    hint = f": its personal models are with their clients, and G is {folder / GLOBAL_FILE}" if remote else ""
-    file, facts = _open(folder / MODELS_FILE, _KEPT, hint or ": the run is not finished, or kept no models")
-    seeds, clients = facts.pop("seeds"), facts.pop("clients")
+def export(folder: Path, *, client: int | str | None = None, seed: int | None = None, out: Path | None = None) -> Path:
+    """Writes one model of a finished run: a client's P, or G if no client is given. Returns the file.
+
+    A client is given by its number, or as a text by its name or number.
+    """
+    file, facts = _open(folder / MODELS_FILE, _KEPT, _instead_of_models(folder))
+    seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
+    if isinstance(client, str):
+        client = _number_of(client, names or [str(number) for number in range(clients)])
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:
         raise SettingError(f"the run has no seed {seed}; its seeds are {', '.join(map(str, seeds))}")
@@ -192,7 +196,6 @@ def export(folder: Path, *, client: int | None = None, seed: int | None = None, 
                 raise SettingError(f"{folder / MODELS_FILE} is damaged: {name!r} is not of these seeds and clients")
             part = file.get_slice(name)[tuple(slice(each, each + 1) for each in place)]
             arrays[name.removeprefix(f"{kind}.")] = part.reshape(part.shape[len(place) :])
-    names = facts.pop("client_names")
     about = {**facts, "format": _EXPORTED, "kind": kind, "seed": seed}
     if client is not None:
         about["client"] = client
@@ -201,6 +204,27 @@ def export(folder: Path, *, client: int | None = None, seed: int | None = None, 
     path = out or default
     _save(path, arrays, about)
     return path
+
+
+def _instead_of_models(folder: Path) -> str:
+    """What to say of a folder without models."""
+    if (folder / "table.json").exists():
+        return f": {folder} is a comparison, choose one of the runs in it"
+    if (folder / "sweep.json").exists():
+        return f": {folder} is a sweep, which keeps no models; run its best point with 'pfedbred run'"
+    if (folder / GLOBAL_FILE).exists():
+        return f": its personal models are with their clients, and G is {folder / GLOBAL_FILE}"
+    return ": the run is not finished, or kept no models"
+
+
+def _number_of(client: str, names: Sequence[str]) -> int:
+    """Of the client with that name; of the one with that number if nobody is called so."""
+    if client in names:
+        return names.index(client)
+    if re.fullmatch(r"-?\d{1,9}", client):
+        return int(client)
+    known = nearest(client, names) if len(names) <= 50 else f"; clients are {names[0]!r} to {names[-1]!r}"
+    raise SettingError(f"there is no client called {client!r}{known}")
 
 
 def facts(path: Path) -> dict[str, Any]:

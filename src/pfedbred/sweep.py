@@ -46,6 +46,8 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[float]]:
             else:
                 grid[name] = [float(each) for each in values.split(",")]
         except ValueError:
+            if equals and name and name not in grid and ":" not in values:
+                raise SettingError(f"--grid {name} takes numbers, not {values!r}") from None
             raise SettingError(
                 f"--grid takes NAME=FIRST:LAST:COUNT or NAME=A,B,C, each name once, not {text!r}"
             ) from None

@@ -160,6 +160,11 @@ def _pool_from_table(
     client = client_column or next((each for each in ("client",) if each in table.columns), None)
     if not len(table):
         raise NoSamples(f"{where} has no rows")
+    if label not in table.columns and label_column is None:
+        raise SettingError(
+            f"{where} has no column 'label' or 'y', only {', '.join(table.columns)}: say which has the labels, with "
+            "--label-column of 'pfedbred data prepare'"
+        )
     number, names = table.names(label)
     y, labels = number, names
     if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:

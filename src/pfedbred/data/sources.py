@@ -46,6 +46,8 @@ def cache_folder() -> Path:
 def find(name: str, data_dir: str | None, has: Callable[[Path], Any]) -> Path | None:
     """The first of the folders to look in that has the dataset; None if it has to be downloaded."""
     hub = _HUB[name]
+    if data_dir and not Path(data_dir).is_dir():  # a slip of the pen: other data would be taken for it
+        raise SettingError(_absent(name, Path(data_dir)))
     folders = [Path(folder) for folder in (data_dir, os.environ.get("PFEDBRED_DATA"), cache_folder()) if folder]
     for folder in folders:
         if has(folder / hub.folder):

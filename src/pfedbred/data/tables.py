@@ -138,7 +138,8 @@ class Table:
             if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
                 row = next((row for row, value in enumerate(values.tolist()) if not _is_number(value)), 0)
                 raise SettingError(
-                    f"{self.origin(row)}: column {column!r} does not hold numbers; name the features to use"
+                    f"{self.origin(row)}: column {column!r} does not hold numbers; name the features to use, or the "
+                    "client's column if it is that: --features and --client-column of 'pfedbred data prepare'"
                 )
             found.append(values.astype(np.float64))
         return np.stack(found, axis=1)

@@ -17,18 +17,19 @@ __all__ = ["ALL", "ARTIFACTS", "COLUMNS", "TABLES", "Artifact", "Federations", "
 
 
 class Artifact(NamedTuple):
-    """Something of the paper that can be made, and in a line what it is."""
+    """Something of the paper that can be made, in a line what it is, and whether it has rows to choose from."""
 
     words: str
     make: Callable[[Request], object]
+    has_rows: bool = True
 
 
 ARTIFACTS: dict[str, Artifact] = {
     **{name: Artifact(table.title, partial(run_table, table)) for name, table in TABLES.items()},
     "tuned": Artifact("beyond the paper: every method with settings chosen on validation samples", run_tuned),
-    "hyper": Artifact("eta by lambda: parallel coordinates and a heat map", figures.draw_hyper),
+    "hyper": Artifact("eta by lambda: parallel coordinates and a heat map", figures.draw_hyper, has_rows=False),
     "deviation": Artifact("Delta G and Delta L by label on the first client", figures.draw_deviation),
-    "noniid": Artifact("who has what: the distribution of the data", figures.draw_noniid),
+    "noniid": Artifact("who has what: the distribution of the data", figures.draw_noniid, has_rows=False),
     "curves": Artifact("accuracy by round of the methods of Table 2", figures.draw_curves),
     "complexity": Artifact("time and memory against N, T, R, K, M beside the paper's O(.)", run_complexity),
 }

@@ -14,7 +14,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment import Experiment
 
 _PART_OF_FEMNIST = "part of FEMNIST: not the writers that the paper sampled"
-_JPEG = "with a JPEG copy of the images, accuracies are one to three points lower than with the originals"
+_JPEG = "a JPEG copy of the images: accuracies may be a little lower than with the originals"
 _PART_OF_SENT140 = "part of Sent140, and word vectors that are learned in place of GloVe's"
 
 

@@ -106,11 +106,19 @@ def _slope(measured: Mapping[str, Any], what: str) -> float:
     return float(np.polyfit(np.log(measured["values"]), np.log(measured[what]), 1)[0])
 
 
+_WHY = (
+    "Where a slope is well below 1: a further one of K proximal steps is taken without the first layer's large matrix",
+    "(`span.py`); fedamp compares every client's model with every other's, whatever R is; between rounds a client of",
+    "fedavg, per-fedavg or fedem keeps no model, so that what is kept are the server's.",
+)
+
+
 def _write(found: Mapping[str, Mapping[str, Any]], request: Request) -> None:
     lines = [
         "# Complexity",
         "",
-        f"Slopes of ln(time of T rounds) and ln(bytes kept) over ln(quantity), from {_BASE}; DNN, random samples, "
+        "Slopes of ln(time of T rounds) and ln(bytes kept) over ln(quantity), each varied alone from "
+        f"{', '.join(f'{name} = {value}' for name, value in _BASE.items())}; DNN, random samples, "
         f"{platform_facts()['device']}, {platform_facts()['cpus']} cores.",
         "",
         "| method | paper: time, memory | N | T | R | K | M | bytes: N | bytes: M |",
@@ -121,7 +129,7 @@ def _write(found: Mapping[str, Mapping[str, Any]], request: Request) -> None:
         kept = [f"{_slope(measured[each], 'bytes'):.2f}" if each in measured else "" for each in "NM"]
         _, time_, memory = METHODS[method]
         lines.append(f"| {method} | {time_}, {memory} | {' | '.join((*cells, *kept))} |")
-    text = "\n".join(lines) + "\n"
+    text = "\n".join([*lines, "", *_WHY]) + "\n"
     (request.out / "complexity.md").write_text(text, encoding="utf-8")
     write_json(request.out / "complexity.json", found)
     figure, panels = curves.new_figure(5, 3.4, width=2.6)

@@ -115,7 +115,9 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
     figure, panels = curves_.new_figure(2, 4.6)
     bars = next(iter(found.values()))["samples"]
     labels = np.arange(len(bars["global"]))
-    titles = ("ΔG: on all clients' test samples", "ΔL: on its own test samples")
+    titles = ["ΔG: on all clients' test samples", "ΔL: on its own test samples"]
+    if 0 in bars["local"]:
+        titles[1] += "\n(open circles: it has none with the label, and its loss counts as 0)"
     for axes, (kind, numbers), title in zip(panels, bars.items(), titles, strict=True):
         behind = axes.twinx()
         behind.bar(labels, numbers, color="#e3e3e3", width=0.85, zorder=0)
@@ -131,13 +133,16 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
                 "markersize": 3 + 0.8 * above,
                 "linewidth": 1.2 + 0.45 * above,
             }
-            axes.plot(labels, np.array(record[kind], float), label=row, **style)
+            values, none = np.array(record[kind], float), np.array(numbers) == 0
+            axes.plot(labels, values, label=row, **style)
+            axes.plot(labels[none], values[none], **{**style, "linestyle": "", "markerfacecolor": "white"})
         axes.axhline(0, color="#444444", linewidth=0.8)
         axes.set_xticks(labels if len(labels) <= 20 else labels[::5])
         axes.set_xlabel("label")
         axes.set_ylabel("loss of client 0's P, from the mean")
         axes.set_title(title, fontsize=11)
-        axes.legend(framealpha=0.9, edgecolor="none", fontsize=8)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
     figure.suptitle(f"{ALL[column].title}: deviation of the first client's personal model", fontsize=11)
     figure.savefig(path)
 

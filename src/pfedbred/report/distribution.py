@@ -96,7 +96,7 @@ def _legend(axes: Any, largest: int, diameter: float, colour: str) -> None:
         frameon=False,
         fontsize=8,
         title_fontsize=8,
-        labelspacing=1.0,
+        labelspacing=max(1.0, diameter / 8 - 1),  # in heights of a letter: dots do not touch
     )
 
 

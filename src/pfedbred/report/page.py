@@ -113,11 +113,8 @@ def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
             cells = read_json(folder / f"{name}.json")
             expect(cells, [_CELL], folder / f"{name}.json")
             content["tables"].append({"title": title, "cells": [_beside_paper(cell) for cell in cells]})
-            asked = {f"--{key}s": ",".join(dict.fromkeys(cell[key] for cell in cells)) for key in ("column", "row")}
-            words = " ".join(f"{option} {shlex.quote(names)}" for option, names in asked.items())
-            seeds = max((cell["n"] for cell in cells), default=5)
-            command_ = f"pfedbred paper {name} {words} --seeds {seeds} --out {folder.resolve().name}"
-            content["commands"].append({"name": title, "command": command_, "settings": {}})
+            commands = [f"{each} --out {folder.resolve().name}" for each in paper_commands(name, cells)]
+            content["commands"].append({"name": title, "command": "\n".join(commands), "settings": {}})
             found = True
     for file in sorted(folder.glob("hyper-*.json")):
         _add_sweep(read_sweep(file), file.stem, content)
@@ -139,7 +136,7 @@ def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
 _CELL = {
     **dict.fromkeys(("column", "row", "model"), str),
     **dict.fromkeys(("mean", "std", "paper"), Maybe(NUMBER)),
-    "n": COUNT,
+    **dict.fromkeys(("n", "rounds"), COUNT),
 }
 
 
@@ -256,8 +253,30 @@ def _beside_paper(cell: Mapping[str, Any]) -> dict[str, Any]:
     compared = cell["paper"] is not None and cell["mean"] is not None and column and not column.not_compared
     difference = round(cell["mean"] - cell["paper"], 2) if compared else None
     kept = {name: cell[name] for name in ("row", "model", "mean", "std", "paper", "n")}
+    kept["rounds"] = f"{cell['rounds']} of {column.rounds}" if _of_its_own(cell) and column else str(cell["rounds"])
     title, other_data = (column.title, column.not_compared) if column else (cell["column"], None)
     return {**kept, "column": title, "difference": difference, "other_data": other_data}
+
+
+def _of_its_own(cell: Mapping[str, Any]) -> int | None:
+    """The rounds of a cell, if they are not its column's."""
+    column = ALL.get(cell["column"])
+    return None if column and column.rounds == cell["rounds"] else cell["rounds"]
+
+
+def paper_commands(name: str, cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What makes these cells of a table and no others: one command for columns with the same rows, seeds and rounds."""
+    rows: dict[tuple[str, int, int | None], dict[str, None]] = {}
+    for cell in cells:
+        rows.setdefault((cell["column"], cell["n"], _of_its_own(cell)), {})[cell["row"]] = None
+    columns: dict[tuple[str, int, int | None], list[str]] = {}
+    for (column, seeds, rounds), names in rows.items():
+        columns.setdefault((",".join(names), seeds, rounds), []).append(column)
+    return [
+        f"pfedbred paper {name} --columns {shlex.quote(','.join(alike))} --rows {shlex.quote(names)} --seeds {seeds}"
+        + (f" --rounds {rounds}" if rounds else "")
+        for (names, seeds, rounds), alike in columns.items()
+    ]
 
 
 def _settings(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -270,10 +270,10 @@
     content.tables.forEach((each) => {
       element.append(make("h3", { text: each.title }));
       const rows = each.cells.map((cell) => [cell.column, cell.row, cell.model, `${percent(cell.mean)} ± ${percent(cell.std)}`, percent(cell.paper),
-        cell.other_data ? "other data" : cell.difference === null ? "" : (cell.difference > 0 ? "+" : "") + percent(cell.difference), String(cell.n)]);
+        cell.other_data ? "other data" : cell.difference === null ? "" : (cell.difference > 0 ? "+" : "") + percent(cell.difference), String(cell.n), cell.rounds]);
       const others = new Map(each.cells.filter((cell) => cell.other_data).map((cell) => [cell.column, cell.other_data]));
       others.forEach((why, column) => element.append(make("p", { class: "quiet", text: `${column}: ${why}. The printed figures are for orientation.` })));
-      element.append(table(["column", "method", "model", "measured (%)", "printed (%)", "difference", "seeds"], rows, each.title));
+      element.append(table(["column", "method", "model", "measured (%)", "printed (%)", "difference", "seeds", "rounds"], rows, each.title));
     });
   };
 
@@ -281,7 +281,7 @@
     if (!content.deviations.length) return;
     const element = section("deviation", "Deviation", "The loss of the first client's personal model by label, from the mean of all clients' models: "
       + "on all clients' test samples (ΔG) and on its own (ΔL). Below zero it is better than the others; where the client has no samples of a "
-      + "label, its own loss counts as zero, so that ΔL only shows how hard the label is for the others.");
+      + "label, its own loss counts as zero, so that ΔL only shows how hard the label is for the others (open circles).");
     content.deviations.forEach((each, index) => {
       const methods = Object.entries(each.methods);
       const rows = methods.flatMap(([name, values]) => [["ΔG", values.global], ["ΔL", values.local]].map(([kind, list]) => [name, kind, ...list.map((value) => percent(value, 3))]));
@@ -292,7 +292,8 @@
           data.push({ type: "bar", x: labels, y: each.samples[kind], name: "test samples", marker: { color: style("--grid") }, showlegend: panel === 0,
             legendgroup: "samples", hovertemplate: "%{y} test samples<extra></extra>", xaxis: panel ? "x2" : "x", yaxis: panel ? "y2" : "y" });
           methods.forEach(([name, values], m) => data.push({
-            x: labels, y: values[kind], name: plain(name), mode: "lines+markers", line: { color: colour(m) }, legendgroup: name, showlegend: panel === 0,
+            x: labels, y: values[kind], name: plain(name), mode: "lines+markers", line: { color: colour(m) },
+            marker: { symbol: each.samples[kind].map((count) => count ? "circle" : "circle-open") }, legendgroup: name, showlegend: panel === 0,
             hovertemplate: `${inTemplate(name)}: %{y:.3f}<extra></extra>`, xaxis: panel ? "x2" : "x", yaxis: panel ? "y4" : "y3" }));
         });
         const layout = { height: narrow() ? 760 : 440, showlegend: true, legend: { orientation: "h", y: 1.14 },
@@ -311,11 +312,11 @@
 
   const settings = () => {
     if (!content.commands.length) return;
-    const element = section("settings", "To make it again", "Every setting, defaults included, and the commands.");
+    const element = section("settings", "To make it again", "The commands, and every setting of a run or sweep, defaults included.");
     content.commands.forEach((each) => {
       element.append(make("h3", { text: each.name }), make("pre", { tabindex: "0", text: each.command }));
       const rows = Object.entries(each.settings).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
-      element.append(make("details", {}, make("summary", { text: "Settings" }), table(["setting", "value"], rows, `Settings of ${each.name}`)));
+      if (rows.length) element.append(make("details", {}, make("summary", { text: "Settings" }), table(["setting", "value"], rows, `Settings of ${each.name}`)));
     });
   };
 
