@@ -39,6 +39,7 @@ def draw_distribution(federation: Federation, path: Path) -> None:
         axes.set_title(f"{word}: {len(split.y):,} samples, {_range(split)} a client", fontsize=10, loc="left")
         _name_labels(axes, federation)
         _legend(axes, largest, diameter, colour)
+    _name_clients(panels[-1], federation, clients)
     panels[-1].set_xlabel("client" if len(clients) == federation.clients else f"client ({len(clients)} of them shown)")
     about = ", ".join(f"{key} {value}" for key, value in federation.about.items())
     title = f"{federation.name}: {federation.clients:,} clients, {classes} labels"
@@ -68,8 +69,14 @@ def _draw(axes: Any, counts: np.ndarray, clients: np.ndarray, largest: int, diam
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color="#e6e6e6", linewidth=0.5)
     axes.set_axisbelow(True)
+
+
+def _name_clients(axes: Any, federation: Federation, clients: np.ndarray) -> None:
     every = next(each for each in (1, 2, 5, 10, 20, 50) if len(clients) / each <= 25)
-    axes.set_xticks(np.arange(0, len(clients), every), [str(clients[i]) for i in range(0, len(clients), every)])
+    ticks = range(0, len(clients), every)
+    names = [literal(federation.names[clients[i]][:16]) if federation.names else str(clients[i]) for i in ticks]
+    long = max(map(len, names), default=0) > 4
+    axes.set_xticks(list(ticks), names, **({"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if long else {}))
 
 
 def _name_labels(axes: Any, federation: Federation) -> None:
