@@ -184,22 +184,38 @@ def test_evaluation_against_numpy(executor):
                 np.testing.assert_allclose(got.client_std[seed], accuracies.std())
 
 
+def evaluation_needs(samples, seeds=(0,)):
+    """Bytes of memory, and the scores."""
+    rng = np.random.default_rng(0)
+    pairs = [(rng.normal(size=(samples, 50)), rng.integers(0, 3, samples)) for _ in range(4)]
+    federation = pfedbred.from_clients(pairs, pairs)
+    simulation, states = simulate("fedavg", federation, rounds=0, executor="vmap", seeds=seeds)
+    compiled = []
+    with pytest.MonkeyPatch.context() as patch:
+        compile_ = jax.stages.Lowered.compile
+        patch.setattr(jax.stages.Lowered, "compile", lambda *given: compiled.append(compile_(*given)) or compiled[-1])
+        scores = simulation.evaluate(states)
+    return max(each.memory_analysis().temp_size_in_bytes for each in compiled), scores
+
+
+def test_evaluation_takes_no_more_memory_for_more_runs():
+    """A few of them after others, and the same counts as each alone."""
+    alone, _ = evaluation_needs(2_000)
+    few, _ = evaluation_needs(2_000, range(8))
+    assert few > 2 * alone
+    many, scores = evaluation_needs(2_000, range(44))
+    assert many < 2 * few  # those left over are a program of their own
+    _, last = evaluation_needs(2_000, [43])
+    np.testing.assert_array_equal(scores.global_.test.client_accuracy[43:], last.global_.test.client_accuracy)
+
+
 def test_evaluation_takes_no_more_memory_for_more_samples(monkeypatch):
     """Some blocks of samples after others, and the same counts as all at once."""
-
-    def needed(samples):
-        rng = np.random.default_rng(0)
-        pairs = [(rng.normal(size=(samples, 50)), rng.integers(0, 3, samples)) for _ in range(4)]
-        simulation, states = simulate("fedavg", pfedbred.from_clients(pairs, pairs), rounds=0, executor="vmap")
-        state = jax.tree.map(lambda leaf: leaf[0], states)
-        program = jax.jit(simulation._measure_one).lower(simulation.shards, simulation._evaluator.samples, state)
-        return program.compile().memory_analysis().temp_size_in_bytes, simulation.evaluate(states)
-
-    few, _ = needed(2_000)
-    everything, expected = needed(20_000)
+    few, _ = evaluation_needs(2_000)
+    everything, expected = evaluation_needs(20_000)
     assert everything > 5 * few
     monkeypatch.setattr(evaluation, "_LARGEST", 1_000_000)  # nine blocks of 256 samples with 50 numbers each
-    bounded, scores = needed(20_000)
+    bounded, scores = evaluation_needs(20_000)
     assert bounded < everything / 5
     np.testing.assert_array_equal(scores.global_.test.client_accuracy, expected.global_.test.client_accuracy)
     np.testing.assert_allclose(scores.personal.train.client_loss, expected.personal.train.client_loss, rtol=1e-12)

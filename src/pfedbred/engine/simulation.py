@@ -40,6 +40,9 @@ class State(NamedTuple):
     settings: Mapping[str, Array] = {}  # never changed
 
 
+_EVALUATED = 8  # runs side by side: the points of a sweep may be hundreds, and each needs its own memory
+
+
 class Simulation:
     """Runs an algorithm on a federation, several seeds side by side.
 
@@ -75,7 +78,7 @@ class Simulation:
         self.round = Round(algorithm, plan, self.executor, self.mesh, vary)
         self._model_one = jax.jit(self.round.model_client)
         self._advance = self._compiled(self._rounds, stays=True)
-        self._measure = self._compiled(self._measure_one)
+        self._measure = self._compiled(self._measure_one, at_once=_EVALUATED)
         self._models = self._compiled(self._models_one)
         self.compile_seconds = 0.0
 
@@ -132,14 +135,17 @@ class Simulation:
 
     # All seeds --------------------------------------------------------------------------------------------------
 
-    def _compiled(self, function: Callable[[Shards, Any, State], Any], stays: bool = False) -> Callable[..., Any]:
+    def _compiled(
+        self, function: Callable[[Shards, Any, State], Any], *, stays: bool = False, at_once: int | None = None
+    ) -> Callable[..., Any]:
         """``function`` for all seeds as one program, compiled at its first call with so many seeds and never again.
 
-        With ``stays`` it makes states of states, in the same memory. Other results go to every device.
+        With ``stays`` it makes states of states, in the same memory. Other results go to every device. No more than
+        ``at_once`` seeds are side by side.
         """
         if self.executor == "loop":
             return partial(_one_seed_after_another, function)
-        every_seed = cohort.every(lambda shared, state: function(shared[0], shared[1], state), self.executor)
+        every_seed = cohort.every(lambda shared, state: function(shared[0], shared[1], state), self.executor, at_once)
 
         def seeds(shards: Shards, extra: Any, states: State) -> Any:
             if len(states.round) > 1:
