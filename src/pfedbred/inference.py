@@ -32,11 +32,11 @@ def find_model(path: Path) -> TrainedModel:
     if not path.is_dir():
         return load_model(path)
     found = personal_models(path)
+    if found:
+        return load_model(found[0])
     if (path / "config.yaml").exists() or (path / "table.json").exists():
         raise SettingError(f"{path} is a run: take a model out of it with 'pfedbred export', and predict with that")
-    if not found:
-        raise SettingError(f"there is no personal model in {path}: the client has not taken part in a round yet")
-    return load_model(found[0])
+    raise SettingError(f"there is no personal model in {path}: the client has not taken part in a round yet")
 
 
 def personal_models(home: Path) -> list[Path]:

@@ -145,7 +145,7 @@ class Evaluator:
         return tally(global_), tally(mine)
 
     def _at_once(self, shared: tuple[Samples, Tree, Tree]) -> int:
-        """How many blocks are tallied side by side: enough to keep a device busy, and no more, for memory's sake."""
+        """How many blocks are tallied side by side: as many as keep the largest array of a model within its limit."""
         block = jax.tree.map(itemgetter(0), shared[0].blocks)
         steps = jax.make_jaxpr(self._tally_block)(shared, block).eqns
         largest = max(math.prod(each.aval.shape) * each.aval.dtype.itemsize for step in steps for each in step.outvars)

@@ -23,6 +23,8 @@ from pfedbred.keys import init_key, select_key
 from pfedbred.tensors import Pieces
 from pfedbred.types import Array, Key, Tree
 
+_EVALUATED = 8  # runs side by side: the points of a sweep may be hundreds, and each needs its own memory
+
 
 class State(NamedTuple):
     """A run between two rounds. The key never changes; all randomness is derived from it.
@@ -38,9 +40,6 @@ class State(NamedTuple):
     skipped: Array
     skipped_in_row: Array
     settings: Mapping[str, Array] = {}  # never changed
-
-
-_EVALUATED = 8  # runs side by side: the points of a sweep may be hundreds, and each needs its own memory
 
 
 class Simulation:
