@@ -205,9 +205,9 @@ def sweep_command(
 ) -> None:
     """Run one algorithm with many values of its hyper-parameters, as one program, and show the best."""
     values = parse_grid(grid or [])
-    for text in set_ or ():
-        if settings_.assignment(text)[0] in values:
-            raise SettingError(f"{settings_.assignment(text)[0]} is in the grid and in --set: give it once")
+    for name, _ in map(settings_.assignment, set_ or ()):
+        if name in values:
+            raise SettingError(f"{name} is in the grid and in --set: give it once")
     experiment = Experiment.from_mapping(_merged(file, options, set_))
     folder = _folder(out, overwrite, _run_name(experiment, f"{experiment.algorithm}-sweep"))
     with progress(f"{experiment.algorithm}, {math.prod(map(len, values.values()))} points") as advance:
