@@ -218,12 +218,15 @@ def record(folder):
         "high": [81.0, 91.0],
         "finite": True,
     }
-    table._write(file, {"fingerprint": {"R": 1}, "rounds": [1, 2], "G": of_model, "P": of_model, "seconds": 1.5})
+    facts = {"fingerprint": {"R": 1}, "platform": {"device": "cpu", "backend": "cpu", "jax": "0.10"}}
+    table._write(file, {**facts, "rounds": [1, 2], "G": of_model, "P": of_model, "seconds": 1.5})
+    paper_table(folder)
     return file
 
 
 def read_record(path):
     cells = table.read_cells(tables.TABLE2, path.parents[3])
+    page.embedded(page.gather([path.parents[3]]))
     return table.markdown(tables.TABLE2, cells), table.remembered(path, {"R": 1}, dict, table.CELL)
 
 

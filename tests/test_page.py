@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import pfedbred
+from pfedbred.errors import SettingError
 from pfedbred.paper import columns, figures
-from pfedbred.report.page import _beside_paper, command, gather, paper_commands
+from pfedbred.report.page import command, gather
+from pfedbred.report.paper_tables import beside_paper, paper_commands
 
 EVIL = '</script><script>window.evil = 1</script><img src=x onerror="window.evil = 1">'
 
@@ -23,12 +25,16 @@ def folders(tmp_path_factory):
     np.savez(root / "own.npz", x=x, y=y, client=np.array([EVIL, "a&b", "c"])[np.arange(240) % 3])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        patch.setitem(columns.ALL, "digits", columns.Column("Digits, MCLR", "digits", "mclr", 2, aggregated=4))
+        part = "every other writer"
+        for name, why in {"digits": None, "digits-part": part}.items():
+            column = columns.Column(f"{name.title()}, MCLR", "digits", "mclr", 4, aggregated=4, not_compared=why)
+            patch.setitem(columns.ALL, name, column)
         patch.setattr(figures, "HYPER_GRID", {"eta": [0.01, 0.1], "lam": [5.0, 15.0]})
         for arguments in (
             "compare --dataset own.npz --rounds 3 --seeds 2 --set R=2 --algorithms fedavg,mg-meta --out cmp",
             "sweep --rounds 2 --clients 6 --set R=2 --grid eta=0.01,0.1 --grid lam=5,15 --out sweep",
-            "paper table2 --columns digits --rows fedavg,mg-meta --seeds 1 --rounds 2 --out paper",
+            "paper table2 --columns digits,digits-part --rows fedavg,mg-meta,mg-meta+am --seeds 2 --rounds 2 "
+            "--out paper",
             "paper deviation --columns digits --rows pfedme,mg-meta --rounds 2 --out paper",
             "paper hyper --columns digits --seeds 1 --rounds 2 --out paper",
         ):
@@ -61,17 +67,63 @@ def test_the_page_holds_what_the_folders_say(folders):
     (federation,) = content["federations"]
     assert np.sum(federation["train"]) + np.sum(federation["test"]) == 240
     assert [len(each["points"]) for each in content["sweeps"]] == [4, 4]
-    assert content["tables"][0]["cells"][0]["column"] == "digits"
+    (table,) = content["tables"]
+    assert [each["title"] for each in table["columns"]] == ["digits", "digits-part"]
+    figures = [(each["row"], each["model"]) for each in table["columns"][0]["cells"]]
+    assert figures == [("fedavg", "G"), *((row, model) for row in ("mg-meta", "mg-meta+am") for model in "PG")]
+    assert len(set(content["platforms"])) == 1
     assert set(content["deviations"][0]["methods"]) == {"pfedme", "mg-meta"}
 
 
+def test_curves_of_a_table_are_those_of_its_records(folders):
+    (table,) = gather([folders / "paper"])["tables"]
+    fedavg, mg, _ = table["columns"][1]["curves"]
+    assert "P" not in fedavg  # of which the table has no figure
+    record = json.loads((folders / "paper/cells/table2/digits-part/mg-meta.json").read_text())
+    assert mg["rounds"] == record["rounds"] == [1, 2]
+    assert mg["seeds"] == 2
+    for model in "GP":
+        for name, kind in {"mean": "curve", "low": "low", "high": "high"}.items():
+            np.testing.assert_allclose(mg[model][name], record[model][kind], atol=0.0051)
+        assert mg[model]["best"] == pytest.approx(np.mean(record[model]["best"]))
+
+
+def test_damaged_records_of_a_table_are_refused(folders, tmp_path):
+    def refused(file, change):
+        shutil.copytree(folders / "paper", tmp_path / "paper", dirs_exist_ok=True)
+        value = json.loads((tmp_path / "paper" / file).read_text())
+        change(value)
+        (tmp_path / "paper" / file).write_text(json.dumps(value))
+        with pytest.raises(SettingError) as stopped:
+            gather([tmp_path / "paper"])
+        return str(stopped.value)
+
+    record = "cells/table2/digits/mg-meta.json"
+    assert "curves are not of the same rounds" in refused(record, lambda value: value["P"]["low"].pop())
+    assert "damaged" in refused(record, lambda value: value.pop("platform"))
+
+
+def test_a_table_without_its_records_is_shown_without_curves(folders, tmp_path):
+    shutil.copy(folders / "paper" / "table2.json", tmp_path)
+    (table,) = gather([tmp_path])["tables"]
+    assert [each["curves"] for each in table["columns"]] == [[], []]
+
+
+def test_a_table_leads_to_no_file_elsewhere(folders, tmp_path):
+    shutil.copytree(folders / "paper", tmp_path / "paper")
+    file = tmp_path / "paper" / "table2.json"
+    (first, *others) = json.loads(file.read_text())
+    file.write_text(json.dumps([{**first, "row": "../digits/fedavg"}, *others]))
+    (table,) = gather([tmp_path / "paper"])["tables"]
+    assert [each["row"] for each in table["columns"][0]["curves"]] == ["mg-meta", "mg-meta+am"]
+
+
 def test_a_part_of_a_dataset_is_not_compared():
-    """And it is said why."""
     cell = {"row": "fedavg", "model": "G", "mean": 85.3, "std": 0.2, "paper": 53.96, "n": 5, "rounds": 200}
-    part = _beside_paper({**cell, "column": "femnist-mclr"})
-    assert (part["difference"], part["other_data"]) == (None, columns.ALL["femnist-mclr"].not_compared)
-    whole = _beside_paper({**cell, "column": "mnist-mclr"})
-    assert (whole["difference"], whole["other_data"]) == (31.34, None)
+    part = beside_paper({**cell, "column": "femnist-mclr"})
+    assert part["difference"] is None
+    whole = beside_paper({**cell, "column": "mnist-mclr"})
+    assert whole["difference"] == 31.34
     assert [part["rounds"], whole["rounds"]] == ["200 of 1200", "200"]
 
 
@@ -187,7 +239,7 @@ def wait(browser, script, *arguments):
 def test_it_opens_without_an_error_and_nothing_overflows(page, width, theme):
     browser, charts = page(width, theme)
     assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
-    assert len(charts) == 3 + 4 + 1  # curves, clients, data; two of each sweep; deviation
+    assert len(charts) == 3 + 2 + 4 + 1  # curves, clients, data; two of the table; two of each sweep; deviation
     sections = browser.execute_script("return [...document.querySelectorAll('main section')].map((each) => each.id)")
     assert sections == ["table", "curves", "clients", "paper", "deviation", "sweeps", "data", "settings"]
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
@@ -222,7 +274,7 @@ def test_filtering_takes_a_run_out_of_the_curves_by_keyboard(page):
     browser, _ = page()
     names = "return document.getElementById('curves-chart').data.map((each) => each.name).filter(Boolean)"
     assert set(browser.execute_script(names)) == {"fedavg", "mg-meta"}
-    box = browser.find_element("css selector", "input[data-run='0']")
+    box = browser.find_element("css selector", "#curves input[data-curve='fedavg']")
     box.send_keys(Keys.SPACE)
     assert set(browser.execute_script(names)) == {"mg-meta"}
 
@@ -233,6 +285,26 @@ def test_another_run_can_be_chosen_client_by_client(page):
     assert before.startswith("mg-meta")
     browser.find_element("css selector", "#clients-run option[value='0']").click()
     assert browser.find_element("id", "clients-summary").text.startswith("fedavg")
+
+
+def test_a_column_of_the_paper_is_chosen_and_its_methods_filtered(page, folders):
+    browser, _ = page()
+    assert browser.find_element("id", "paper-0-summary").text.startswith("Digits, MCLR: best P")  # one that is compared
+    names = "return document.getElementById('paper-0-rounds').data.map((each) => each.name).filter(Boolean)"
+    assert browser.execute_script(names) == ["fedavg", "mg-meta", "mg-meta+am", "mg-meta", "mg-meta+am"]  # G, then P
+    browser.find_element("css selector", "#paper input[data-curve='mg-meta+am']").click()
+    assert browser.execute_script(names) == ["fedavg", "mg-meta", "mg-meta"]
+    browser.find_element("css selector", "#paper-0-column option[value='1']").click()
+    assert browser.find_element("id", "paper-0-summary").text.startswith("Digits-Part, MCLR: best P")
+    assert browser.execute_script(names) == ["fedavg", "mg-meta", "mg-meta"]
+    assert "2 of 4 rounds; every other writer." in browser.find_element("id", "paper").text
+    cells = json.loads((folders / "paper" / "table2.json").read_text())
+    figures = [cell for cell in cells if (cell["column"], cell["model"]) == ("digits-part", "P")]
+    dots = browser.execute_script("return document.getElementById('paper-0-beside').data.at(-1).x")
+    assert dots == [cell["mean"] for cell in figures]
+    best = browser.execute_script("""return [...document.querySelectorAll('#paper .scroll')]
+        .find((each) => each.ariaLabel.startsWith('Personal')).querySelector('td.best:last-child').textContent""")
+    assert best == f"{max(cell['mean'] for cell in figures):.2f}"
 
 
 def test_it_can_be_read_without_seeing_it(page):

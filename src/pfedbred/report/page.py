@@ -24,10 +24,9 @@ from pfedbred._version import __version__
 from pfedbred.errors import SettingError, is_file_name, printable
 from pfedbred.experiment import Experiment
 from pfedbred.paper.columns import ALL
-from pfedbred.paper.tables import TABLES
-from pfedbred.paper.tuned import TITLE as TUNED
-from pfedbred.reading import COUNT, NUMBER, Maybe, expect, parse_json, read_json, read_text
+from pfedbred.reading import COUNT, Maybe, expect, parse_json, read_json, read_text
 from pfedbred.records import DATA, DEVIATION, LAST_LINE, METRICS_LINE, SUMMARY, read_sweep
+from pfedbred.report.paper_tables import TITLES, gather_table
 
 _POINTS = 400  # of a curve
 _CLIENTS = 1_000  # of a run
@@ -108,13 +107,9 @@ def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
     if (folder / "sweep.json").exists():
         _add_sweep(read_sweep(folder / "sweep.json"), folder.name, content)
         found = True
-    for name, title in {**{name: table.title for name, table in TABLES.items()}, "tuned": TUNED}.items():
+    for name in TITLES:
         if (folder / f"{name}.json").exists():
-            cells = read_json(folder / f"{name}.json")
-            expect(cells, [_CELL], folder / f"{name}.json")
-            content["tables"].append({"title": title, "cells": [_beside_paper(cell) for cell in cells]})
-            commands = [f"{each} --out {folder.resolve().name}" for each in paper_commands(name, cells)]
-            content["commands"].append({"name": title, "command": "\n".join(commands), "settings": {}})
+            gather_table(folder, name, content)
             found = True
     for file in sorted(folder.glob("hyper-*.json")):
         _add_sweep(read_sweep(file), file.stem, content)
@@ -131,13 +126,6 @@ def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
         content["deviations"].append({"title": title, "methods": kept, "samples": samples})
         found = True
     return found
-
-
-_CELL = {
-    **dict.fromkeys(("column", "row", "model"), str),
-    **dict.fromkeys(("mean", "std", "paper"), Maybe(NUMBER)),
-    **dict.fromkeys(("n", "rounds"), COUNT),
-}
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
@@ -246,37 +234,6 @@ def _add_sweep(facts: Mapping[str, Any], name: str, content: dict[str, Any]) -> 
     settings = {**facts["experiment"], **facts["experiment"]["settings"]}
     settings.pop("settings")
     content["commands"].append({"name": title, "command": f"{words} {' '.join(values)}", "settings": settings})
-
-
-def _beside_paper(cell: Mapping[str, Any]) -> dict[str, Any]:
-    column = ALL.get(cell["column"])
-    compared = cell["paper"] is not None and cell["mean"] is not None and column and not column.not_compared
-    difference = round(cell["mean"] - cell["paper"], 2) if compared else None
-    kept = {name: cell[name] for name in ("row", "model", "mean", "std", "paper", "n")}
-    kept["rounds"] = f"{cell['rounds']} of {column.rounds}" if _of_its_own(cell) and column else str(cell["rounds"])
-    title, other_data = (column.title, column.not_compared) if column else (cell["column"], None)
-    return {**kept, "column": title, "difference": difference, "other_data": other_data}
-
-
-def _of_its_own(cell: Mapping[str, Any]) -> int | None:
-    """The rounds of a cell, if they are not its column's."""
-    column = ALL.get(cell["column"])
-    return None if column and column.rounds == cell["rounds"] else cell["rounds"]
-
-
-def paper_commands(name: str, cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What makes these cells of a table and no others: one command for columns with the same rows, seeds and rounds."""
-    rows: dict[tuple[str, int, int | None], dict[str, None]] = {}
-    for cell in cells:
-        rows.setdefault((cell["column"], cell["n"], _of_its_own(cell)), {})[cell["row"]] = None
-    columns: dict[tuple[str, int, int | None], list[str]] = {}
-    for (column, seeds, rounds), names in rows.items():
-        columns.setdefault((",".join(names), seeds, rounds), []).append(column)
-    return [
-        f"pfedbred paper {name} --columns {shlex.quote(','.join(alike))} --rows {shlex.quote(names)} --seeds {seeds}"
-        + (f" --rounds {rounds}" if rounds else "")
-        for (names, seeds, rounds), alike in columns.items()
-    ]
 
 
 def _settings(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,8 +90,6 @@
   for (const run of runs) {
     if (run.clients) run.clients = run.clients.names.map((name, i) => ({ name, g: run.clients.g[i], p: run.clients.p[i] }));
   }
-  const shown = new Set(runs.map((_, index) => index));
-
   const measured = (model) => (model.best === null ? "diverged" : `${percent(model.best)} ± ${percent(model.std)}`);
 
   const outcome = () => {
@@ -107,53 +105,75 @@
     element.append(table(columns, rows, "Outcome of each run", (r, c) => c === 4 && runs.length > 1 && runs[r].P.best === best));
   };
 
-  const filter = (parent) => {
-    const boxes = runs.map((run, index) => make("label", {},
-      make("input", { type: "checkbox", checked: true, "data-run": index, on: { change: (event) => {
-        event.target.checked ? shown.add(index) : shown.delete(index);
+  // Boxes to choose whose curves are shown.
+  const filter = (parent, items, shown) => {
+    const boxes = items.map((item) => make("label", {},
+      make("input", { type: "checkbox", checked: shown.has(item.name), "data-curve": item.name, on: { change: (event) => {
+        event.target.checked ? shown.add(item.name) : shown.delete(item.name);
         charts.forEach((redraw) => redraw());
       } } }),
-      make("span", { class: "swatch", style: `background:${colour(index)}`, "aria-hidden": "true" }),
-      make("span", { text: run.name })));
+      make("span", { class: "swatch " + item.dash, style: `--shade:${item.shade}`, "aria-hidden": "true" }),
+      make("span", { text: item.name })));
     parent.append(make("fieldset", {}, make("legend", { text: "Shown" }), ...boxes));
   };
 
+  // G and P side by side, or one above the other where there is no room.
+  const twoPanels = (height, tall) => {
+    const layout = { height: narrow() ? tall : height, annotations: [],
+      grid: { rows: narrow() ? 2 : 1, columns: narrow() ? 1 : 2, pattern: "independent", ygap: 0.28 } };
+    Object.values(NAMES).forEach((title, panel) => {
+      const suffix = panel ? "2" : "";
+      layout.annotations.push({ text: `<b>${title}</b>`, showarrow: false, xref: `x${suffix} domain`, yref: `y${suffix} domain`,
+        x: 0, y: 1.02, xanchor: "left", yanchor: "bottom" });
+    });
+    return layout;
+  };
+  const axesOf = (panel) => ({ xaxis: panel ? "x2" : "x", yaxis: panel ? "y2" : "y" });
+
+  // A range that shows the differences at the end rather than the climb at the start.
+  const settled = (curves) => {
+    const values = curves.flatMap((curve) => curve.slice(Math.floor(curve.length / 20))).filter((value) => value !== null);
+    if (!values.length) return {};
+    const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
+    const margin = Math.max(1, 0.06 * (high - low));
+    return { range: [Math.max(0, low - margin), Math.min(101, high + margin)] };
+  };
+
+  const byRound = (items) => {
+    const data = [], layout = { ...twoPanels(430, 720), hovermode: "x unified" };
+    Object.keys(NAMES).forEach((model, panel) => {
+      const having = items.filter((item) => item[model]);
+      for (const item of having) {
+        const series = item[model];
+        if (item.seeds > 1) {
+          data.push({ x: [...item.rounds, ...[...item.rounds].reverse()], y: [...series.high, ...[...series.low].reverse()],
+            fill: "toself", fillcolor: faint(item.shade), line: { width: 0 }, mode: "lines", hoverinfo: "skip", ...axesOf(panel) });
+        }
+        data.push({ x: item.rounds, y: series.mean, name: plain(item.name), mode: item.rounds.length > 1 ? "lines" : "markers",
+          line: { color: item.shade, dash: item.dash, width: 2 }, marker: { color: item.shade, size: 9 },
+          hovertemplate: "%{y:.2f} %", ...axesOf(panel) });
+      }
+      const suffix = panel ? "2" : "";
+      layout["xaxis" + suffix] = { title: { text: "round" } };
+      layout["yaxis" + suffix] = { title: { text: "test accuracy (%)" }, ...settled(having.map((item) => item[model].mean)) };
+    });
+    return { data, layout };
+  };
+
+  const SEEDS = "Lines are means over seeds, bands reach from the lowest to the highest seed.";
+
   const curves = () => {
-    const element = section("curves", "Accuracy by round", runs.some((run) => run.seeds > 1)
-      ? "Lines are means over seeds, bands reach from the lowest to the highest seed." : "One seed.");
-    if (runs.length > 1) filter(element);
+    const element = section("curves", "Accuracy by round", runs.some((run) => run.seeds > 1) ? SEEDS : "One seed.");
+    const items = runs.map((run, index) => ({ ...run, shade: colour(index), dash: dash(index) }));
+    const shown = new Set(items.map((item) => item.name));
+    if (runs.length > 1) filter(element, items, shown);
     const leader = (model) => runs.reduce((a, b) => ((b[model].best ?? -1) > (a[model].best ?? -1) ? b : a));
     const words = Object.keys(NAMES).map((model) => `best ${model}: ${leader(model).name}, ${percent(leader(model)[model].best)} %`);
     const rows = runs.flatMap((run) => [run.rounds.length - 1].map((last) =>
       [run.name, String(run.rounds[last]), percent(run.G.mean[last]), percent(run.P.mean[last])]));
-    chart(element, "curves-chart", `Test accuracy by round of ${runs.length} run${runs.length > 1 ? "s" : ""}; ${words.join("; ")}.`, () => {
-      const data = [];
-      Object.keys(NAMES).forEach((model, panel) => {
-        const axes = { xaxis: panel ? "x2" : "x", yaxis: panel ? "y2" : "y" };
-        runs.forEach((run, index) => {
-          if (!shown.has(index)) return;
-          const series = run[model];
-          if (run.seeds > 1) {
-            data.push({ x: [...run.rounds, ...[...run.rounds].reverse()], y: [...series.high, ...[...series.low].reverse()],
-              fill: "toself", fillcolor: faint(colour(index)), line: { width: 0 }, mode: "lines", hoverinfo: "skip", ...axes });
-          }
-          data.push({ x: run.rounds, y: series.mean, name: plain(run.name), mode: run.rounds.length > 1 ? "lines" : "markers",
-            line: { color: colour(index), dash: dash(index), width: 2 }, marker: { color: colour(index), size: 9 },
-            hovertemplate: "%{y:.2f} %", ...axes });
-        });
-      });
-      const layout = { hovermode: "x unified", height: narrow() ? 720 : 430,
-        grid: { rows: narrow() ? 2 : 1, columns: narrow() ? 1 : 2, pattern: "independent", ygap: 0.28 },
-        annotations: [] };
-      Object.values(NAMES).forEach((title, panel) => {
-        const suffix = panel ? "2" : "";
-        layout["xaxis" + suffix] = { title: { text: "round" } };
-        layout["yaxis" + suffix] = { title: { text: "test accuracy (%)" } };
-        layout.annotations.push({ text: `<b>${title}</b>`, showarrow: false, xref: `x${suffix} domain`, yref: `y${suffix} domain`,
-          x: 0, y: 1.02, xanchor: "left", yanchor: "bottom" });
-      });
-      return { data, layout };
-    }, numbers(["method", "round", "G (%)", "P (%)"], rows, "Accuracy at the end, mean over seeds"));
+    chart(element, "curves-chart", `Test accuracy by round of ${runs.length} run${runs.length > 1 ? "s" : ""}; ${words.join("; ")}.`,
+      () => byRound(items.filter((item) => shown.has(item.name))),
+      numbers(["method", "round", "G (%)", "P (%)"], rows, "Accuracy at the end, mean over seeds"));
   };
 
   const clients = () => {
@@ -266,15 +286,100 @@
 
   const papers = () => {
     if (!content.tables.length) return;
-    const element = section("paper", "Beside the paper", "Measured beside printed, and the difference.");
-    content.tables.forEach((each) => {
+    const element = section("paper", "Beside the paper", "Test accuracy in percent: the best over the rounds, mean over seeds; "
+      + "in brackets the difference from what the paper prints.");
+    content.tables.forEach((each, index) => {
       element.append(make("h3", { text: each.title }));
-      const rows = each.cells.map((cell) => [cell.column, cell.row, cell.model, `${percent(cell.mean)} ± ${percent(cell.std)}`, percent(cell.paper),
-        cell.other_data ? "other data" : cell.difference === null ? "" : (cell.difference > 0 ? "+" : "") + percent(cell.difference), String(cell.n), cell.rounds]);
-      const others = new Map(each.cells.filter((cell) => cell.other_data).map((cell) => [cell.column, cell.other_data]));
-      others.forEach((why, column) => element.append(make("p", { class: "quiet", text: `${column}: ${why}. The printed figures are for orientation.` })));
-      element.append(table(["column", "method", "model", "measured (%)", "printed (%)", "difference", "seeds", "rounds"], rows, each.title));
+      const rows = [...new Set(each.columns.flatMap((column) => column.cells.map((cell) => cell.row)))];
+      Object.keys(NAMES).forEach((model) => overview(element, each, rows, model));
+      const notes = new Map();
+      for (const column of each.columns) {
+        const fewer = new Set(column.cells.map((cell) => cell.rounds).filter((rounds) => rounds.includes(" of ")));
+        const said = [fewer.size ? `${[...fewer].join(", ")} rounds` : null, column.other_data, column.note].filter(Boolean).join("; ");
+        if (said) notes.set(said, [...(notes.get(said) ?? []), column.title]);
+      }
+      notes.forEach((titles, said) => element.append(make("p", { class: "quiet", text: `${titles.join("; ")}: ${said}.` })));
+      inDetail(element, each, rows, `paper-${index}`);
     });
+  };
+
+  const signed = (value) => (value > 0 ? "+" : "") + percent(value);
+
+  // All columns of a table for G or for P; the best of a column stands out.
+  const overview = (parent, each, rows, model) => {
+    const cellOf = (column, row) => column.cells.find((cell) => cell.row === row && cell.model === model);
+    const having = rows.filter((row) => each.columns.some((column) => cellOf(column, row)));
+    if (!having.length) return;
+    const best = each.columns.map((column) => Math.max(...having.map((row) => cellOf(column, row)?.mean ?? -1)));
+    const said = (cell) => (!cell ? "" : cell.mean === null ? "diverged" : percent(cell.mean) + (cell.difference === null ? "" : ` (${signed(cell.difference)})`));
+    parent.append(table(["method", ...each.columns.map((column) => column.title)],
+      having.map((row) => [row, ...each.columns.map((column) => said(cellOf(column, row)))]), NAMES[model],
+      (r, c) => c > 0 && having.length > 1 && cellOf(each.columns[c - 1], having[r])?.mean === best[c - 1]));
+  };
+
+  // One column of a table, to be chosen: measured beside printed, the curves, and all numbers.
+  const inDetail = (parent, each, rows, id) => {
+    let current = each.columns.find((column) => !column.other_data) ?? each.columns[0];
+    const bases = [...new Set(rows.map((row) => row.split("+")[0]))];
+    const looks = rows.map((row) => {
+      const [base, variant] = row.split("+");
+      return { name: row, shade: colour(bases.indexOf(base)), dash: { ft: "dash", am: "dashdot" }[variant] ?? "solid" };
+    });
+    const summary = () => {
+      const leaders = ["P", "G"].map((model) => {
+        const cells = current.cells.filter((cell) => cell.model === model && cell.mean !== null);
+        const first = cells.reduce((a, b) => (a && a.mean >= b.mean ? a : b), null);
+        return first && `best ${model}: ${first.row}, ${percent(first.mean)} %`;
+      });
+      return `${current.title}: ${leaders.filter(Boolean).join("; ")}.`;
+    };
+    const words = make("p", { id: id + "-summary", "aria-live": "polite", text: summary() });
+    const holder = make("div");
+    const fill = () => holder.replaceChildren(numbers(["method", "model", "measured (%)", "printed (%)", "difference", "seeds", "rounds"],
+      current.cells.map((cell) => [cell.row, cell.model, cell.mean === null ? "diverged" : `${percent(cell.mean)} ± ${percent(cell.std)}`, percent(cell.paper),
+        current.other_data ? "other data" : cell.difference === null ? "" : signed(cell.difference), String(cell.n), cell.rounds]),
+      `${each.title}: ${current.title}`));
+    if (each.columns.length > 1) {
+      const select = make("select", { id: id + "-column", on: { change: (event) => {
+        current = each.columns[Number(event.target.value)];
+        words.textContent = summary();
+        fill();
+        charts.forEach((redraw) => redraw());
+      } } }, ...each.columns.map((column, index) => make("option", { value: index, text: column.title, selected: column === current })));
+      parent.append(make("p", {}, make("label", { for: id + "-column", text: "In detail: " }), select));
+    }
+    parent.append(words);
+    const printed = each.columns.some((column) => column.cells.some((cell) => cell.paper !== null));
+    chart(parent, id + "-beside", printed ? "Measured (dots, with the deviation over seeds) beside printed (diamonds)." : "Measured, with the deviation over seeds.",
+      () => beside(current, rows), holder);
+    fill();
+    if (!each.columns.some((column) => column.curves.length)) return;
+    const many = rows.length > 8; // then methods as they are, without FT and AM, to begin with
+    const shown = new Set(rows.filter((row) => !many || !row.includes("+")));
+    filter(parent, looks, shown);
+    chart(parent, id + "-rounds", `Accuracy by round. ${SEEDS}`, () => byRound(looks.filter((look) => shown.has(look.name))
+      .map((look) => ({ ...look, ...current.curves.find((each) => each.row === look.name) })).filter((item) => item.rounds)));
+  };
+
+  const beside = (column, rows) => {
+    const having = rows.filter((row) => column.cells.some((cell) => cell.row === row));
+    const data = [], layout = { ...twoPanels(130 + 26 * having.length, 220 + 56 * having.length), hovermode: "closest" };
+    Object.keys(NAMES).forEach((model, panel) => {
+      const cells = column.cells.filter((cell) => cell.model === model && cell.mean !== null);
+      const place = (cell) => having.indexOf(cell.row);
+      const both = cells.filter((cell) => cell.paper !== null);
+      data.push({ x: both.flatMap((cell) => [cell.paper, cell.mean, null]), y: both.flatMap((cell) => [place(cell), place(cell), null]),
+        mode: "lines", line: { color: style("--line"), width: 2 }, hoverinfo: "skip", ...axesOf(panel) });
+      data.push({ x: both.map((cell) => cell.paper), y: both.map(place), mode: "markers", text: both.map((cell) => plain(cell.row)),
+        marker: { symbol: "diamond-open", size: 10, color: style("--quiet"), line: { width: 2 } }, hovertemplate: "%{text}: printed %{x:.2f} %<extra></extra>", ...axesOf(panel) });
+      data.push({ x: cells.map((cell) => cell.mean), y: cells.map(place), mode: "markers", text: cells.map((cell) => plain(cell.row)), customdata: cells.map((cell) => cell.std),
+        error_x: { type: "data", array: cells.map((cell) => cell.std), color: COLOURS[0], thickness: 1.5 },
+        marker: { size: 9, color: COLOURS[0] }, hovertemplate: "%{text}: measured %{x:.2f} ± %{customdata:.2f} %<extra></extra>", ...axesOf(panel) });
+      const suffix = panel ? "2" : "";
+      layout["xaxis" + suffix] = { title: { text: "test accuracy (%)" } };
+      layout["yaxis" + suffix] = { tickvals: having.map((_, i) => i), ticktext: having.map(plain), range: [having.length - 0.4, -0.6], zeroline: false };
+    });
+    return { data, layout };
   };
 
   const deviations = () => {
