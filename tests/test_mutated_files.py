@@ -234,7 +234,8 @@ def deviation(folder):
     path = folder / "cells" / "deviation" / "mnist-mclr" / "pfedme.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {"global": [0.5, None], "local": [0.1, 0.2]}
-    records.write_json(path, {"client": 0, **values, "samples": {"global": [3, 4], "local": [1, 0]}})
+    facts = {"client": 0, "fingerprint": {"rounds": 3}}
+    records.write_json(path, {**facts, **values, "samples": {"global": [3, 4], "local": [1, 0]}})
     return path
 
 

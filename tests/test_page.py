@@ -11,8 +11,8 @@ import pytest
 import pfedbred
 from pfedbred.errors import SettingError
 from pfedbred.paper import columns, figures
+from pfedbred.report.of_paper import beside_paper, paper_commands
 from pfedbred.report.page import command, gather
-from pfedbred.report.paper_tables import beside_paper, paper_commands
 
 EVIL = '</script><script>window.evil = 1</script><img src=x onerror="window.evil = 1">'
 
@@ -36,6 +36,7 @@ def folders(tmp_path_factory):
             "paper table2 --columns digits,digits-part --rows fedavg,mg-meta,mg-meta+am --seeds 2 --rounds 2 "
             "--out paper",
             "paper deviation --columns digits --rows pfedme,mg-meta --rounds 2 --out paper",
+            "paper noniid --columns digits --out paper",
             "paper hyper --columns digits --seeds 1 --rounds 2 --out paper",
         ):
             run(patch, *arguments.split())
@@ -64,8 +65,12 @@ def test_the_page_holds_what_the_folders_say(folders):
     clients = 100 * np.mean(lines[-1]["global"]["test"]["client_accuracy"], axis=0)
     np.testing.assert_allclose(mg["clients"]["g"], clients, atol=0.06)
     assert sorted(mg["clients"]["names"]) == sorted([EVIL, "a&b", "c"])
-    (federation,) = content["federations"]
-    assert np.sum(federation["train"]) + np.sum(federation["test"]) == 240
+    own, digits = content["federations"]
+    assert np.sum(own["train"]) + np.sum(own["test"]) == 240
+    assert digits["name"] == "digits"
+    said = {each["name"]: each["command"] for each in content["commands"]}
+    deviation = "pfedbred paper deviation --columns digits --rows mg-meta,pfedme --rounds 2 --out paper"
+    assert said["Deviation: digits"] == deviation
     assert [len(each["points"]) for each in content["sweeps"]] == [4, 4]
     (table,) = content["tables"]
     assert [each["title"] for each in table["columns"]] == ["digits", "digits-part"]
@@ -239,7 +244,7 @@ def wait(browser, script, *arguments):
 def test_it_opens_without_an_error_and_nothing_overflows(page, width, theme):
     browser, charts = page(width, theme)
     assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
-    assert len(charts) == 3 + 2 + 4 + 1  # curves, clients, data; two of the table; two of each sweep; deviation
+    assert len(charts) == 2 + 2 + 4 + 1 + 2  # curves, clients; two of the table; two of each sweep; deviation; data
     sections = browser.execute_script("return [...document.querySelectorAll('main section')].map((each) => each.id)")
     assert sections == ["table", "curves", "clients", "paper", "deviation", "sweeps", "data", "settings"]
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width

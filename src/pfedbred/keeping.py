@@ -227,7 +227,7 @@ def run_into(folder: Path, prepared: Prepared, observe: Callable[[Point], None],
 def _write_outcome(folder: Path, done: Run, models: bool | None) -> None:
     """All that a finished run leaves; the summary last, for it says that the run is finished."""
     if isinstance(done.simulation.federation, Federation):
-        records.write_data(done.simulation.federation, folder)
+        records.write_data(done.simulation.federation, folder / "data.json")
     if models or (models is None and exports.size(done) <= 10**9 and _knows_all(done)):
         exports.keep(done, folder)
     curves.draw_run(done, folder / "curves.png")

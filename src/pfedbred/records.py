@@ -269,8 +269,8 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def write_data(federation: Federation, folder: Path, most: int = 1_000) -> None:
-    """data.json: samples by client and label, of at most so many clients, taken evenly."""
+def write_data(federation: Federation, path: Path, most: int = 1_000) -> None:
+    """data.json, or a file like it: samples by client and label, of at most so many clients, taken evenly."""
     shown = np.unique(np.linspace(0, federation.clients - 1, min(most, federation.clients)).round().astype(int))
     counts = {
         part: split.take(shown).label_counts(federation.classes).tolist()
@@ -283,7 +283,7 @@ def write_data(federation: Federation, folder: Path, most: int = 1_000) -> None:
         "labels": list(federation.labels or map(str, range(federation.classes))),
         **counts,
     }
-    write_text(folder / "data.json", json.dumps(facts, separators=(",", ":")) + "\n")
+    write_text(path, json.dumps(facts, separators=(",", ":")) + "\n")
 
 
 _OVER_SEEDS = {"mean": Maybe(FRACTION), "std": Maybe(FRACTION)}

@@ -153,4 +153,5 @@ def draw_noniid(request: Request) -> None:
     for dataset, column in {ALL[name].dataset: ALL[name] for name in names}.items():
         path = request.out / f"noniid-{dataset}.png"
         draw_distribution(request.federations.of(column), path)
+        records.write_data(request.federations.of(column), path.with_suffix(".json"))  # for the page
         request.say(f"picture: {path}")

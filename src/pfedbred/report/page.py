@@ -23,10 +23,9 @@ from pfedbred import settings as settings_
 from pfedbred._version import __version__
 from pfedbred.errors import SettingError, is_file_name, printable
 from pfedbred.experiment import Experiment
-from pfedbred.paper.columns import ALL
 from pfedbred.reading import COUNT, Maybe, expect, parse_json, read_json, read_text
-from pfedbred.records import DATA, DEVIATION, LAST_LINE, METRICS_LINE, SUMMARY, read_sweep
-from pfedbred.report.paper_tables import TITLES, gather_table
+from pfedbred.records import DATA, LAST_LINE, METRICS_LINE, SUMMARY, read_sweep
+from pfedbred.report.of_paper import TITLES, gather_deviation, gather_table
 
 _POINTS = 400  # of a curve
 _CLIENTS = 1_000  # of a run
@@ -115,15 +114,11 @@ def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
         _add_sweep(read_sweep(file), file.stem, content)
         found = True
     for column in sorted((folder / "cells" / "deviation").glob("*")):
-        methods = {file.stem: read_json(file) for file in sorted(column.glob("*.json"))}
-        if not methods:
-            continue
-        for name, each in methods.items():
-            expect(each, DEVIATION, column / f"{name}.json")
-        kept = {name: {kind: each[kind] for kind in ("global", "local")} for name, each in methods.items()}
-        title = ALL[column.name].title if column.name in ALL else column.name
-        samples = next(iter(methods.values()))["samples"]
-        content["deviations"].append({"title": title, "methods": kept, "samples": samples})
+        found = gather_deviation(column, content) or found
+    for file in sorted(folder.glob("noniid-*.json")):
+        own = _data(file)
+        if own not in content["federations"]:
+            content["federations"].append(own)
         found = True
     return found
 

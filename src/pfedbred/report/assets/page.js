@@ -235,8 +235,8 @@
           x: each.names.map((_, client) => client), y: each.labels.map((_, label) => label), customdata: each.labels.map((name) => counts.map((_, client) => [plain(each.names[client]), plain(name)])),
           colorscale: "Viridis", reversescale: true, hovertemplate: "client %{customdata[0]}, label %{customdata[1]}: %{z} samples<extra></extra>",
           colorbar: { title: { text: "samples" }, thickness: 12 }, hoverongaps: false }],
-        layout: { height: Math.min(640, 180 + 22 * each.labels.length), xaxis: { title: { text: "client" }, showgrid: false },
-          yaxis: { title: { text: "label" }, showgrid: false, tickmode: each.labels.length <= 20 ? "array" : "auto",
+        layout: { height: Math.min(640, 180 + 22 * each.labels.length), xaxis: { title: { text: "client" }, showgrid: false, zeroline: false },
+          yaxis: { title: { text: "label" }, showgrid: false, zeroline: false, tickmode: each.labels.length <= 20 ? "array" : "auto",
             tickvals: each.labels.map((_, label) => label), ticktext: each.labels.map((name) => plain(name.length > 14 ? name.slice(0, 13) + "…" : name)) } },
       }), numbers(["client", ...each.labels], rows, `Training samples by client and label, ${each.name}`));
     });

@@ -1,4 +1,4 @@
-"""What the page shows of the paper's tables: measured beside printed, and the curves of their cells."""
+"""What the page shows of the paper: its tables, measured beside printed, with the curves of their cells; deviations."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pfedbred.paper.table import CELL, best_of, read_remembered
 from pfedbred.paper.tables import TABLES
 from pfedbred.paper.tuned import TITLE as TUNED
 from pfedbred.reading import COUNT, NUMBER, Maybe, expect, read_json
+from pfedbred.records import DEVIATION
 
 TITLES = {**{name: table.title for name, table in TABLES.items()}, "tuned": TUNED}
 """Of the tables that can be in a folder, as NAME.json."""
@@ -51,6 +52,24 @@ def gather_table(folder: Path, name: str, content: dict[str, Any]) -> None:
     content["tables"].append({"title": TITLES[name], "columns": columns})
     commands = [f"{each} --out {shlex.quote(folder.resolve().name)}" for each in paper_commands(name, figures)]
     content["commands"].append({"name": TITLES[name], "command": "\n".join(commands), "settings": {}})
+
+
+def gather_deviation(folder: Path, content: dict[str, Any]) -> bool:
+    """Adds the deviations of a column, if the folder has any, and the command that makes them."""
+    methods = {file.stem: read_json(file) for file in sorted(folder.glob("*.json"))}
+    for name, each in methods.items():
+        expect(each, {**DEVIATION, "fingerprint": {"rounds": COUNT}}, folder / f"{name}.json")
+    if not methods:
+        return False
+    kept = {name: {kind: each[kind] for kind in ("global", "local")} for name, each in methods.items()}
+    title = ALL[folder.name].title if folder.name in ALL else folder.name
+    first = next(iter(methods.values()))
+    content["deviations"].append({"title": title, "methods": kept, "samples": first["samples"]})
+    words = f"pfedbred paper deviation --columns {shlex.quote(folder.name)} --rows {shlex.quote(','.join(methods))}"
+    rounds = _of_its_own({"column": folder.name, "rounds": first["fingerprint"]["rounds"]})
+    words += (f" --rounds {rounds}" if rounds else "") + f" --out {shlex.quote(folder.resolve().parents[2].name)}"
+    content["commands"].append({"name": f"Deviation: {title}", "command": words, "settings": {}})
+    return True
 
 
 def _records(folder: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
