@@ -208,6 +208,9 @@ def paper_table(folder):
     return folder / "table2.json"
 
 
+PLATFORM = {"device": "cpu", "backend": "cpu", "jax": "0.10"}
+
+
 def record(folder):
     file = table.cell_file(tables.TABLE2, "mnist-mclr", "fedavg", folder)
     of_model = {"best": [90.0, 91.0], "best_round": [1, 2], "final": [90.0, 90.5], "client_mean": [89.0, None]}
@@ -218,7 +221,7 @@ def record(folder):
         "high": [81.0, 91.0],
         "finite": True,
     }
-    facts = {"fingerprint": {"R": 1}, "platform": {"device": "cpu", "backend": "cpu", "jax": "0.10"}}
+    facts = {"fingerprint": {"R": 1}, "platform": PLATFORM}
     table._write(file, {**facts, "rounds": [1, 2], "G": of_model, "P": of_model, "seconds": 1.5})
     paper_table(folder)
     return file
@@ -234,7 +237,7 @@ def deviation(folder):
     path = folder / "cells" / "deviation" / "mnist-mclr" / "pfedme.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {"global": [0.5, None], "local": [0.1, 0.2]}
-    facts = {"client": 0, "fingerprint": {"rounds": 3}}
+    facts = {"client": 0, "fingerprint": {"rounds": 3}, "platform": PLATFORM}
     records.write_json(path, {**facts, **values, "samples": {"global": [3, 4], "local": [1, 0]}})
     return path
 

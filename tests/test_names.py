@@ -228,7 +228,7 @@ def evil_page(finished, tmp_path):  # noqa: F811
     cell |= {"n": 5, "rounds": 7}
     records.write_json(run / "table2.json", [cell])
     deviation = {"global": [0.1, 0.2], "local": [0.1, None], "samples": {"global": [1, 2], "local": [1, 0]}}
-    deviation["fingerprint"] = {"rounds": 3}
+    deviation |= {"fingerprint": {"rounds": 3}, "platform": summary["platform"]}
     records.write_json(run / "cells" / "deviation" / "c<b>" / f"{EVIL.replace('/', '')}.json", deviation)
     page.write_page([run, sweep], tmp_path / "page.html")
     return tmp_path / "page.html"

@@ -286,6 +286,7 @@ def write_data(federation: Federation, path: Path, most: int = 1_000) -> None:
     write_text(path, json.dumps(facts, separators=(",", ":")) + "\n")
 
 
+PLATFORM = {"device": str, "backend": str, "jax": str}
 _OVER_SEEDS = {"mean": Maybe(FRACTION), "std": Maybe(FRACTION)}
 _OUTCOME = {"best_accuracy": _OVER_SEEDS, "final_worst_decile": _OVER_SEEDS}
 _EXPERIMENT = {"algorithm": str, "settings": dict}
@@ -300,7 +301,7 @@ SUMMARY = {
     "global": _OUTCOME,
     "personal": _OUTCOME,
     "experiment": _EXPERIMENT,
-    "platform": {"device": str, "backend": str, "jax": str},
+    "platform": PLATFORM,
 }
 FINISHED = {
     **SUMMARY,
@@ -320,10 +321,13 @@ SWEEP = {
     "best": dict,
     "points": Some({"global": Maybe(FRACTION), "personal": Maybe(FRACTION)}),
     "experiment": {**_EXPERIMENT, "dataset": str, "model": str, "rounds": COUNT},
+    "platform": PLATFORM,
 }
 DEVIATION = {
     **{kind: [Maybe(NUMBER)] for kind in ("global", "local")},
     "samples": {kind: [COUNT] for kind in ("global", "local")},
+    "fingerprint": {"rounds": COUNT},
+    "platform": PLATFORM,
 }
 """What those who read these files need to find in them."""
 

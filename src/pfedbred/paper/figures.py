@@ -148,7 +148,7 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
 
 
 def draw_noniid(request: Request) -> None:
-    """Who has what: clients by labels, one picture a dataset."""
+    """Who has what: clients by labels, one picture a dataset, and its numbers."""
     names: Sequence[str] = chosen("column", ALL, request.columns or ("cifar10-cnn", "femnist-mclr", "sent140-lstm"))
     for dataset, column in {ALL[name].dataset: ALL[name] for name in names}.items():
         path = request.out / f"noniid-{dataset}.png"

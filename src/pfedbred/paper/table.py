@@ -223,7 +223,7 @@ _OF_MODEL = {
     "best_round": Some(COUNT),
     "finite": bool,
 }
-CELL = {"rounds": Some(COUNT), "seconds": NUMBER, "G": _OF_MODEL, "P": _OF_MODEL}
+CELL = {"rounds": Some(COUNT), "seconds": NUMBER, "G": _OF_MODEL, "P": _OF_MODEL, "platform": records.PLATFORM}
 
 
 def read_remembered(file: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:

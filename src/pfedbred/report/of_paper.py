@@ -9,10 +9,10 @@ from typing import Any
 
 from pfedbred.errors import SettingError, is_file_name
 from pfedbred.paper.columns import ALL
-from pfedbred.paper.table import CELL, best_of, read_remembered
+from pfedbred.paper.table import CELL, read_remembered
 from pfedbred.paper.tables import TABLES
 from pfedbred.paper.tuned import TITLE as TUNED
-from pfedbred.reading import COUNT, NUMBER, Maybe, expect, read_json
+from pfedbred.reading import COUNT, NUMBER, Maybe, Some, expect, read_json
 from pfedbred.records import DEVIATION
 
 TITLES = {**{name: table.title for name, table in TABLES.items()}, "tuned": TUNED}
@@ -23,13 +23,18 @@ _FIGURE = {
     **dict.fromkeys(("mean", "std", "paper"), Maybe(NUMBER)),
     **dict.fromkeys(("n", "rounds"), COUNT),
 }
-_PLATFORM = {"platform": {"device": str, "backend": str, "jax": str}}
+
+
+def measured_on(record: Mapping[str, Any]) -> str:
+    """The platform of a record, for people."""
+    facts = record["platform"]
+    return f"{facts['device']} ({facts['backend']}), jax {facts['jax']}"
 
 
 def gather_table(folder: Path, name: str, content: dict[str, Any]) -> None:
     """Adds a table, column by column, and the commands that make it."""
     figures = read_json(folder / f"{name}.json")
-    expect(figures, [_FIGURE], folder / f"{name}.json")
+    expect(figures, Some(_FIGURE), folder / f"{name}.json")
     by_column: dict[str, list[dict[str, Any]]] = {}
     for figure in figures:
         by_column.setdefault(figure["column"], []).append(figure)
@@ -37,9 +42,7 @@ def gather_table(folder: Path, name: str, content: dict[str, Any]) -> None:
     for key, cells in by_column.items():
         column = ALL.get(key)
         records = _records(folder / "cells" / name, cells)
-        for record in records.values():
-            facts = record["platform"]
-            content["platforms"].append(f"{facts['device']} ({facts['backend']}), jax {facts['jax']}")
+        content["platforms"] += map(measured_on, records.values())
         columns.append(
             {
                 "title": column.title if column else key,
@@ -50,25 +53,33 @@ def gather_table(folder: Path, name: str, content: dict[str, Any]) -> None:
             }
         )
     content["tables"].append({"title": TITLES[name], "columns": columns})
-    commands = [f"{each} --out {shlex.quote(folder.resolve().name)}" for each in paper_commands(name, figures)]
-    content["commands"].append({"name": TITLES[name], "command": "\n".join(commands), "settings": {}})
+    _add_commands(name, TITLES[name], figures, folder, content)
+
+
+def _add_commands(
+    name: str, title: str, cells: Sequence[Mapping[str, Any]], folder: Path, content: dict[str, Any]
+) -> None:
+    commands = [f"{each} --out {shlex.quote(folder.resolve().name)}" for each in paper_commands(name, cells)]
+    content["commands"].append({"name": title, "command": "\n".join(commands), "settings": {}})
 
 
 def gather_deviation(folder: Path, content: dict[str, Any]) -> bool:
     """Adds the deviations of a column, if the folder has any, and the command that makes them."""
     methods = {file.stem: read_json(file) for file in sorted(folder.glob("*.json"))}
     for name, each in methods.items():
-        expect(each, {**DEVIATION, "fingerprint": {"rounds": COUNT}}, folder / f"{name}.json")
+        expect(each, DEVIATION, folder / f"{name}.json")
     if not methods:
         return False
     kept = {name: {kind: each[kind] for kind in ("global", "local")} for name, each in methods.items()}
     title = ALL[folder.name].title if folder.name in ALL else folder.name
-    first = next(iter(methods.values()))
-    content["deviations"].append({"title": title, "methods": kept, "samples": first["samples"]})
-    words = f"pfedbred paper deviation --columns {shlex.quote(folder.name)} --rows {shlex.quote(','.join(methods))}"
-    rounds = _of_its_own({"column": folder.name, "rounds": first["fingerprint"]["rounds"]})
-    words += (f" --rounds {rounds}" if rounds else "") + f" --out {shlex.quote(folder.resolve().parents[2].name)}"
-    content["commands"].append({"name": f"Deviation: {title}", "command": words, "settings": {}})
+    samples = next(iter(methods.values()))["samples"]
+    content["deviations"].append({"title": title, "methods": kept, "samples": samples})
+    content["platforms"] += map(measured_on, methods.values())
+    cells = [
+        {"column": folder.name, "row": name, "n": None, "rounds": each["fingerprint"]["rounds"]}
+        for name, each in methods.items()
+    ]
+    _add_commands("deviation", f"Deviation: {title}", cells, folder.parents[2], content)
     return True
 
 
@@ -78,7 +89,7 @@ def _records(folder: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, dict
     for column, row in dict.fromkeys((cell["column"], cell["row"]) for cell in cells):
         file = folder / column / f"{row}.json"
         known = is_file_name(column) and is_file_name(row)  # else it might lead elsewhere
-        record = read_remembered(file, {**CELL, **_PLATFORM}) if known else None
+        record = read_remembered(file, CELL) if known else None
         if record is None:
             continue
         lengths = {len(record[model][kind]) for model in "GP" for kind in ("curve", "low", "high")}
@@ -94,10 +105,7 @@ def _curves(row: str, record: Mapping[str, Any], cells: Sequence[Mapping[str, An
     found: dict[str, Any] = {"row": row, "rounds": record["rounds"], "seeds": len(record["G"]["best"])}
     for model in sorted(models & {"G", "P"}):
         series = {"mean": "curve", "low": "low", "high": "high"}
-        found[model] = {
-            "best": best_of(record[model])[0],
-            **{name: [_short(each) for each in record[model][kind]] for name, kind in series.items()},
-        }
+        found[model] = {name: [_short(each) for each in record[model][kind]] for name, kind in series.items()}
     return found
 
 
@@ -124,14 +132,15 @@ def _of_its_own(cell: Mapping[str, Any]) -> int | None:
 
 def paper_commands(name: str, cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """What makes these cells of a table and no others: one command for columns with the same rows, seeds and rounds."""
-    rows: dict[tuple[str, int, int | None], dict[str, None]] = {}
+    rows: dict[tuple[str, int | None, int | None], dict[str, None]] = {}
     for cell in cells:
         rows.setdefault((cell["column"], cell["n"], _of_its_own(cell)), {})[cell["row"]] = None
-    columns: dict[tuple[str, int, int | None], list[str]] = {}
+    columns: dict[tuple[str, int | None, int | None], list[str]] = {}
     for (column, seeds, rounds), names in rows.items():
         columns.setdefault((",".join(names), seeds, rounds), []).append(column)
     return [
-        f"pfedbred paper {name} --columns {shlex.quote(','.join(alike))} --rows {shlex.quote(names)} --seeds {seeds}"
+        f"pfedbred paper {name} --columns {shlex.quote(','.join(alike))} --rows {shlex.quote(names)}"
+        + (f" --seeds {seeds}" if seeds else "")
         + (f" --rounds {rounds}" if rounds else "")
         for (names, seeds, rounds), alike in columns.items()
     ]

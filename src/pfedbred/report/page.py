@@ -23,9 +23,10 @@ from pfedbred import settings as settings_
 from pfedbred._version import __version__
 from pfedbred.errors import SettingError, is_file_name, printable
 from pfedbred.experiment import Experiment
+from pfedbred.paper.columns import ALL
 from pfedbred.reading import COUNT, Maybe, expect, parse_json, read_json, read_text
 from pfedbred.records import DATA, LAST_LINE, METRICS_LINE, SUMMARY, read_sweep
-from pfedbred.report.of_paper import TITLES, gather_deviation, gather_table
+from pfedbred.report.of_paper import TITLES, gather_deviation, gather_table, measured_on
 
 _POINTS = 400  # of a curve
 _CLIENTS = 1_000  # of a run
@@ -63,7 +64,7 @@ def embedded(content: Any) -> str:
 
 
 def _subtitle(content: Mapping[str, Any]) -> str:
-    kinds = {"runs": "run", "sweeps": "sweep", "tables": "table"}
+    kinds = {"runs": "run", "sweeps": "sweep", "tables": "table", "deviations": "deviation"}
     counts = [(len(content[many]), one, many) for many, one in kinds.items() if content[many]]
     counted = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
     platforms = dict.fromkeys(content["platforms"])
@@ -80,7 +81,7 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
             raise SettingError(f"there is no folder {folder}")
         try:
             if not _gather_one(folder, content):
-                raise SettingError(f"{folder} holds no finished run, comparison, sweep or table of the paper")
+                raise SettingError(f"{folder} holds no finished run, comparison, sweep or result of the paper")
         except SettingError:
             raise
         except OSError as problem:
@@ -115,12 +116,14 @@ def _gather_one(folder: Path, content: dict[str, Any]) -> bool:
         found = True
     for column in sorted((folder / "cells" / "deviation").glob("*")):
         found = gather_deviation(column, content) or found
-    for file in sorted(folder.glob("noniid-*.json")):
-        own = _data(file)
-        if own not in content["federations"]:
-            content["federations"].append(own)
-        found = True
-    return found
+    datasets = [_data(file) for file in sorted(folder.glob("noniid-*.json"))]
+    content["federations"] += [own for own in datasets if own not in content["federations"]]
+    first = {column.dataset: name for name, column in reversed(ALL.items())}
+    columns = [first[own["name"]] for own in datasets if own["name"] in first]
+    if columns:
+        words = f"pfedbred paper noniid --columns {','.join(columns)} --out {shlex.quote(folder.resolve().name)}"
+        content["commands"].append({"name": "Who has what", "command": words, "settings": {}})
+    return found or bool(datasets)
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
@@ -188,8 +191,7 @@ def _add_run(folder: Path, content: dict[str, Any]) -> None:
     if own and own not in content["federations"]:
         content["federations"].append(own)
     run["command"] = {"command": command(summary["experiment"]), "settings": _settings(summary)}
-    facts = summary["platform"]
-    content["platforms"].append(f"{facts['device']} ({facts['backend']}), jax {facts['jax']}")
+    content["platforms"].append(measured_on(summary))
 
 
 def _over_seeds(accuracy: np.ndarray) -> dict[str, np.ndarray]:
@@ -223,6 +225,7 @@ def _add_sweep(facts: Mapping[str, Any], name: str, content: dict[str, Any]) -> 
         for point in facts["points"]
     ]
     title = f"{facts['algorithm']} on {facts['experiment']['dataset']}, {facts['experiment']['model']} ({name})"
+    content["platforms"].append(measured_on(facts))
     content["sweeps"].append({"name": title, "names": grid, "points": points, "best": facts["best"]})
     values = (f"--grid {key}={','.join(f'{each:g}' for each in dict.fromkeys(p[key] for p in points))}" for key in grid)
     words = command(facts["experiment"], "sweep", without=grid)

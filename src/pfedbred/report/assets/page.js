@@ -6,7 +6,7 @@
   const COLOURS = ["#2f7fd1", "#e06c1f", "#1a9c74", "#c76aa0", "#45b3e0", "#d99a00", "#8f8f8f", "#a3844a", "#7a67d6", "#c94f4f"];
   const DASHES = ["solid", "dash", "dot", "dashdot"];
   const NAMES = { G: "Global model (G)", P: "Personal models (P)" };
-  const charts = []; // functions that draw again: after a change of theme or width
+  const charts = []; // functions that draw a chart again: after a change of theme or width
   const soon = new Map(); // charts that have not come near the window yet: the page opens at once, however many there are
   const watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) {
@@ -39,7 +39,6 @@
   const dash = (index) => DASHES[Math.floor(index / COLOURS.length) % DASHES.length];
   const faint = (hex) => hex + "2e";
   const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;"); // Plotly reads some markup in texts
-
   const inTemplate = (text) => plain(text).replaceAll("%", "&#37;"); // and %{y} in the text of a label is not the number y
 
   const section = (id, title, words) => {
@@ -61,11 +60,18 @@
   const numbers = (columns, rows, caption) =>
     make("details", {}, make("summary", { text: "The numbers" }), table(columns, rows, caption));
 
-  // A chart with words for those who do not see it, and its numbers in a table below.
+  // A chart with words for those who do not see it, and its numbers in a table below. All three are functions: the chart
+  // that is given back is to be called when something else is to be shown.
   const chart = (parent, id, words, draw, below) => {
-    const place = make("div", { class: "chart", id, role: "img", "aria-label": words });
-    parent.append(make("figure", {}, place, make("figcaption", { text: words }), below || null));
+    const place = make("div", { class: "chart", id, role: "img" }), caption = make("figcaption"), holder = make("div");
+    parent.append(make("figure", {}, place, caption, holder));
     let near = false;
+    const describe = () => {
+      caption.textContent = words();
+      place.setAttribute("aria-label", words());
+      holder.replaceChildren(...(below ? [below()] : []));
+    };
+    describe();
     const redraw = () => {
       if (!near) return;
       const { data, layout } = draw();
@@ -81,7 +87,7 @@
     charts.push(redraw);
     soon.set(place, () => { near = true; redraw(); });
     watcher.observe(place);
-    return redraw;
+    return () => { describe(); redraw(); };
   };
 
   // Runs ------------------------------------------------------------------------------------------------------
@@ -106,15 +112,15 @@
   };
 
   // Boxes to choose whose curves are shown.
-  const filter = (parent, items, shown) => {
+  const filter = (parent, items, shown, show, title = "Shown") => {
     const boxes = items.map((item) => make("label", {},
       make("input", { type: "checkbox", checked: shown.has(item.name), "data-curve": item.name, on: { change: (event) => {
         event.target.checked ? shown.add(item.name) : shown.delete(item.name);
-        charts.forEach((redraw) => redraw());
+        show();
       } } }),
       make("span", { class: "swatch " + item.dash, style: `--shade:${item.shade}`, "aria-hidden": "true" }),
       make("span", { text: item.name })));
-    parent.append(make("fieldset", {}, make("legend", { text: "Shown" }), ...boxes));
+    parent.append(make("fieldset", {}, make("legend", { text: title }), ...boxes));
   };
 
   // G and P side by side, or one above the other where there is no room.
@@ -143,6 +149,7 @@
     const data = [], layout = { ...twoPanels(430, 720), hovermode: "x unified" };
     Object.keys(NAMES).forEach((model, panel) => {
       const having = items.filter((item) => item[model]);
+      data.push({ x: [], y: [], hoverinfo: "skip", ...axesOf(panel) }); // else a panel without a curve has no axes
       for (const item of having) {
         const series = item[model];
         if (item.seeds > 1) {
@@ -160,20 +167,20 @@
     return { data, layout };
   };
 
-  const SEEDS = "Lines are means over seeds, bands reach from the lowest to the highest seed.";
+  const ofSeeds = (items) => (items.some((item) => item.seeds > 1)
+    ? "Lines are means over seeds, bands reach from the lowest to the highest seed." : "One seed.");
+  const atTheEnd = (items, caption) => numbers(["method", "round", "G (%)", "P (%)"], items.map((item) =>
+    [item.name, String(item.rounds.at(-1)), percent(item.G?.mean.at(-1)), percent(item.P?.mean.at(-1))]), caption);
 
   const curves = () => {
-    const element = section("curves", "Accuracy by round", runs.some((run) => run.seeds > 1) ? SEEDS : "One seed.");
+    const element = section("curves", "Accuracy by round", ofSeeds(runs));
     const items = runs.map((run, index) => ({ ...run, shade: colour(index), dash: dash(index) }));
     const shown = new Set(items.map((item) => item.name));
-    if (runs.length > 1) filter(element, items, shown);
+    if (runs.length > 1) filter(element, items, shown, () => show());
     const leader = (model) => runs.reduce((a, b) => ((b[model].best ?? -1) > (a[model].best ?? -1) ? b : a));
     const words = Object.keys(NAMES).map((model) => `best ${model}: ${leader(model).name}, ${percent(leader(model)[model].best)} %`);
-    const rows = runs.flatMap((run) => [run.rounds.length - 1].map((last) =>
-      [run.name, String(run.rounds[last]), percent(run.G.mean[last]), percent(run.P.mean[last])]));
-    chart(element, "curves-chart", `Test accuracy by round of ${runs.length} run${runs.length > 1 ? "s" : ""}; ${words.join("; ")}.`,
-      () => byRound(items.filter((item) => shown.has(item.name))),
-      numbers(["method", "round", "G (%)", "P (%)"], rows, "Accuracy at the end, mean over seeds"));
+    const show = chart(element, "curves-chart", () => `Test accuracy by round of ${runs.length} run${runs.length > 1 ? "s" : ""}; ${words.join("; ")}.`,
+      () => byRound(items.filter((item) => shown.has(item.name))), () => atTheEnd(runs, "Accuracy at the end, mean over seeds"));
   };
 
   const clients = () => {
@@ -188,20 +195,18 @@
       return `${run.name}: of ${run.clients.length} clients ${gain} gain, ${lose} lose, ${run.clients.length - gain - lose} are level.`;
     };
     const words = make("p", { id: "clients-summary", "aria-live": "polite", text: summary(current) });
-    const holder = make("div");
     const rows = () => current.clients.map((client) => [client.name, percent(client.g), percent(client.p), percent(client.p - client.g)]);
     const columns = ["client", "G (%)", "P (%)", "difference"];
     if (with_clients.length > 1) {
       const select = make("select", { id: "clients-run", on: { change: (event) => {
         current = with_clients[Number(event.target.value)];
         words.textContent = summary(current);
-        redraw();
-        holder.replaceChildren(numbers(columns, rows(), `Accuracy of each client, ${current.name}`));
+        show();
       } } }, ...with_clients.map((run, index) => make("option", { value: index, text: run.name, selected: run === current })));
       element.append(make("p", {}, make("label", { for: "clients-run", text: "Run: " }), select));
     }
     element.append(words);
-    const redraw = chart(element, "clients-chart", "Accuracy of every client under the global model and under its own.", () => {
+    const show = chart(element, "clients-chart", () => `${current.name}: accuracy of every client under the global model and under its own.`, () => {
       const sorted = [...current.clients].sort((a, b) => a.g - b.g || a.p - b.p);
       const place = sorted.map((_, index) => index);
       const joins = { x: [], y: [] };
@@ -215,8 +220,7 @@
         layout: { height: 400, showlegend: true, legend: { orientation: "h", y: 1.12 }, hovermode: "closest",
           xaxis: { title: { text: "clients, in order of G" } }, yaxis: { title: { text: "test accuracy (%)" } } },
       };
-    }, holder);
-    holder.append(numbers(columns, rows(), `Accuracy of each client, ${current.name}`));
+    }, () => numbers(columns, rows(), `Accuracy of each client, ${current.name}`));
   };
 
   // Data ------------------------------------------------------------------------------------------------------
@@ -230,7 +234,7 @@
       const words = `${each.name}: ${each.clients.toLocaleString("en")} clients${each.clients > counts.length ? `, ${counts.length} of them shown` : ""}; `
         + `a client lacks ${Math.round(100 * missing)} % of the labels on average.`;
       const rows = counts.map((row, client) => [each.names[client], ...row.map(String)]);
-      chart(element, `data-chart-${index}`, words, () => ({
+      chart(element, `data-chart-${index}`, () => words, () => ({
         data: [{ type: "heatmap", z: each.labels.map((_, label) => counts.map((row) => (row[label] === 0 ? null : row[label]))),
           x: each.names.map((_, client) => client), y: each.labels.map((_, label) => label), customdata: each.labels.map((name) => counts.map((_, client) => [plain(each.names[client]), plain(name)])),
           colorscale: "Viridis", reversescale: true, hovertemplate: "client %{customdata[0]}, label %{customdata[1]}: %{z} samples<extra></extra>",
@@ -238,7 +242,7 @@
         layout: { height: Math.min(640, 180 + 22 * each.labels.length), xaxis: { title: { text: "client" }, showgrid: false, zeroline: false },
           yaxis: { title: { text: "label" }, showgrid: false, zeroline: false, tickmode: each.labels.length <= 20 ? "array" : "auto",
             tickvals: each.labels.map((_, label) => label), ticktext: each.labels.map((name) => plain(name.length > 14 ? name.slice(0, 13) + "…" : name)) } },
-      }), numbers(["client", ...each.labels], rows, `Training samples by client and label, ${each.name}`));
+      }), () => numbers(["client", ...each.labels], rows, `Training samples by client and label, ${each.name}`));
     });
   };
 
@@ -256,7 +260,7 @@
       const rows = sweep.points.map((point) => [...sweep.names.map((name) => point[name].toPrecision(3)), percent(point.G), percent(point.P)]);
       rows.sort((a, b) => Number(b.at(-1)) - Number(a.at(-1)));
       const sound = sweep.points.filter((point) => point.G !== null && point.P !== null);
-      chart(element, `sweep-parallel-${index}`, `Parallel coordinates of ${sweep.points.length} points; best P at ${best}.`, () => {
+      chart(element, `sweep-parallel-${index}`, () => `Parallel coordinates of ${sweep.points.length} points; best P at ${best}.`, () => {
         const axis = (name, values) => {
           const tried = [...new Set(values)].sort((a, b) => a - b);
           return { label: plain(name), values: values.map((value) => tried.indexOf(value)), tickvals: tried.map((_, i) => i), ticktext: tried.map((value) => value.toPrecision(3)) };
@@ -268,11 +272,11 @@
             dimensions: [...sweep.names.map((name) => axis(name, sound.map((point) => point[name]))), score("G", "G (%)"), score("P", "P (%)")] }],
           layout: { height: 400, margin: { l: 60, r: 40, t: 60, b: 30 } },
         };
-      }, numbers([...sweep.names, "G (%)", "P (%)"], rows, "Points, the best P first"));
+      }, () => numbers([...sweep.names, "G (%)", "P (%)"], rows, "Points, the best P first"));
       if (sweep.names.length !== 2) return;
       const [down, across] = sweep.names;
       const tried = (name) => [...new Set(sweep.points.map((point) => point[name]))].sort((a, b) => a - b);
-      chart(element, `sweep-map-${index}`, `P over ${down} and ${across}.`, () => ({
+      chart(element, `sweep-map-${index}`, () => `P over ${down} and ${across}.`, () => ({
         data: [{ type: "heatmap", x: tried(across).map((_, i) => i), y: tried(down).map((_, i) => i),
           customdata: tried(down).map((row) => tried(across).map((column) => [row, column])),
           z: tried(down).map((row) => tried(across).map((column) => sweep.points.find((point) => point[down] === row && point[across] === column)?.P ?? null)),
@@ -313,7 +317,7 @@
     const best = each.columns.map((column) => Math.max(...having.map((row) => cellOf(column, row)?.mean ?? -1)));
     const said = (cell) => (!cell ? "" : cell.mean === null ? "diverged" : percent(cell.mean) + (cell.difference === null ? "" : ` (${signed(cell.difference)})`));
     parent.append(table(["method", ...each.columns.map((column) => column.title)],
-      having.map((row) => [row, ...each.columns.map((column) => said(cellOf(column, row)))]), NAMES[model],
+      having.map((row) => [row, ...each.columns.map((column) => said(cellOf(column, row)))]), `${each.title}: ${NAMES[model]}`,
       (r, c) => c > 0 && having.length > 1 && cellOf(each.columns[c - 1], having[r])?.mean === best[c - 1]));
   };
 
@@ -331,46 +335,47 @@
         const first = cells.reduce((a, b) => (a && a.mean >= b.mean ? a : b), null);
         return first && `best ${model}: ${first.row}, ${percent(first.mean)} %`;
       });
-      return `${current.title}: ${leaders.filter(Boolean).join("; ")}.`;
+      return `${current.title}: ${leaders.filter(Boolean).join("; ") || "all diverged"}.`;
     };
     const words = make("p", { id: id + "-summary", "aria-live": "polite", text: summary() });
-    const holder = make("div");
-    const fill = () => holder.replaceChildren(numbers(["method", "model", "measured (%)", "printed (%)", "difference", "seeds", "rounds"],
+    const figures = () => numbers(["method", "model", "measured (%)", "printed (%)", "difference", "seeds", "rounds"],
       current.cells.map((cell) => [cell.row, cell.model, cell.mean === null ? "diverged" : `${percent(cell.mean)} ± ${percent(cell.std)}`, percent(cell.paper),
         current.other_data ? "other data" : cell.difference === null ? "" : signed(cell.difference), String(cell.n), cell.rounds]),
-      `${each.title}: ${current.title}`));
+      `${each.title}: ${current.title}`);
+    const charts = [];
     if (each.columns.length > 1) {
       const select = make("select", { id: id + "-column", on: { change: (event) => {
         current = each.columns[Number(event.target.value)];
         words.textContent = summary();
-        fill();
-        charts.forEach((redraw) => redraw());
+        charts.forEach((show) => show());
       } } }, ...each.columns.map((column, index) => make("option", { value: index, text: column.title, selected: column === current })));
-      parent.append(make("p", {}, make("label", { for: id + "-column", text: "In detail: " }), select));
+      parent.append(make("p", {}, make("label", { for: id + "-column", text: `${each.title}, in detail: ` }), select));
     }
     parent.append(words);
-    const printed = each.columns.some((column) => column.cells.some((cell) => cell.paper !== null));
-    chart(parent, id + "-beside", printed ? "Measured (dots, with the deviation over seeds) beside printed (diamonds)." : "Measured, with the deviation over seeds.",
-      () => beside(current, rows), holder);
-    fill();
+    const printed = () => (!current.cells.some((cell) => cell.paper !== null) ? ""
+      : current.other_data ? "; diamonds: what the paper prints, of other data, for orientation" : "; diamonds: what the paper prints");
+    charts.push(chart(parent, id + "-beside", () => `${current.title}. Dots: measured, with the deviation over seeds${printed()}.`, () => beside(current, rows), figures));
     if (!each.columns.some((column) => column.curves.length)) return;
     const many = rows.length > 8; // then methods as they are, without FT and AM, to begin with
     const shown = new Set(rows.filter((row) => !many || !row.includes("+")));
-    filter(parent, looks, shown);
-    chart(parent, id + "-rounds", `Accuracy by round. ${SEEDS}`, () => byRound(looks.filter((look) => shown.has(look.name))
-      .map((look) => ({ ...look, ...current.curves.find((each) => each.row === look.name) })).filter((item) => item.rounds)));
+    filter(parent, looks, shown, () => byRounds(), `Curves of ${each.title}`);
+    const items = () => looks.map((look) => ({ ...look, ...current.curves.find((curve) => curve.row === look.name) })).filter((item) => item.rounds);
+    const byRounds = chart(parent, id + "-rounds", () => `${current.title}: accuracy by round. ${ofSeeds(items())}`,
+      () => byRound(items().filter((item) => shown.has(item.name))), () => atTheEnd(items(), `${current.title}: accuracy at the end, mean over seeds`));
+    charts.push(byRounds);
   };
 
   const beside = (column, rows) => {
     const having = rows.filter((row) => column.cells.some((cell) => cell.row === row));
-    const data = [], layout = { ...twoPanels(130 + 26 * having.length, 220 + 56 * having.length), hovermode: "closest" };
+    const data = [], layout = { ...twoPanels(Math.max(350, 130 + 26 * having.length), 220 + 56 * having.length), hovermode: "closest" };
     Object.keys(NAMES).forEach((model, panel) => {
-      const cells = column.cells.filter((cell) => cell.model === model && cell.mean !== null);
+      const all = column.cells.filter((cell) => cell.model === model);
+      const cells = all.filter((cell) => cell.mean !== null), printed = all.filter((cell) => cell.paper !== null);
       const place = (cell) => having.indexOf(cell.row);
-      const both = cells.filter((cell) => cell.paper !== null);
+      const both = column.other_data ? [] : cells.filter((cell) => cell.paper !== null); // there is a difference to be seen
       data.push({ x: both.flatMap((cell) => [cell.paper, cell.mean, null]), y: both.flatMap((cell) => [place(cell), place(cell), null]),
         mode: "lines", line: { color: style("--line"), width: 2 }, hoverinfo: "skip", ...axesOf(panel) });
-      data.push({ x: both.map((cell) => cell.paper), y: both.map(place), mode: "markers", text: both.map((cell) => plain(cell.row)),
+      data.push({ x: printed.map((cell) => cell.paper), y: printed.map(place), mode: "markers", text: printed.map((cell) => plain(cell.row)),
         marker: { symbol: "diamond-open", size: 10, color: style("--quiet"), line: { width: 2 } }, hovertemplate: "%{text}: printed %{x:.2f} %<extra></extra>", ...axesOf(panel) });
       data.push({ x: cells.map((cell) => cell.mean), y: cells.map(place), mode: "markers", text: cells.map((cell) => plain(cell.row)), customdata: cells.map((cell) => cell.std),
         error_x: { type: "data", array: cells.map((cell) => cell.std), color: COLOURS[0], thickness: 1.5 },
@@ -390,7 +395,7 @@
     content.deviations.forEach((each, index) => {
       const methods = Object.entries(each.methods);
       const rows = methods.flatMap(([name, values]) => [["ΔG", values.global], ["ΔL", values.local]].map(([kind, list]) => [name, kind, ...list.map((value) => percent(value, 3))]));
-      chart(element, `deviation-chart-${index}`, `${each.title}: deviation of ${methods.length} methods by label.`, () => {
+      chart(element, `deviation-chart-${index}`, () => `${each.title}: deviation of ${methods.length} methods by label.`, () => {
         const data = [];
         ["global", "local"].forEach((kind, panel) => {
           const labels = each.samples[kind].map((_, label) => label);
@@ -409,7 +414,7 @@
           yaxis3: { overlaying: "y", side: "left", anchor: "x", tickmode: "auto", title: { text: "ΔG" } },
           yaxis4: { overlaying: "y2", side: "left", anchor: "x2", tickmode: "auto", title: { text: "ΔL" } } };
         return { data, layout };
-      }, numbers(["method", "", ...methods[0][1].global.map((_, label) => `label ${label}`)], rows, "Deviations by label"));
+      }, () => numbers(["method", "", ...methods[0][1].global.map((_, label) => `label ${label}`)], rows, "Deviations by label"));
     });
   };
 
