@@ -24,7 +24,8 @@ types: $(READY)
 
 check: lint types test
 
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Not compiled: Python compiles what is imported when it is, and most of what is installed never is.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 $(INSTALLED): pyproject.toml constraints.txt  # what it takes to run
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
