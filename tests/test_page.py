@@ -327,7 +327,10 @@ def test_a_column_of_the_paper_is_chosen_and_its_methods_filtered(page, folders)
     assert browser.execute_script(names) == ["fedavg", "mg-meta", "mg-meta+am", "mg-meta", "mg-meta+am"]  # G, then P
     browser.find_element("css selector", "#paper input[data-curve='mg-meta+am']").click()
     assert browser.execute_script(names) == ["fedavg", "mg-meta", "mg-meta"]
+    details = "return document.querySelector('#paper figure:has(#paper-0-rounds) details')"
+    browser.execute_script(f"{details}.open = true")
     browser.find_element("css selector", "#paper-0-column option[value='1']").click()
+    assert browser.execute_script(f"{details}.open")
     assert browser.find_element("id", "paper-0-summary").text.startswith("Digits-Part, MCLR: best P")
     assert browser.execute_script(names) == ["fedavg", "mg-meta", "mg-meta"]
     assert "2 of 4 rounds; every other writer." in browser.find_element("id", "paper").text

@@ -60,8 +60,8 @@
   const numbers = (columns, rows, caption) =>
     make("details", {}, make("summary", { text: "The numbers" }), table(columns, rows, caption));
 
-  // A chart with words for those who do not see it, and its numbers in a table below. All three are functions: the chart
-  // that is given back is to be called when something else is to be shown.
+  // A chart with words for those who do not see it, and its numbers in a table below. All three are functions; what is
+  // given back calls them again, when something else is to be shown. A table that is open stays open.
   const chart = (parent, id, words, draw, below) => {
     const place = make("div", { class: "chart", id, role: "img" }), caption = make("figcaption"), holder = make("div");
     parent.append(make("figure", {}, place, caption, holder));
@@ -69,7 +69,9 @@
     const describe = () => {
       caption.textContent = words();
       place.setAttribute("aria-label", words());
+      const open = holder.querySelector("details")?.open;
       holder.replaceChildren(...(below ? [below()] : []));
+      if (open) holder.querySelector("details").open = true;
     };
     describe();
     const redraw = () => {
@@ -342,19 +344,19 @@
       current.cells.map((cell) => [cell.row, cell.model, cell.mean === null ? "diverged" : `${percent(cell.mean)} ± ${percent(cell.std)}`, percent(cell.paper),
         current.other_data ? "other data" : cell.difference === null ? "" : signed(cell.difference), String(cell.n), cell.rounds]),
       `${each.title}: ${current.title}`);
-    const charts = [];
+    const ofColumn = []; // what shows the charts of the chosen column
     if (each.columns.length > 1) {
       const select = make("select", { id: id + "-column", on: { change: (event) => {
         current = each.columns[Number(event.target.value)];
         words.textContent = summary();
-        charts.forEach((show) => show());
+        ofColumn.forEach((show) => show());
       } } }, ...each.columns.map((column, index) => make("option", { value: index, text: column.title, selected: column === current })));
       parent.append(make("p", {}, make("label", { for: id + "-column", text: `${each.title}, in detail: ` }), select));
     }
     parent.append(words);
     const printed = () => (!current.cells.some((cell) => cell.paper !== null) ? ""
       : current.other_data ? "; diamonds: what the paper prints, of other data, for orientation" : "; diamonds: what the paper prints");
-    charts.push(chart(parent, id + "-beside", () => `${current.title}. Dots: measured, with the deviation over seeds${printed()}.`, () => beside(current, rows), figures));
+    ofColumn.push(chart(parent, id + "-beside", () => `${current.title}. Dots: measured, with the deviation over seeds${printed()}.`, () => beside(current, rows), figures));
     if (!each.columns.some((column) => column.curves.length)) return;
     const many = rows.length > 8; // then methods as they are, without FT and AM, to begin with
     const shown = new Set(rows.filter((row) => !many || !row.includes("+")));
@@ -362,7 +364,7 @@
     const items = () => looks.map((look) => ({ ...look, ...current.curves.find((curve) => curve.row === look.name) })).filter((item) => item.rounds);
     const byRounds = chart(parent, id + "-rounds", () => `${current.title}: accuracy by round. ${ofSeeds(items())}`,
       () => byRound(items().filter((item) => shown.has(item.name))), () => atTheEnd(items(), `${current.title}: accuracy at the end, mean over seeds`));
-    charts.push(byRounds);
+    ofColumn.push(byRounds);
   };
 
   const beside = (column, rows) => {
