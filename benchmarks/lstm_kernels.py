@@ -1,0 +1,87 @@
+"""Whether the lstm's kernels compute on this GPU what the scan does: tests have them run by an interpreter only.
+
+    python benchmarks/lstm_kernels.py [--quick]
+
+A layer of each kind that Sent140 has, its outputs and gradients for several clients at once, in float32; beside them the
+scan in float32. Both errors are against the scan in float64: the largest, over the largest figure of that array. With
+``highest`` products are in float32; ``default`` leaves the GPU its shorter products, which both may use. ``same bits``
+says whether a second call gives the same. Exits with 1 if the kernels are more than four times as far off as the scan,
+or not the same twice. ``--quick`` takes fewer clients and samples, for a machine that has the interpreter only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedbred.models import lstm_kernels
+from pfedbred.models.lstm import _layer_init, scanned
+from pfedbred.types import Array, Tree
+
+_INPUTS = {"first layer": 50, "second layer": 100}
+_HIDDEN, _TIME = 50, 25
+_NAMES = ("outputs", "gradient by the weights", "gradient by the inputs")
+
+
+def results(layer: Callable[..., Array], weights: Tree, x: Array, length: Array) -> tuple[Array, Tree, Array]:
+    """Outputs and the gradients of a function of all of them."""
+
+    def loss(weights: Tree, x: Array) -> tuple[Array, Array]:
+        out = layer(weights, x, length)
+        return jnp.sum(jnp.sin(3 * out + jnp.arange(out.size, dtype=out.dtype).reshape(out.shape) % 7)), out
+
+    (_, out), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(weights, x)
+    return out, *gradients
+
+
+def error(found: Tree, exact: Tree) -> float:
+    """The largest of an array, over its largest figure; of several arrays the worst."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
+    return max(float(np.max(np.abs(np.asarray(a, float) - b)) / np.max(np.abs(b))) for a, b in pairs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few clients and samples")
+    clients, batch = (2, 40) if parser.parse_args().quick else (10, 400)
+    jax.config.update("jax_enable_x64", True)
+    print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}: {clients} clients, {batch} samples each")
+    wrong = False
+    for name, inputs in _INPUTS.items():
+        keys = jax.random.split(jax.random.key(0), 3)
+        start = jax.vmap(lambda key, inputs=inputs: _layer_init(key, inputs, _HIDDEN, jnp.float64))
+        weights = start(jax.random.split(keys[0], clients))
+        x = jax.random.normal(keys[1], (clients, _TIME, batch, inputs), jnp.float64)
+        length = jax.random.randint(keys[2], (clients, batch), 0, _TIME + 1)
+        arguments = (weights, x, length)
+        narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, arguments)
+
+        def run(layer: Callable[..., Array], arguments: Any) -> Any:
+            each = jax.jit(jax.vmap(lambda *one: results(layer, *one)))
+            return jax.tree.map(np.asarray, each(*arguments))
+
+        with jax.default_matmul_precision("highest"):
+            exact = run(scanned, arguments)
+        for precision in ("highest", "default"):
+            with jax.default_matmul_precision(precision):
+                by_scan, once, twice = (run(layer, narrow) for layer in (scanned, *2 * (lstm_kernels.layer,)))
+            pairs = zip(jax.tree.leaves(once), jax.tree.leaves(twice), strict=True)
+            same = all(np.array_equal(a, b) for a, b in pairs)
+            print(f"{name}, {precision}: same bits {'yes' if same else 'NO'}")
+            wrong |= not same
+            for what, kernels, scan, true in zip(_NAMES, once, by_scan, exact, strict=True):
+                far = error(kernels, true), error(scan, true)
+                off = not far[0] <= 4 * far[1]
+                wrong |= off
+                print(f"  {what:<24} kernels {far[0]:.1e}  scan {far[1]:.1e}{'  OFF' if off else ''}")
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
