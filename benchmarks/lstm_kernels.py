@@ -2,11 +2,12 @@
 
     python benchmarks/lstm_kernels.py [--quick]
 
-A layer of each kind that Sent140 has, its outputs and gradients for several clients at once, in float32; beside them the
-scan in float32. Both errors are against the scan in float64: the largest, over the largest figure of that array. With
-``highest`` products are in float32; ``default`` leaves the GPU its shorter products, which both may use. ``same bits``
-says whether a second call gives the same. Exits with 1 if the kernels are more than four times as far off as the scan,
-or not the same twice. ``--quick`` takes fewer clients and samples, for a machine that has the interpreter only.
+A layer of each kind that Sent140 has, its outputs and gradients for several clients at once, in float32; beside them
+the scan in float32. Both errors are against the scan in float64: the largest, over the largest figure of that array.
+With ``highest`` products are in float32; ``default`` leaves the GPU its shorter products, which both may use.
+``same bits`` says whether a second call gives the same. Exits with 1 if the kernels are more than four times as far off
+as the scan, or not the same twice. ``--quick`` takes fewer clients and samples, for a machine that has the interpreter
+only.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def error(found: Tree, exact: Tree) -> float:
 
 
 def main() -> int:
+    """Prints the errors; 1 if the kernels are off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few clients and samples")
     clients, batch = (2, 40) if parser.parse_args().quick else (10, 400)

@@ -16,7 +16,7 @@ from pfedbred.engine import Simulation
 from pfedbred.paper import columns, complexity, figures, printed, tables, tuned
 from pfedbred.paper.columns import Column
 from pfedbred.paper.deviation import deviation, deviations
-from pfedbred.paper.table import Cell, fingerprint, markdown, read_cells
+from pfedbred.paper.table import Cell, fingerprint, markdown
 from pfedbred.stopping import Stopping
 
 
@@ -384,15 +384,14 @@ def test_complexity_measures_what_the_method_has(call, tmp_path, monkeypatch):
 # What the repository holds ---------------------------------------------------------------------------------
 
 
-def test_the_records_in_the_repository_are_of_these_settings():
+@pytest.mark.parametrize("table", tables.TABLES.values(), ids=tables.TABLES)
+def test_the_records_in_the_repository_are_of_these_settings(table):
     """A record that the present settings would not make again is stale."""
-    results = Path(__file__).resolve().parent.parent / "results"
-    found = read_cells(tables.TABLE2, results)
-    assert found
-    for column in columns.ALL:
-        for row in tables.TABLE2.rows:
-            file = results / "cells" / "table2" / column / f"{row}.json"
-            if file.exists():
-                said = json.loads(file.read_text())["fingerprint"]
-                now = columns.ALL[column].experiment(row, seeds=said["seeds"], rounds=said["rounds"]).resolved()
-                assert said == fingerprint(now), file
+    cells = Path(__file__).resolve().parent.parent / "results" / "cells" / table.name
+    files = list(cells.glob("*/*.json"))
+    assert files
+    for file in files:
+        row, said = table.rows[file.stem], json.loads(file.read_text())["fingerprint"]
+        asked = {"seeds": said["seeds"], "rounds": said["rounds"], **row.options}
+        now = columns.ALL[file.parent.name].experiment(row.algorithm, **asked).resolved()
+        assert said == fingerprint(now), file

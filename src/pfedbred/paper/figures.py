@@ -44,8 +44,9 @@ def draw_curves(request: Request) -> None:
                 label = f"{row}  {'diverged' if best is None else f'{best:.1f}'}"
                 method, _, variant = row.partition("+")
                 style = curves_.Style(methods.index(method), ("", "ft", "am").index(variant))
-                curves_.draw_band(axes, record["rounds"], mean, low, high, label, style)
-            curves_.settle(axes, [np.array(record[model]["curve"], float) for record in shown.values()])
+                curves_.draw_band(axes, record["rounds"], mean, low, high, label, style, crowded=len(shown) > 6)
+            both = [record[model][name] for record in shown.values() for name in ("curve", "high")]
+            curves_.settle(axes, [np.array(each, float) for each in both])
             axes.set_title(title, fontsize=11)
             if shown:
                 axes.legend(

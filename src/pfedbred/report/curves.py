@@ -74,14 +74,22 @@ def _draw(axes: Any, run: Run, model: Literal["global", "personal"], label: str,
 
 
 def draw_band(
-    axes: Any, rounds: Sequence[int], mean: np.ndarray, low: np.ndarray, high: np.ndarray, label: str, style: Style
+    axes: Any,
+    rounds: Sequence[int],
+    mean: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    label: str,
+    style: Style,
+    *,
+    crowded: bool = False,
 ) -> None:
-    """A line with a band around it."""
+    """A line with a band around it; where there are many, the bands are fainter, or they would hide the lines."""
     line, shade = _LINES[style.line % len(_LINES)], colour(style.colour)
     marker = "o" if len(rounds) == 1 else None
-    axes.plot(rounds, mean, color=shade, linestyle=line, linewidth=1.8, label=label, marker=marker)
+    axes.plot(rounds, mean, color=shade, linestyle=line, linewidth=1.2 if crowded else 1.8, label=label, marker=marker)
     if np.any(high > low):
-        axes.fill_between(rounds, low, high, color=shade, alpha=0.14, linewidth=0)
+        axes.fill_between(rounds, low, high, color=shade, alpha=0.07 if crowded else 0.14, linewidth=0)
 
 
 def _finish(axes: Any, runs: Sequence[Run]) -> None:
