@@ -89,6 +89,7 @@ WHOLE = ("fedavg", "pfedme", "mg-meta", "fedamp", "fedem")
 def test_a_federation_gives_the_simulations_models_and_admits_nobody_else(algorithms, clients, rounds, data, tmp_path):
     """It begins with one client too few, one without data and four who must not come in, and waits for the last."""
     _, path = data
+    patience = PATIENCE * len(algorithms)  # their runs go on side by side
     keys = tmp_path / "keys"
     authority, other = certificates.make(keys), certificates.make(tmp_path / "other-keys")
     with launch.machine(tmp_path, authority) as machine:
@@ -118,19 +119,19 @@ def test_a_federation_gives_the_simulations_models_and_admits_nobody_else(algori
         nothing = {"dataset": str(tmp_path / "empty.csv"), "name": "empty", "home": str(tmp_path / "home-empty")}
         machine.supernode("empty", nothing, keys / "empty")
         everyone = {"clients": clients, "min-clients": clients, "aggregated": clients - 1}
-        options = {"rounds": rounds, "eval-every": rounds, **everyone}
+        options = {"rounds": rounds, "eval-every": rounds, "deadline": patience, **everyone}
         runs = [machine.run(app(tmp_path, name, algorithm=name, **options), f"run-of-{name}") for name in algorithms]
         simulated = simulation(path, algorithms, clients, rounds, tmp_path)
         waits = f"waiting for clients: {clients - 1} of at least {clients} are here"
-        assert until(lambda: all(waits in said(run) for run in runs), PATIENCE), logs(tmp_path)
+        assert until(lambda: all(waits in said(run) for run in runs), patience), logs(tmp_path)
         assert machine.flwr("supernode", "list", launch.CONNECTION).count("online") == clients  # with the empty one
-        assert until(lambda: all("empty does not take part: it has no data" in said(run) for run in runs), PATIENCE)
+        assert until(lambda: all("empty does not take part: it has no data" in said(run) for run in runs), patience)
         for each in refused:
             each.stop()
             assert "Receiving" not in said(each), each.name
         last = f"clinic-{clients - 1}"
         machine.supernode(last, config(path, tmp_path, clients - 1), keys / last)
-        done = until(lambda: all(finished(tmp_path, name) for name in algorithms), PATIENCE)
+        done = until(lambda: all(finished(tmp_path, name) for name in algorithms), patience)
         assert done, logs(tmp_path)
     assert not (tmp_path / "stranger").exists()
     for name in algorithms:
