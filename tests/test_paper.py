@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from pfedbred.engine import Simulation
 from pfedbred.paper import columns, complexity, figures, printed, tables, tuned
 from pfedbred.paper.columns import Column
 from pfedbred.paper.deviation import deviation, deviations
-from pfedbred.paper.table import Cell, fingerprint, markdown
+from pfedbred.paper.table import Cell, markdown
 from pfedbred.stopping import Stopping
 
 
