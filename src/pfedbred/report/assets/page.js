@@ -369,7 +369,7 @@
 
   const beside = (column, rows) => {
     const having = rows.filter((row) => column.cells.some((cell) => cell.row === row));
-    const data = [], layout = { ...twoPanels(Math.max(350, 130 + 26 * having.length), 220 + 56 * having.length), hovermode: "closest" };
+    const data = [], layout = { ...twoPanels(Math.max(350, 130 + 26 * having.length), Math.max(600, 220 + 56 * having.length)), hovermode: "closest" };
     Object.keys(NAMES).forEach((model, panel) => {
       const all = column.cells.filter((cell) => cell.model === model);
       const cells = all.filter((cell) => cell.mean !== null), printed = all.filter((cell) => cell.paper !== null);
