@@ -25,8 +25,8 @@ import numpy as np
 import optax
 
 from pfedbred import models
-from pfedbred.algorithm import cross_entropy
-from pfedbred.engine import cohort
+from pfedbred.algorithms.base import cross_entropy
+from pfedbred.engine import executors
 from pfedbred.models.linear import dense
 from pfedbred.types import Array, Tree, Words
 
@@ -208,7 +208,7 @@ def lstm_rows(model: models.Model, vectors: Array, quick: bool) -> list[Row]:
     ]
     if not quick:  # these take long to compile
         ways += [Way(hoisted=hoisted, unroll=unroll) for hoisted in (False, True) for unroll in (5, 25)]
-    clients = cohort.choose("auto")
+    clients = executors.choose("auto")
     rows = [Row(each, "library", model.apply) for each in ("vmap", "in-turn")]
     rows += [Row(clients, str(w), partial(lstm_with, partial(lstm_layer, w), w.batch_last, vectors)) for w in ways]
     return rows
@@ -231,7 +231,7 @@ def program(row: Row, steps: int) -> Callable[..., Tree]:
 
         return jax.lax.fori_loop(0, steps, step, weights)
 
-    every = cohort.every(client, row.clients)
+    every = executors.every(client, row.clients)
     return jax.jit(lambda items: every((), items))
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 import pfedbred
-from pfedbred.data import store
-from pfedbred.flower import launch
+from pfedbred.data import prepared
+from pfedbred.flower import processes
 
 
 def until(condition: Callable[[], bool], seconds: float = 900.0) -> None:
@@ -35,12 +35,12 @@ def until(condition: Callable[[], bool], seconds: float = 900.0) -> None:
 def plain(folder: Path, nodes: int, rounds: int, evaluate: bool) -> dict[str, float]:
     """Flower's own strategy."""
     app, out = Path(__file__).parent / "plain_flower", folder / f"plain-{evaluate}.json"
-    with launch.machine(folder / f"plain-{evaluate}") as machine:
+    with processes.machine(folder / f"plain-{evaluate}") as machine:
         machine.superlink()
         for i in range(nodes):
             machine.supernode(f"node-{i}", {"data": str(folder / f"{i}.npz")})
         config = f'nodes={nodes} rounds={rounds} evaluate={str(evaluate).lower()} out="{out}"'
-        machine.flwr("run", str(app), launch.CONNECTION, "--run-config", config)
+        machine.flwr("run", str(app), processes.CONNECTION, "--run-config", config)
         until(out.exists)
     return json.loads(out.read_text())
 
@@ -48,15 +48,15 @@ def plain(folder: Path, nodes: int, rounds: int, evaluate: bool) -> dict[str, fl
 def ours(folder: Path, nodes: int, rounds: int, algorithm: str) -> dict[str, float]:
     """The same on pfedbred."""
     out = folder / algorithm
-    with launch.machine(folder / f"machine-{algorithm}") as machine:
+    with processes.machine(folder / f"machine-{algorithm}") as machine:
         machine.superlink()
         for i in range(nodes):
             home = str(folder / f"home-{i}")
             machine.supernode(f"node-{i}", {"dataset": str(folder / f"{i}.fed"), "name": f"node-{i}", "home": home})
         everyone = dict.fromkeys(("clients", "min-clients", "aggregated"), nodes)
         config = {"algorithm": algorithm, "rounds": rounds, "out": str(out), **everyone}
-        launch.write_app(folder / "app", config)
-        machine.flwr("run", str(folder / "app"), launch.CONNECTION)
+        processes.write_app(folder / "app", config)
+        machine.flwr("run", str(folder / "app"), processes.CONNECTION)
         until((out / "summary.json").exists)
     summary = json.loads((out / "summary.json").read_text())
     whole = summary["seconds"]["total"] / rounds  # with the evaluation after the last round, an exchange of its own
@@ -75,7 +75,7 @@ def main() -> None:
         folder = Path(made)
         for i in range(nodes):
             own = federation.take(np.asarray([i]))
-            store.save(own, folder / f"{i}.fed")
+            prepared.save(own, folder / f"{i}.fed")
             (x, y), (test_x, test_y) = own.train.client(0), own.test.client(0)
             np.savez(folder / f"{i}.npz", x=x, y=y, test_x=test_x, test_y=test_y)
         first = plain(folder, nodes, rounds, evaluate=True)

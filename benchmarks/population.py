@@ -21,7 +21,7 @@ import numpy as np
 
 import pfedbred
 from pfedbred.engine import StreamedSimulation
-from pfedbred.experiment import Experiment
+from pfedbred.experiment.configuration import Experiment
 
 
 def simulation(clients: int, arguments: argparse.Namespace) -> StreamedSimulation:

@@ -29,8 +29,8 @@ import jax  # noqa: E402
 import jax.extend  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from pfedbred.data.batches import Batch  # noqa: E402
 from pfedbred.data.federation import Federation, Split, offsets_of  # noqa: E402
+from pfedbred.data.minibatches import Batch  # noqa: E402
 from pfedbred.data.text import Text  # noqa: E402
 
 
@@ -126,7 +126,7 @@ def torch_loop(model: str, method: str, shapes: Shapes, rounds: int, local_steps
 def work(model: str, method: str, shapes: Shapes, local_steps: int) -> tuple[float, float]:
     """FLOP of a round's gradients as they are written, and the bytes of their weights, read and written once each.
 
-    Steps taken in coordinates (pfedbred.span) do less than that, so that a rate above the machine's is possible.
+    Steps taken in coordinates (pfedbred.bregman.first_layer) do less, so a rate above the machine's is possible.
     """
     data = federation(shapes)
     network = pfedbred.models.get(model, data.shape, data.classes, data.words)

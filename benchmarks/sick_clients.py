@@ -22,16 +22,16 @@ import rounds as bench
 import typer
 
 import pfedbred
-from pfedbred.engine import health
 from pfedbred.engine import round as round_module
+from pfedbred.engine import screening
 
 
 @contextlib.contextmanager
 def careless() -> Iterator[None]:
     """While it is open, programs are compiled that take everybody for sound."""
-    sound = health.Vitals(jnp.float32(1), jnp.float32(1))
+    sound = screening.Vitals(jnp.float32(1), jnp.float32(1))
     with (
-        mock.patch.object(health, "examine", return_value=sound),
+        mock.patch.object(screening, "examine", return_value=sound),
         mock.patch.object(round_module, "_either", lambda condition, this, that: this()),
     ):
         yield

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import typer
 
-from pfedbred import keeping
-from pfedbred.experiment import Experiment
+from pfedbred.experiment import keeping
+from pfedbred.experiment.configuration import Experiment
 
 EVERY = 10
 

@@ -23,7 +23,7 @@ import json, os, time
 import jax
 from pfedbred import cli
 from pfedbred.engine import Simulation
-from pfedbred.stopping import process_begun
+from pfedbred.experiment.stopping import process_begun
 
 advance = Simulation.advance
 

@@ -97,7 +97,7 @@ def prepared(tmp_path):
 
     made = dataclasses.replace(made, train=narrow(made.train), test=narrow(made.test))
     path = tmp_path / "small.fed"
-    pfedbred.data.store.save(made, path)
+    pfedbred.data.prepared.save(made, path)
     return made, path
 
 
@@ -123,3 +123,40 @@ def call(capsys, monkeypatch, tmp_path):
     """``call("run", ...)`` runs a command in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: command_line(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The folder of a finished run, of a sweep, and of exported models, as the command line writes them."""
+    root = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        np.savez(
+            "own.npz", x=np.random.default_rng(0).normal(size=(30, 3)), y=np.arange(30) % 3, client=np.arange(30) % 4
+        )
+        for line in (
+            "run --dataset own.npz --rounds 2 --seeds 2 --algorithm pfedme --set R=1 --set K=1 --out run",
+            "sweep --dataset own.npz --rounds 1 --algorithm fedavg --set R=1 --grid alpha=0.1,0.2 --out sweep",
+            "export run --client 1",
+        ):
+            patch.setattr("sys.argv", ["pfedbred", *line.split()])
+            with pytest.raises(SystemExit) as stopped:
+                pfedbred.cli.main()
+            assert not stopped.value.code
+    return root
+
+
+@pytest.fixture(scope="session")
+def browser():
+    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    programs = [shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")]
+    if not all(programs):
+        pytest.skip("there is no Chromium with its driver on this machine")
+    options = selenium.ChromeOptions()
+    options.binary_location = programs[0]
+    for each in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader"):
+        options.add_argument(each)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = selenium.Chrome(options=options, service=selenium.ChromeService(programs[1]))
+    yield driver
+    driver.quit()

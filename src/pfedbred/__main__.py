@@ -1,5 +1,5 @@
 """``python -m pfedbred`` is the command line."""
 
-from pfedbred.cli import main
+from pfedbred.cli.main import main
 
 main()

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithm import Algorithm, Client, Task, averaging_server, method, towards
-from pfedbred.data.batches import ClientData
-from pfedbred.settings import Count, Fraction, NonNegative
+from pfedbred.algorithms.base import Algorithm, Client, Task, averaging_server, method, towards
+from pfedbred.data.minibatches import ClientData
+from pfedbred.settings.values import Count, Fraction, NonNegative
 from pfedbred.types import Array, Tree
 
 

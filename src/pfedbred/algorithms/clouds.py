@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from pfedbred.algorithm import Server, ServerState, Task, Uploads
+from pfedbred.algorithms.base import Server, ServerState, Task, Uploads
 from pfedbred.types import Array, Key, Tree
 
 Mix = Callable[[Tree, Array], Array]

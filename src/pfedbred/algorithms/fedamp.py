@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.aggregation import inner_products, squared_distances
-from pfedbred.algorithm import Algorithm, Client, Task, descend, method
+from pfedbred.aggregation.rules import inner_products, squared_distances
+from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
 from pfedbred.algorithms.clouds import Mix, cloud_server, off_diagonal
-from pfedbred.data.batches import Batch, ClientData
+from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.errors import SettingError
-from pfedbred.settings import Count, Fraction, NonNegative, Positive
+from pfedbred.settings.values import Count, Fraction, NonNegative, Positive
 from pfedbred.types import Array, Tree
 
 _PAPER = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data"

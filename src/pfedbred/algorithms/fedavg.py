@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pfedbred.algorithm import Algorithm, Task, method
+from pfedbred.algorithms.base import Algorithm, Task, method
 from pfedbred.algorithms.pfedbred import pfedbred
-from pfedbred.settings import Count, Positive
+from pfedbred.settings.values import Count, Positive
 
 
 @method(

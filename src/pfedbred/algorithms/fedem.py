@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithm import Algorithm, Client, Server, ServerState, Task, averaging_server, descend, method
-from pfedbred.data.batches import Batch, ClientData
-from pfedbred.settings import Count, Few, NonNegative
+from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, averaging_server, descend, method
+from pfedbred.data.minibatches import Batch, ClientData
+from pfedbred.settings.values import Count, Few, NonNegative
 from pfedbred.types import Array, Key, Tree
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import optax
 
-from pfedbred.algorithm import Algorithm, Client, Task, averaging_server, descend, method
-from pfedbred.data.batches import Batch, ClientData
-from pfedbred.settings import Count, NonNegative
+from pfedbred.algorithms.base import Algorithm, Client, Task, averaging_server, descend, method
+from pfedbred.data.minibatches import Batch, ClientData
+from pfedbred.settings.values import Count, NonNegative
 from pfedbred.types import Tree
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pfedbred.algorithm import Algorithm, Client, Task, descend, method
+from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
 from pfedbred.algorithms.heads import Parts, body_server, join, only
-from pfedbred.data.batches import ClientData
-from pfedbred.settings import Count, NonNegative
+from pfedbred.data.minibatches import ClientData
+from pfedbred.settings.values import Count, NonNegative
 from pfedbred.types import Tree
 
 

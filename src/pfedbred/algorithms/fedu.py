@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pfedbred.algorithm import Algorithm, Client, Task, descend, method
+from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
 from pfedbred.algorithms.clouds import cloud_server, off_diagonal
-from pfedbred.data.batches import ClientData
-from pfedbred.settings import Count, NonNegative
+from pfedbred.data.minibatches import ClientData
+from pfedbred.settings.values import Count, NonNegative
 from pfedbred.types import Array, Tree
 
 

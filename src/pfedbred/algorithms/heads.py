@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import optax
 
-from pfedbred.algorithm import Server, ServerState, Task, Uploads
-from pfedbred.data.batches import Batch
+from pfedbred.algorithms.base import Server, ServerState, Task, Uploads
+from pfedbred.data.minibatches import Batch
 from pfedbred.errors import SettingError
 from pfedbred.types import Key, Tree
 

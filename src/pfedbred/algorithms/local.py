@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax
 
-from pfedbred.algorithm import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method
-from pfedbred.data.batches import ClientData
-from pfedbred.settings import Count, NonNegative
+from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method
+from pfedbred.data.minibatches import ClientData
+from pfedbred.settings.values import Count, NonNegative
 from pfedbred.types import Tree
 
 

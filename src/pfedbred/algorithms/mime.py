@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import optax
 
-from pfedbred.algorithm import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method, towards
-from pfedbred.data.batches import Batch, ClientData
-from pfedbred.settings import Count, Fraction, NonNegative
+from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method, towards
+from pfedbred.data.minibatches import Batch, ClientData
+from pfedbred.settings.values import Count, Fraction, NonNegative
 from pfedbred.types import Key, Tree
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithm import Algorithm, Client, Task, averaging_server, method
-from pfedbred.data.batches import ClientData
-from pfedbred.settings import Count, NonNegative, Positive
+from pfedbred.algorithms.base import Algorithm, Client, Task, averaging_server, method
+from pfedbred.data.minibatches import ClientData
+from pfedbred.settings.values import Count, NonNegative, Positive
 from pfedbred.types import Array, Tree
 
 

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred import means, priors
-from pfedbred.algorithm import Algorithm, Client, Task, averaging_server, method
-from pfedbred.data.batches import ClientData
-from pfedbred.prox import Problem, Solver, envelope_gradient, prox, solver
-from pfedbred.settings import Count, NonNegative, Positive
+from pfedbred.algorithms.base import Algorithm, Client, Task, averaging_server, method
+from pfedbred.bregman import means, priors
+from pfedbred.bregman.proximal import Problem, Solver, envelope_gradient, prox, solver
+from pfedbred.data.minibatches import ClientData
+from pfedbred.settings.values import Count, NonNegative, Positive
 from pfedbred.types import Array, Tree
 
 

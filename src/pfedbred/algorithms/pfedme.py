@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pfedbred.algorithm import Algorithm, Task, method
+from pfedbred.algorithms.base import Algorithm, Task, method
 from pfedbred.algorithms.pfedbred import pfedbred
-from pfedbred.settings import same_settings
+from pfedbred.settings.signatures import same_settings
 
 
 @method(paper="T. Dinh et al., Personalized Federated Learning with Moreau Envelopes", year=2020, G="w", P="theta_i")

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithm import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method, towards
-from pfedbred.data.batches import Batch, ClientData
-from pfedbred.settings import Count, NonNegative, Positive
+from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method, towards
+from pfedbred.data.minibatches import Batch, ClientData
+from pfedbred.settings.values import Count, NonNegative, Positive
 from pfedbred.types import Key, Tree
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithm import Algorithm, ServerState, Task, Uploads, towards
-from pfedbred.data.batches import ClientData
-from pfedbred.settings import NonNegative
+from pfedbred.algorithms.base import Algorithm, ServerState, Task, Uploads, towards
+from pfedbred.data.minibatches import ClientData
+from pfedbred.settings.values import NonNegative
 from pfedbred.types import Tree
 
 

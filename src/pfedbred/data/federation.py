@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred.data.batches import Inputs
+from pfedbred.data.minibatches import Inputs
 from pfedbred.data.text import Text
 from pfedbred.errors import SettingError
 from pfedbred.types import Words

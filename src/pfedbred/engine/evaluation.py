@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pfedbred.algorithm import Algorithm, Task
-from pfedbred.data.batches import Inputs
+from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.data.federation import Federation, Split
-from pfedbred.engine import cohort, devices
+from pfedbred.data.minibatches import Inputs
+from pfedbred.engine import devices, executors
 from pfedbred.types import Array, Tree
 
 _MOST_BLOCKS = 1024
@@ -116,7 +116,7 @@ class Evaluator:
             self._on_device(devices.place(federation.inputs(federation.test), self._sharding), federation.test),
         ]
         self._executor = executor
-        self._tally_blocks = functools.cache(lambda chunk: cohort.every(self._tally_block, executor, chunk, mesh))
+        self._tally_blocks = functools.cache(lambda chunk: executors.every(self._tally_block, executor, chunk, mesh))
 
     def _on_device(self, inputs: Inputs, split: Split) -> Samples:
         starts, clients, lengths = [], [], []

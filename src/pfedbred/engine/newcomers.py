@@ -6,12 +6,12 @@ does not learn from it.
 
 from __future__ import annotations
 
-from pfedbred.algorithm import Algorithm
+from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
 from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.resident import Simulation, State
 from pfedbred.engine.round import Plan
 from pfedbred.engine.selection import fixed
-from pfedbred.engine.simulation import Simulation, State
 from pfedbred.engine.streamed import StreamedSimulation
 
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pfedbred.aggregation import Rule
-from pfedbred.algorithm import Algorithm, Uploads
-from pfedbred.data.batches import ClientData, Inputs, draw_rows
+from pfedbred.aggregation.rules import Rule
+from pfedbred.algorithms.base import Algorithm, Uploads
 from pfedbred.data.federation import Federation
-from pfedbred.engine import cohort, health, selection
-from pfedbred.keys import data_key
+from pfedbred.data.minibatches import ClientData, Inputs, draw_rows
+from pfedbred.engine import executors, screening, selection
+from pfedbred.engine.keys import data_key
 from pfedbred.types import Array, Key, Tree
 
 
@@ -77,7 +77,7 @@ class Plan:
         only the ``sample`` that is averaged trains (practice).
       weights: of the average, by training samples (``data``) or ``uniform``.
       batch_size: samples in a minibatch.
-      executor: see :mod:`pfedbred.engine.cohort`.
+      executor: see :mod:`pfedbred.engine.executors`.
       chunk: clients that ``vmap`` runs at a time; all if None.
       rule: how the uploads are averaged.
     """
@@ -133,7 +133,7 @@ class Round:
         """``vary(settings)`` is the algorithm with other hyper-parameters."""
         plan.rule.suits(algorithm.server.averages, "this algorithm")
         self._plan, self._usual, self._vary = plan, algorithm, vary
-        every = partial(cohort.every, executor=executor, chunk=plan.chunk, mesh=mesh)
+        every = partial(executors.every, executor=executor, chunk=plan.chunk, mesh=mesh)
         self.prepare, self.train, self.model = map(every, (self.prepare_client, self.train_client, self.model_client))
 
     def algorithm(self, settings: Mapping[str, Array]) -> Algorithm:
@@ -159,13 +159,13 @@ class Round:
             shards.x, shards.y, draw_rows(key, offset, size, drawn, draws, self._plan.batch_size), offset, size
         )
 
-    def train_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> tuple[Tree, Tree, health.Vitals]:
+    def train_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> tuple[Tree, Tree, screening.Vitals]:
         """Its upload, its next state, and how it is."""
         place, record = item
         client = self.algorithm(shared.settings).client
         message, state = self._met(shared, place, record)
         upload, state = client.train(message, state, self._data(shared, place, record.drawn, client.draws))
-        return upload, state, health.examine(client.unmoved(message), upload, state)
+        return upload, state, screening.examine(client.unmoved(message), upload, state)
 
     def prepare_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
         """Its answer in the exchange before training."""
@@ -193,7 +193,7 @@ class Round:
         chosen, before = places[among], shared.server
         shared, answered = self._prepared(shared, chosen, _pick(records, among))
         uploads, states, vitals = self.train(shared, (places, records))
-        sound = health.sound(vitals)
+        sound = screening.sound(vitals)
         if answered is not None:
             sound = sound.at[among].set(sound[among] & answered)
         taken = sound[among]
@@ -219,7 +219,7 @@ class Round:
         if not (client.prepare and server.prepare):
             return shared, None
         answers = self.prepare(shared, (chosen, records))
-        answered = health.finite(answers)
+        answered = screening.finite(answers)
         uploads = self._uploads(shared, chosen, answers, answered)
         return shared._replace(server=server.prepare(shared.server, uploads)), answered
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred.data.batches import permute
+from pfedbred.data.minibatches import permute
 from pfedbred.errors import SettingError, nearest
 from pfedbred.types import Array, Key
 

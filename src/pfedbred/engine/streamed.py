@@ -1,6 +1,6 @@
 """A population too large for the device: the clients of a round come to it, train, and go back to a store.
 
-It is the same round as in :mod:`pfedbred.engine.simulation`, with the same random numbers, and so with the same results
+It is the same round as in :mod:`pfedbred.engine.resident`, with the same random numbers, and so with the same results
 under ``participation="sample"``; but the cost of a round depends on its sample alone, not on how many others there are.
 While one sample trains, the samples of the next one's clients are fetched, where no evaluation comes between.
 """
@@ -18,17 +18,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred import tensors
-from pfedbred.algorithm import Algorithm, Task
+from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
-from pfedbred.engine import cohort, devices, evaluation, health, selection
+from pfedbred.engine import devices, evaluation, executors, screening, selection
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
+from pfedbred.engine.keys import init_key, select_key
+from pfedbred.engine.resident import State, check_client, check_seed
 from pfedbred.engine.round import ClientRecord, Outcome, Plan, Round, Shards, Shared, new_record, shards_of
-from pfedbred.engine.simulation import State, check_client, check_seed
 from pfedbred.errors import SettingError
-from pfedbred.keys import init_key, select_key
-from pfedbred.tensors import Pieces
+from pfedbred.io import tensors
+from pfedbred.io.tensors import Pieces
 from pfedbred.types import Array, Key, Tree
 
 _SCORED = 1_000
@@ -63,7 +63,7 @@ class StreamedSimulation:
                 f"this algorithm's server keeps something of every client, and compares them: {population.clients:,} "
                 f"clients are too many, at most {_MOST_KNOWN:,} can be had"
             )
-        self.executor = cohort.choose(plan.executor, plan.chunk)
+        self.executor = executors.choose(plan.executor, plan.chunk)
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
         self._sharding = devices.everywhere(self.mesh) if self.mesh else None
         self.round = Round(algorithm, plan, self.executor, self.mesh)
@@ -190,12 +190,12 @@ class StreamedSimulation:
         stores: Any = states.clients
         return [int(np.sum(store.read(self.scored.tolist()).met)) for store in stores]
 
-    def health(self, states: State) -> health.Health:
+    def health(self, states: State) -> screening.Health:
         """Who was left out so far, and how many rounds were skipped."""
         stores: Any = states.clients
         names = self.federation.names
-        left_out = [health.by_name(sorted(store.left_out.items()), names) for store in stores]
-        return health.Health(left_out, states.skipped.tolist(), states.skipped_in_row.tolist())
+        left_out = [screening.by_name(sorted(store.left_out.items()), names) for store in stores]
+        return screening.Health(left_out, states.skipped.tolist(), states.skipped_in_row.tolist())
 
     def saved(self, states: State) -> dict[str, np.ndarray | Pieces]:
         """The states as arrays by name, from which ``restored`` makes them again, in whatever store."""

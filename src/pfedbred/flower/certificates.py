@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pfedbred import records
 from pfedbred.errors import SettingError
+from pfedbred.runs import records
 
 _DAYS = 365
 FILES = ("ca.crt", "superlink.crt", "superlink.key")

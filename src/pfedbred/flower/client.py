@@ -1,8 +1,8 @@
 """The ClientApp: the client half of any algorithm, where the data are.
 
-A SuperNode starts a new process for every message, so nothing is kept in memory: what the client keeps is in its home
-(:mod:`pfedbred.flower.home`), and compiled programs are in a cache on its disk. It trains with the very functions that
-the simulation runs, and answers with what the algorithm uploads, with counts, and with nothing else.
+A SuperNode starts a new process for every message, so nothing is kept in memory: the client's state is in its home
+(:mod:`pfedbred.flower.client_home`) and compiled programs are cached on its disk. It trains with the functions that the
+simulation runs, and answers with the upload that the algorithm defines, with counts, and with nothing else.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from pfedbred import algorithms, exports, models, records
-from pfedbred.algorithm import Algorithm, Received, Task, received
+from pfedbred import algorithms, models
+from pfedbred.algorithms.base import Algorithm, Received, Task, received
 from pfedbred.data.federation import Federation
-from pfedbred.data.sources import cache_folder
+from pfedbred.data.sources.hub import cache_folder
 from pfedbred.engine import Plan, keep_programs, selection
 from pfedbred.engine.evaluation import Evaluator
-from pfedbred.engine.health import Vitals
 from pfedbred.engine.round import ClientRecord, Round, Shards, Shared, new_record, shards_of
+from pfedbred.engine.screening import Vitals
 from pfedbred.errors import NoSamples, SettingError
-from pfedbred.experiment import Experiment
-from pfedbred.flower import home as home_
-from pfedbred.flower import local, wire
-from pfedbred.inference import PERSONAL
-from pfedbred.reading import COUNT, Maybe
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.flower import client_data, wire
+from pfedbred.flower import client_home as home_
+from pfedbred.io.shapes import COUNT, Maybe
+from pfedbred.runs import records, saved_models
+from pfedbred.runs.prediction import PERSONAL
 from pfedbred.types import Array, Tree
 
 SERVER = "the server"
@@ -104,7 +105,7 @@ class Half:
 _made: dict[str, Half] = {}  # in a process that answers more than one message, each is compiled once
 
 
-def half_of(node: local.Node, experiment: Experiment, own: Federation, number: int) -> Half:
+def half_of(node: client_data.Node, experiment: Experiment, own: Federation, number: int) -> Half:
     """The client half of that experiment on that client's data; made once in a process."""
     facts = [node.name, str(node.home), dict(node.options), records.plain(experiment), own.classes, own.labels, number]
     key = json.dumps(facts)
@@ -157,7 +158,7 @@ class Participant:
     def __init__(self, context: Context) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several clients may share a GPU
         keep_programs(cache_folder() / "compiled")
-        self.node = local.node(context.node_config, context.node_id)
+        self.node = client_data.node(context.node_config, context.node_id)
         self.home = home_.Home(self.node.home)
 
     def meet(self, message: RecordDict) -> RecordDict:
@@ -177,7 +178,7 @@ class Participant:
                 "labels": own.labels,
                 "features": own.features,
                 "words": own.text.count if own.text else None,
-                "vocabulary": local.vocabulary_of(own),
+                "vocabulary": client_data.vocabulary_of(own),
                 "train": len(own.train.y),
                 "test": len(own.test.y),
             }
@@ -210,15 +211,15 @@ class Participant:
         personal = half.model(order.message, order.record)
         path, number = order.folder / PERSONAL, order.said["number"]
         with _withheld("it cannot write into its folder"):
-            exports.keep_one(path, personal, order.experiment, half.own, done, client=number, name=self.node.name)
+            saved_models.keep_one(path, personal, order.experiment, half.own, done, client=number, name=self.node.name)
         return {**half.counts(global_, personal), "train": len(half.own.train.y), "test": len(half.own.test.y)}
 
     def _own(self, classes: int, labels: list[str] | None) -> tuple[Federation, int | None]:
         with _withheld("its data cannot be used"):
-            own, place = local.own_data(self.node, self.home.folder)
+            own, place = client_data.own_data(self.node, self.home.folder)
             if own.text and own.text.vectors is not None:
                 raise SettingError("word vectors from a file are not for a federation: the server does not have them")
-            return local.relabelled(own, classes or own.classes, labels), place
+            return client_data.relabelled(own, classes or own.classes, labels), place
 
     @contextmanager
     def _ordered(self, message: RecordDict) -> Iterator[Order]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred import data, records
-from pfedbred.data import store
+from pfedbred import data
+from pfedbred.data import prepared
 from pfedbred.errors import SettingError
-from pfedbred.flower import certificates, launch
-from pfedbred.reading import read_json
+from pfedbred.flower import certificates, processes
+from pfedbred.io.strict import read_json
+from pfedbred.runs import records
 
 _LONGEST = 1_800.0  # seconds
 
@@ -28,24 +29,24 @@ def demo(
     federation = data.load(dataset, clients=nodes)
     keys = folder / "keys"
     authority = certificates.make(keys)
-    with launch.machine(folder, authority) as machine:
+    with processes.machine(folder, authority) as machine:
         say(f"superlink: {machine.address}, TLS and node authentication on")
         machine.superlink(authenticated=True, lasting=False)
         for i in range(nodes):
             name = f"clinic-{i:0{len(str(nodes - 1))}d}"
             own = records.find_folder(folder / name)
-            store.save(federation.take(np.asarray([i])), own / "data.fed")
+            prepared.save(federation.take(np.asarray([i])), own / "data.fed")
             machine.register(certificates.node_key(keys / name))
             config = {"dataset": str(own / "data.fed"), "name": name, "home": str(own / "home")}
             machine.supernode(name, config, keys / name)
             say(f"supernode: {name}, {federation.train.sizes[i]} training samples of its own")
         everyone = dict.fromkeys(("clients", "min-clients", "aggregated"), nodes)
         asked = {"algorithm": algorithm, "model": model, "rounds": rounds, "out": str(folder / "run")}
-        launch.write_app(folder / "app", {**asked, **everyone})
+        processes.write_app(folder / "app", {**asked, **everyone})
         return watched(machine.run(folder / "app"), folder / "run", say)
 
 
-def watched(run: launch.Started, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def watched(run: processes.Started, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Waits for the end of a run, and passes on what it says meanwhile; returns its summary."""
     seen, end = 0, time.monotonic() + _LONGEST
     while time.monotonic() < end:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pfedbred.data.federation import MOST_CLASSES, names_fit
 from pfedbred.errors import SettingError, printable
-from pfedbred.reading import COUNT, Maybe
+from pfedbred.io.shapes import COUNT, Maybe
 from pfedbred.types import Words
 
 INTRODUCTION = {

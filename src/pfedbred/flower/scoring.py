@@ -9,9 +9,9 @@ import numpy as np
 
 from pfedbred.engine.evaluation import Counts, Evaluation, Tally, summarise
 from pfedbred.errors import SettingError
-from pfedbred.flower.asking import Answer, facts_of, say
+from pfedbred.flower.messaging import Answer, facts_of, say
 from pfedbred.flower.roster import Member, Roster
-from pfedbred.reading import COUNT, NUMBER, Maybe
+from pfedbred.io.shapes import COUNT, NUMBER, Maybe
 
 _TALLY = {"correct": COUNT, "loss": Maybe(NUMBER)}
 _KINDS = Counts._fields

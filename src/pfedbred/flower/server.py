@@ -21,25 +21,25 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from pfedbred import checkpoints, exports, records
-from pfedbred.console import show_outcome, tell_of_sick_clients, warn_of_divergence, watching
-from pfedbred.engine import health
+from pfedbred.engine import screening
 from pfedbred.engine.round import enough
 from pfedbred.errors import SettingError
-from pfedbred.experiment import Experiment
-from pfedbred.flower import progress as progress_
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.keeping import begun, one_line, opened, refuse_changes
+from pfedbred.experiment.loop import Point, Run
+from pfedbred.flower import server_state as progress_
 from pfedbred.flower import wire
-from pfedbred.flower.asking import Answer, Question, ask, facts_of, has_trained, name_of, say
-from pfedbred.flower.config import Options, understood
-from pfedbred.flower.halves import Halves
-from pfedbred.flower.progress import Progress
+from pfedbred.flower.messaging import Answer, Question, ask, facts_of, has_trained, name_of, say
 from pfedbred.flower.roster import INTRODUCTION, Description, Roster
+from pfedbred.flower.run_config import Options, understood
 from pfedbred.flower.scoring import scores_of
-from pfedbred.keeping import begun, one_line, opened, refuse_changes
-from pfedbred.metrics import Metrics
-from pfedbred.reading import NUMBER, Maybe
+from pfedbred.flower.server_half import Halves
+from pfedbred.flower.server_state import Progress
+from pfedbred.io.shapes import NUMBER, Maybe
 from pfedbred.report import curves
-from pfedbred.running import Point, Run
+from pfedbred.report.terminal import show_outcome, tell_of_sick_clients, warn_of_divergence, watching
+from pfedbred.runs import checkpoints, records, saved_models
+from pfedbred.runs.metrics_file import Metrics
 from pfedbred.types import Tree
 
 _PATIENCE = 60.0  # seconds: the server before this one may not have noticed yet that it is to end
@@ -288,7 +288,7 @@ class Coordinator:
         if not vitals:
             return set()
         moved, size = (jnp.asarray(each, jnp.float32) for each in zip(*vitals.values(), strict=True))
-        sound = np.asarray(health.sound(health.Vitals(moved, size)))
+        sound = np.asarray(screening.sound(screening.Vitals(moved, size)))
         for i in [i for i, fine in zip(vitals, sound, strict=True) if not fine]:
             name = self._roster.name(i)
             say(f"round {self._progress.round + 1}: {name} is left out: its update is not finite or far too long")
@@ -304,13 +304,13 @@ class Coordinator:
         if scores is None:
             say(f"round {progress.round}: nobody has scored it")
             return True
-        earlier = health.total([point.health for point in progress.points], 1)
+        earlier = screening.total([point.health for point in progress.points], 1)
         seconds, now = time.monotonic() - self._begun_at, progress.health()
         point = Point(progress.round, seconds, scores, now.since(earlier))
         progress.points.append(point)
         self._metrics.write(point)
         self._watch(point)
-        return not np.all(health.astray(scores, now.in_row, self._halves.experiment.rounds))
+        return not np.all(screening.astray(scores, now.in_row, self._halves.experiment.rounds))
 
     # The end ----------------------------------------------------------------------------------------------------
 
@@ -329,7 +329,9 @@ class Coordinator:
             diverged=diverged,
         )
         global_ = jax.device_get(halves.model(progress.state))
-        exports.keep_one(folder / exports.GLOBAL_FILE, global_, halves.experiment, halves.data, progress.round)
+        saved_models.keep_one(
+            folder / saved_models.GLOBAL_FILE, global_, halves.experiment, halves.data, progress.round
+        )
         curves.draw_run(done, folder / "curves.png")
         summary = {**records.summary(done), "federation": self._facts()}
         records.write_json(folder / "summary.json", summary)
@@ -356,10 +358,10 @@ class Coordinator:
 class _Deployed:
     """What a Run asks of its simulation, of a federation that is elsewhere."""
 
-    def __init__(self, federation: Description, state: health.Health) -> None:
+    def __init__(self, federation: Description, state: screening.Health) -> None:
         self.federation, self._health = federation, state
 
-    def health(self, states: Any) -> health.Health:
+    def health(self, states: Any) -> screening.Health:
         """Who was left out, and how many rounds were skipped."""
         return self._health
 

@@ -14,9 +14,10 @@ import jax
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from pfedbred import npy, tensors
 from pfedbred.errors import SettingError
-from pfedbred.reading import COUNT, NUMBER, Maybe, expect, parse_json
+from pfedbred.io import npy, tensors
+from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
+from pfedbred.io.strict import parse_json
 from pfedbred.types import Tree
 
 _FACTS, _JSON = "facts", "json"
@@ -63,7 +64,7 @@ def packed(tree: Tree) -> ArrayRecord:
 
 
 def facts(message: RecordDict, shape: Any, sender: str) -> Any:
-    """What a message says, if it is of that shape; see :func:`pfedbred.reading.expect`."""
+    """What a message says, if it is of that shape; see :func:`pfedbred.io.strict.expect`."""
     where = f"what {sender} sent"
     text = message.config_records[_FACTS].get(_JSON) if _FACTS in message.config_records else None
     if not isinstance(text, str) or len(text) > _LARGEST_FACTS:

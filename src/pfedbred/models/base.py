@@ -16,7 +16,7 @@ class Model(NamedTuple):
     that begin with it: ``output`` for ``output.weight`` and ``output.bias``.
 
     A network that begins with a linear layer may say so: ``first`` is the layer's key, and ``rest(weights, z)`` gives
-    the logits from z = x W^T + b. Proximal steps on it are then cheaper (:mod:`pfedbred.span`).
+    the logits from z = x W^T + b. Proximal steps on it are then cheaper (:mod:`pfedbred.bregman.first_layer`).
     """
 
     init: Callable[[Key], Tree]

@@ -11,7 +11,7 @@ from pfedbred import algorithms, data
 from pfedbred import settings as settings_
 from pfedbred.data.federation import Federation
 from pfedbred.errors import SettingError
-from pfedbred.experiment import Experiment
+from pfedbred.experiment.configuration import Experiment
 
 _PART_OF_FEMNIST = "part of FEMNIST: not the writers that the paper sampled"
 _JPEG = "a JPEG copy of the images: accuracies may be a little lower than with the originals"
@@ -133,7 +133,7 @@ class Federations:
         """That column's."""
         name = column.dataset
         if name not in self._loaded:
-            file = self.prepared / f"{name}{data.store.SUFFIX}" if self.prepared else None
+            file = self.prepared / f"{name}{data.prepared.SUFFIX}" if self.prepared else None
             if file and file.exists():
                 self._loaded[name] = data.load(str(file))
             elif self.prepared and not self.prepared.is_dir():

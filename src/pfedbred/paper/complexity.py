@@ -18,11 +18,11 @@ import jax
 import numpy as np
 
 from pfedbred.data.federation import Federation, from_clients
-from pfedbred.experiment import Experiment
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.io.shapes import NUMBER, Some
 from pfedbred.paper.table import Request, chosen, proceed, read_remembered, remembered
-from pfedbred.reading import NUMBER, Some
-from pfedbred.records import platform_facts, write_json
 from pfedbred.report import curves
+from pfedbred.runs.records import platform_facts, write_json
 
 _BASE = {"N": 40, "T": 4, "R": 10, "K": 5, "M": 3}
 _VALUES = {"N": (10, 20, 40, 80), "T": (2, 4, 8, 16), "R": (5, 10, 20, 40), "K": (2, 5, 10, 20), "M": (1, 2, 4, 8)}

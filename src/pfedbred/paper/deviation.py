@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.data.federation import Federation
-from pfedbred.running import Run
+from pfedbred.experiment.loop import Run
 from pfedbred.types import Array, Tree
 
 

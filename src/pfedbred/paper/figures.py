@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred import records
 from pfedbred.data.federation import Federation
-from pfedbred.experiment import Experiment
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.loop import run
+from pfedbred.experiment.sweep import sweep
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.deviation import deviation
 from pfedbred.paper.table import Request, best_of, chosen, fingerprint, proceed, remembered, rounded, run_cell
@@ -18,8 +19,7 @@ from pfedbred.paper.tables import TABLE2
 from pfedbred.report import curves as curves_
 from pfedbred.report import heatmap, parallel
 from pfedbred.report.distribution import draw_distribution
-from pfedbred.running import run
-from pfedbred.sweep import sweep
+from pfedbred.runs import records
 
 HYPER_GRID = {
     "eta": [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0],

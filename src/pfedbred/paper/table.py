@@ -19,15 +19,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred import keeping, locks, reading, records
-from pfedbred.engine.health import stalled
+from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment import Experiment, Prepared
+from pfedbred.experiment import keeping
+from pfedbred.experiment.configuration import Experiment, Prepared
+from pfedbred.experiment.loop import Run
+from pfedbred.experiment.stopping import Stopped, Stopping
+from pfedbred.io import strict
+from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
 from pfedbred.paper.columns import ALL, Column, Federations
 from pfedbred.paper.printed import Printed
-from pfedbred.reading import COUNT, NUMBER, Maybe, Some
-from pfedbred.running import Run
-from pfedbred.stopping import Stopped, Stopping
+from pfedbred.runs import locks, records
 
 _CURVE = 100  # points of a curve that are kept
 
@@ -231,8 +233,8 @@ def read_remembered(file: Path, shape: Mapping[str, Any]) -> dict[str, Any] | No
     if not file.exists():
         return None
     try:
-        record = reading.read_json(file)
-        reading.expect(record, {"fingerprint": dict, **shape}, file)
+        record = strict.read_json(file)
+        expect(record, {"fingerprint": dict, **shape}, file)
     except SettingError as problem:
         raise SettingError(f"{file} is damaged: remove it, and it is made again ({problem})") from None
     return record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pfedbred import priors
+from pfedbred.bregman import priors
 from pfedbred.paper import printed
 from pfedbred.paper.columns import COLUMNS
 from pfedbred.paper.table import Row, Table

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pfedbred import records
+from pfedbred.experiment.sweep import sweep
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.table import Request, Row, Table, chosen, fingerprint, proceed, remembered, run_table
-from pfedbred.sweep import sweep
+from pfedbred.runs import records
 
 TITLE = "Beyond the paper: settings chosen by a sweep on validation samples"
 _COLUMNS = ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")

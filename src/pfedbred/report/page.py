@@ -22,11 +22,12 @@ from pfedbred import algorithms
 from pfedbred import settings as settings_
 from pfedbred._version import __version__
 from pfedbred.errors import SettingError, is_file_name, printable
-from pfedbred.experiment import Experiment
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.io.shapes import COUNT, Maybe, expect
+from pfedbred.io.strict import parse_json, read_json, read_text
 from pfedbred.paper.columns import ALL
-from pfedbred.reading import COUNT, Maybe, expect, parse_json, read_json, read_text
-from pfedbred.records import DATA, LAST_LINE, METRICS_LINE, SUMMARY, read_sweep
-from pfedbred.report.of_paper import TITLES, gather_deviation, gather_table, measured_on
+from pfedbred.paper.page import TITLES, gather_deviation, gather_table, measured_on
+from pfedbred.runs.records import DATA, LAST_LINE, METRICS_LINE, SUMMARY, read_sweep
 
 _POINTS = 400  # of a curve
 _CLIENTS = 1_000  # of a run

@@ -1,0 +1,1 @@
+"""Aggregation rules: how a server combines a round's uploads into one."""

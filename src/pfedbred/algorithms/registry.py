@@ -1,0 +1,99 @@
+"""The algorithms, one file each, and the table of their names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pfedbred import settings as settings_
+from pfedbred.algorithms.apfl import apfl
+from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.algorithms.ditto import ditto
+from pfedbred.algorithms.fedamp import fedamp, heurfedamp
+from pfedbred.algorithms.fedavg import fedavg
+from pfedbred.algorithms.fedbabu import fedbabu
+from pfedbred.algorithms.fedem import fedem
+from pfedbred.algorithms.fedper import fedper
+from pfedbred.algorithms.fedprox import fedprox
+from pfedbred.algorithms.fedrep import fedrep
+from pfedbred.algorithms.fedu import fedu
+from pfedbred.algorithms.fo import fo
+from pfedbred.algorithms.local import local
+from pfedbred.algorithms.mfo import mfo
+from pfedbred.algorithms.mg import mg
+from pfedbred.algorithms.mg_meta import mg_meta, mg_meta_literal
+from pfedbred.algorithms.mime import mime
+from pfedbred.algorithms.per_fedavg import per_fedavg
+from pfedbred.algorithms.pfedbred import pfedbred
+from pfedbred.algorithms.pfedme import pfedme
+from pfedbred.algorithms.reptile import reptile
+from pfedbred.algorithms.scaffold import scaffold
+from pfedbred.algorithms.wrappers import WRAPPERS
+from pfedbred.errors import SettingError, nearest
+
+Factory = Callable[..., Algorithm]
+
+ALGORITHMS: dict[str, Factory] = {
+    "apfl": apfl,
+    "ditto": ditto,
+    "fedamp": fedamp,
+    "fedavg": fedavg,
+    "fedbabu": fedbabu,
+    "fedem": fedem,
+    "fedper": fedper,
+    "fedprox": fedprox,
+    "fedrep": fedrep,
+    "fedu": fedu,
+    "fo": fo,
+    "heurfedamp": heurfedamp,
+    "local": local,
+    "mfo": mfo,
+    "mg": mg,
+    "mg-meta": mg_meta,
+    "mg-meta-literal": mg_meta_literal,
+    "mime": mime,
+    "per-fedavg": per_fedavg,
+    "pfedbred": pfedbred,
+    "pfedme": pfedme,
+    "reptile": reptile,
+    "scaffold": scaffold,
+}
+"""Every named algorithm. A new one is a function ``(task, *, settings...) -> Algorithm``, and a line here."""
+
+
+def factory(name: str) -> Factory:
+    """The function that builds the algorithm of that name, wrappers included: ``pfedme+am``."""
+    base, *suffixes = name.split("+")
+    if base not in ALGORITHMS:
+        raise SettingError(f"unknown algorithm {base!r}{nearest(base, ALGORITHMS)}")
+    for suffix in suffixes:
+        if suffix not in WRAPPERS:
+            raise SettingError(f"unknown suffix {'+' + suffix!r} in {name!r}{nearest(suffix, WRAPPERS)}")
+    if len(set(suffixes)) != len(suffixes):
+        raise SettingError(f"a suffix is named twice in {name!r}")
+    return _wrapped(ALGORITHMS[base], suffixes) if suffixes else ALGORITHMS[base]
+
+
+def _wrapped(base: Factory, suffixes: list[str]) -> Factory:
+    """The base and then its wrappers, from left to right, with the settings of all of them."""
+    layers = [base, *(WRAPPERS[suffix] for suffix in suffixes)]
+
+    def build(task: Task, **settings: Any) -> Algorithm:
+        parts = [{key: settings[key] for key in settings_.declared(layer) if key in settings} for layer in layers]
+        algorithm = base(task, **parts[0])
+        for wrapper, own in zip(layers[1:], parts[1:], strict=True):
+            algorithm = wrapper(algorithm, task, **own)
+        return algorithm
+
+    parameters = [each for layer in layers for each in settings_.declared(layer).values()]
+    task = inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    build.__signature__ = inspect.Signature([task, *parameters])  # type: ignore[attr-defined]
+    build.__doc__ = base.__doc__
+    return build
+
+
+def make(name: str, task: Task, settings: Mapping[str, Any] | None = None) -> Algorithm:
+    """The algorithm of that name, its settings checked."""
+    build = factory(name)
+    return build(task, **settings_.resolve(build, settings or {}))

@@ -1,0 +1,1 @@
+"""The mathematics: exponential families, Bregman divergences, proximal maps, mean strategies."""

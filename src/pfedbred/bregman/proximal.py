@@ -1,0 +1,211 @@
+r"""The Bregman proximal map and the Bregman-Moreau envelope (Eq. equ_def_pmbme), for any family.
+
+With weights v for theta and m for mu (see :mod:`pfedbred.priors` for the coordinates),
+
+    prox(m) = argmin_v  f(v) + lam D_{g*}(theta(v), mu(m)),        env(m) = the minimum.
+
+A solver approximates the argmin: the paper's K gradient steps, any optax optimizer, or mirror descent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import optax
+
+from pfedbred.bregman import first_layer
+from pfedbred.bregman.first_layer import FirstLayer
+from pfedbred.bregman.priors import Family
+from pfedbred.errors import SettingError, nearest
+from pfedbred.types import Array, Tree
+
+Loss = Callable[[Tree], Array]
+_UNROLLED = 5  # so many steps are written out: a loop copies the weights from step to step
+
+
+class Problem(NamedTuple):
+    """What one proximal map minimises: loss(v) + lam * family.regulariser(v, mean).
+
+    ``first`` says that the loss's network begins with a linear layer; the steps are then cheaper where they can be.
+    """
+
+    loss: Loss
+    mean: Tree
+    family: Family
+    lam: Any
+    first: FirstLayer | None = None
+
+    def value(self, personal: Tree) -> Array:
+        """The objective at ``personal``."""
+        return self.loss(personal) + self.lam * self.family.regulariser(personal, self.mean)
+
+    def gradient(self, personal: Tree, grad_loss: Tree) -> Tree:
+        """The objective's gradient at ``personal``, where the loss has gradient ``grad_loss``."""
+        pull = jax.grad(self.family.regulariser)(personal, self.mean)
+        return optax.tree.add_scale(grad_loss, self.lam, pull)
+
+
+class Solver(NamedTuple):
+    """At most ``steps`` updates, fewer if the objective's gradient norm falls to ``tol``.
+
+    ``update(problem, personal, grad_loss, gradient, state)`` returns the next point and state; ``gradient`` is that
+    of the whole objective and ``grad_loss`` its part without the regulariser. ``linear`` says that it only adds up
+    multiples of points and gradients.
+    """
+
+    init: Callable[[Tree], Tree]
+    update: Callable[[Problem, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]
+    steps: int
+    tol: float = 0.0
+    linear: bool = False
+
+
+class Solution(NamedTuple):
+    """A proximal point and the number of steps that led to it."""
+
+    personal: Tree
+    steps: Array
+
+
+def optimizer(transformation: optax.GradientTransformation, steps: int, tol: float = 0.0) -> Solver:
+    """Any optax optimizer on the proximal objective."""
+
+    def update(problem: Problem, personal: Tree, grad_loss: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+        # Line searches and Polyak steps ask for the value; for the others it is never computed.
+        extra = {"value": problem.value(personal), "grad": gradient, "value_fn": problem.value}
+        updates, state = full.update(gradient, state, personal, **extra)
+        return optax.apply_updates(personal, updates), state
+
+    full = optax.with_extra_args_support(transformation)
+    return Solver(full.init, update, steps, tol)
+
+
+def gradient_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
+    """The paper's solver: v <- v - alpha (grad f(v) + lam grad_v D_{g*}(theta(v), mu))."""
+    return optimizer(optax.sgd(alpha), steps, tol)._replace(linear=True)
+
+
+def mirror_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
+    r"""Mirror descent (Eq. equ_def_md) with mirror map g*, whose dual variable is the natural parameter s:
+
+        s <- s - alpha (Hess g(s)^{-1} grad_s f + lam (s - s_mean)).
+
+    In a family whose s is constrained, the step is taken in the free weights, where it cannot leave the domain. For
+    the spherical Gaussian this is the gradient step.
+    """
+
+    def update(problem: Problem, personal: Tree, grad_loss: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+        family = problem.family
+        s = family.to_natural(personal)
+        _, to_weights_transposed = jax.vjp(family.from_natural, s)
+        (grad_s,) = to_weights_transposed(grad_loss)
+        newton = family.solve_hessian(s, grad_s)
+        pull = optax.tree.sub(s, family.to_natural(problem.mean))
+        direction = optax.tree.add_scale(newton, problem.lam, pull)
+        _, direction = jax.jvp(family.from_natural, (s,), (direction,))
+        return optax.tree.add_scale(personal, -alpha, direction), state
+
+    return Solver(lambda personal: (), update, steps, tol)
+
+
+def solver(name: str | Solver | optax.GradientTransformation, alpha: Any, steps: int, tol: float = 0.0) -> Solver:
+    """The solver of that name: ``gradient``, ``mirror``, or the name of an optax optimizer such as ``adam``."""
+    if isinstance(name, Solver):
+        return name
+    if isinstance(name, optax.GradientTransformation):
+        return optimizer(name, steps, tol)
+    if name == "gradient":
+        return gradient_steps(alpha, steps, tol)
+    if name == "mirror":
+        return mirror_steps(alpha, steps, tol)
+    if name not in _OPTAX:
+        raise SettingError(f"unknown solver {name!r}{nearest(name, ('gradient', 'mirror', *_OPTAX))}")
+    return optimizer(getattr(optax, name)(alpha), steps, tol)
+
+
+_OPTAX = (
+    "adabelief",
+    "adagrad",
+    "adam",
+    "adamw",
+    "lion",
+    "nadam",
+    "radam",
+    "rmsprop",
+    "sgd",
+    "yogi",
+)
+"""The optax optimizers that take a learning rate alone, offered by name; others are passed as objects."""
+
+
+def prox(problem: Problem, solve: Solver, start: Tree) -> Solution:
+    """The proximal map (Eq. equ_def_pmbme), by ``solve`` from ``start``."""
+    if problem.first and problem.family.spherical and solve.linear and solve.tol <= 0 and solve.steps > 1:
+        reduced = first_layer.reduce(problem.first, start, problem.mean)
+        solution = prox(Problem(reduced.loss, reduced.mean, problem.family, problem.lam), solve, reduced.start)
+        return Solution(reduced.expand(solution.personal), solution.steps)
+
+    grad_loss_at = jax.grad(problem.loss)
+
+    def slopes(personal: Tree) -> tuple[Tree, Tree]:
+        grad_loss = grad_loss_at(personal)
+        return grad_loss, problem.gradient(personal, grad_loss)
+
+    if solve.tol <= 0:
+
+        def step(_: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+            personal, state = carry
+            return solve.update(problem, personal, *slopes(personal), state)
+
+        unroll = solve.steps if solve.steps <= _UNROLLED and not _has_loop(problem.loss, start) else 1
+        personal, _ = jax.lax.fori_loop(0, solve.steps, step, (start, solve.init(start)), unroll=unroll)
+        return Solution(personal, jnp.int32(solve.steps))
+
+    Carry = tuple[Tree, Tree, tuple[Tree, Tree], Array]
+
+    def unfinished(carry: Carry) -> Array:
+        _, _, (_, gradient), taken = carry
+        return (taken < solve.steps) & (optax.tree.norm(gradient) > solve.tol)
+
+    def advance(carry: Carry) -> Carry:
+        personal, state, here, taken = carry
+        personal, state = solve.update(problem, personal, *here, state)
+        return personal, state, slopes(personal), taken + 1
+
+    begin = (start, solve.init(start), slopes(start), jnp.int32(0))
+    personal, _, _, taken = jax.lax.while_loop(unfinished, advance, begin)
+    return Solution(personal, taken)
+
+
+def _has_loop(loss: Loss, at: Tree) -> bool:
+    """Whether the loss is a loop itself, as a recurrent network's is: its steps are long, and long to compile."""
+
+    def within(program: Any) -> bool:
+        inner = (each for equation in program.eqns for each in jax.extend.core.jaxprs_in_params(equation.params))
+        return any(each.primitive.name in ("scan", "while") for each in program.eqns) or any(map(within, inner))
+
+    return within(jax.make_jaxpr(loss)(at).jaxpr)
+
+
+def envelope(problem: Problem, solve: Solver, start: Tree) -> Array:
+    """The Bregman-Moreau envelope's value at ``problem.mean``: the objective at the proximal point."""
+    return problem.value(prox(problem, solve, start).personal)
+
+
+def envelope_gradient(problem: Problem, personal: Tree, *, exact: bool = True) -> Tree:
+    r"""Gradient of the envelope in the mean m, given the proximal point.
+
+    Exact, by the envelope theorem: lam grad_m D_{g*}(theta, mu(m)), which in natural coordinates is
+    lam (grad g(m) - grad g(v)) and in mean coordinates lam Hess g*(mu) (mu - theta) (Eq. equ_def_pmbme).
+    First-order: lam (m - v), the paper's lam (mu - theta) with weights in the place of means. The two coincide for
+    the spherical Gaussian, the prior of the paper's experiments.
+    """
+    if exact:
+        pull = jax.grad(problem.family.regulariser, argnums=1)(personal, problem.mean)
+    else:
+        pull = optax.tree.sub(problem.mean, personal)
+    return optax.tree.scale(problem.lam, pull)

@@ -1,0 +1,98 @@
+"""``pfedbred flower``: a real federation. Flower itself is an extra, imported where it is used."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from pfedbred.errors import SettingError, is_file_name
+from pfedbred.report.terminal import show_outcome
+from pfedbred.runs import records
+from pfedbred.settings.assignments import assignment
+
+app = typer.Typer(
+    help="Run on a real federation, with Flower: see docs/deploy.md.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.callback()
+def _needs_flower() -> None:
+    """Run on a real federation, with Flower: see docs/deploy.md."""
+    if find_spec("flwr") is None:
+        raise SettingError("a real federation needs Flower: pip install 'pfedbred[flower]'")
+
+
+@app.command("keys")
+def keys_command(
+    folder: Annotated[Path, typer.Argument(help="where to put them")],
+    node: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--node", help="name of a node that needs a key; repeat for more"),
+    ] = None,
+    host: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--host", help="name or address by which the SuperLink is reached; repeat for more"),
+    ] = None,
+) -> None:
+    """Make certificates and keys for development."""
+    from pfedbred.flower import certificates
+
+    for name in node or ():
+        if not is_file_name(name) or name in certificates.FILES:
+            raise SettingError(f"a node is called by letters, digits and '-', not {name!r}")
+    if not (folder / "ca.crt").exists() or host:
+        made = certificates.make(folder, host or ("127.0.0.1", "localhost"))
+        print(f"authority:  {made.ca} (everyone needs it)\nsuperlink:  {made.certificate}, {made.key}")
+    for name in node or ():
+        public = certificates.node_key(folder / name)
+        print(f"node:       {folder / name} (stays on the node), {public} (for flwr supernode register)")
+
+
+@app.command("app")
+def app_command(
+    folder: Annotated[Path, typer.Argument(help="the folder of the app")],
+    out: Annotated[Path, typer.Option("--out", help="the run folder, on the server's machine")],
+    set_: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="a key of the run config, such as algorithm=pfedme; repeat for more"),
+    ] = None,
+) -> None:
+    """Write a Flower app, for flwr run."""
+    from pfedbred.flower import processes, run_config
+
+    given = dict(map(assignment, set_ or ()))
+    wanted = {**processes.DEFAULTS, **given, "out": str(out.expanduser().absolute())}
+    run_config.understood(wanted)
+    processes.write_app(folder, wanted)
+    print(f"app: {folder / 'pyproject.toml'}\nrun it with: flwr run {folder} {processes.CONNECTION} --stream")
+
+
+@app.command("demo")
+def demo_command(
+    algorithm: Annotated[str, typer.Option(help="algorithm by name")] = "mg-meta",
+    model: Annotated[str, typer.Option(help="model by name")] = "mclr",
+    dataset: Annotated[str, typer.Option(help="data by name")] = "digits",
+    nodes: Annotated[int, typer.Option(min=2, max=20, help="how many clients")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of training")] = 5,
+    out: Annotated[Path | None, typer.Option("--out", help="folder for all of it; below runs/ if not given")] = None,
+) -> None:
+    """Start a whole federation on this machine, run it, and stop it."""
+    from pfedbred.flower.demo import demo
+
+    folder = records.make_folder(out or records.free_name(Path("runs"), "flower-demo"))
+    say = _flushed
+    options = {"algorithm": algorithm, "model": model, "dataset": dataset, "nodes": nodes, "rounds": rounds}
+    summary = demo(folder.absolute(), **options, say=say)  # type: ignore[arg-type]
+    show_outcome([summary])
+    beyond = summary["federation"]["seconds_beyond_clients"]
+    print(f"a round takes {beyond:.1f} s beyond the slowest client's own work; everything is stopped again")
+    first = folder / summary["federation"]["clients"][0]
+    print(f"run:     {folder / 'run'}\nlogs:    {folder / 'logs'}")
+    print(f"a client's own model: pfedbred predict {first / 'home'} {first / 'data.fed'}")
+
+
+def _flushed(line: str) -> None:
+    print(line, flush=True)

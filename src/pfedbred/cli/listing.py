@@ -1,0 +1,72 @@
+"""``pfedbred list``: everything that can be named."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import jax.numpy as jnp
+import typer
+
+from pfedbred import algorithms, data, models
+from pfedbred import settings as settings_
+from pfedbred.algorithms.base import Task, costs
+from pfedbred.algorithms.wrappers import WRAPPERS
+from pfedbred.bregman import means, priors
+from pfedbred.data.minibatches import Batch
+from pfedbred.errors import SettingError, nearest
+
+_LISTS: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "algorithms": algorithms.ALGORITHMS,
+    "priors": priors.PRIORS,
+    "means": means.MEANS,
+    "models": models.MODELS,
+    "datasets": {name: each.pool for name, each in data.DATASETS.items()},
+    "splits": {"paper": data.paper_split, **data.SPLITS},
+}
+
+
+def list_command(
+    what: Annotated[
+        str | None, typer.Argument(help="algorithms, priors, means, models, datasets or splits; all if not given")
+    ] = None,
+) -> None:
+    """Show what can be named: algorithms with their hyper-parameters, priors, means, models, datasets, splits."""
+    if what is not None and what not in _LISTS:
+        raise SettingError(f"nothing called {what!r} to list{nearest(what, _LISTS)}")
+    for kind in [what] if what else _LISTS:
+        if kind == "algorithms":
+            _list_algorithms()
+            continue
+        print(f"{kind}:")
+        for name, entry in _LISTS[kind].items():
+            print(f"  {name:<16} {_first_line(entry)}")
+
+
+def _list_algorithms() -> None:
+    """Each algorithm's source, models, cost and settings."""
+    print("algorithms (down, up, keeps: what a client receives, sends and keeps in a round, in models of the dnn):")
+    federation_shape, classes = (64,), 10
+    task = Task(models.dnn(federation_shape, classes))
+    sample = Batch(jnp.zeros((1, *federation_shape)), jnp.zeros(1, int))
+    for name, build in algorithms.ALGORITHMS.items():
+        about = getattr(build, "about", None)
+        cost = costs(algorithms.make(name, task), task, sample)
+        source = f"{about.year or '-':<4}  {about.paper}" if about else _first_line(build)
+        print(f"  {name:<16} {source}")
+        kinds = f"G: {about.global_}; P: {about.personal}; " if about else ""
+        print(f"  {'':<16} {kinds}down {cost.download:.2g}, up {cost.upload:.2g}, keeps {cost.state:.2g}")
+        print(textwrap.fill(_defaults(build), 118, initial_indent=" " * 19, subsequent_indent=" " * 19))
+    print("  with the suffixes:")
+    for suffix, wrapper in WRAPPERS.items():
+        print(f"  {'+' + suffix:<16} {_first_line(wrapper)}")
+
+
+def _first_line(entry: Callable[..., Any]) -> str:
+    return (inspect.getdoc(entry) or "").split("\n", 1)[0]
+
+
+def _defaults(entry: Callable[..., Any]) -> str:
+    return "  ".join(f"{name}={each.default}" for name, each in settings_.declared(entry).items())

@@ -1,0 +1,156 @@
+"""The command line: ``pfedbred run``, ``compare``, ``sweep``, ``list``, ``data``, ``export``, ``predict``, ``paper``,
+``report``, ``flower``."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from pfedbred._version import __version__
+from pfedbred.cli import data as data_commands
+from pfedbred.cli import flower as flower_commands
+from pfedbred.cli.listing import list_command
+from pfedbred.cli.paper import paper_command
+from pfedbred.cli.run import compare_command, run_command, stay_silent, sweep_command
+from pfedbred.data.sources.hub import cache_folder
+from pfedbred.engine import join_processes, keep_programs, use_all_cores
+from pfedbred.errors import SettingError, nearest, printable
+from pfedbred.report import page
+from pfedbred.runs import prediction, saved_models
+from pfedbred.runs.records import write_text
+
+typer.core.HAS_RICH = False  # with it, typer puts a backslash before every bracket of a plain help page
+
+app = typer.Typer(
+    help="Personalised federated learning with Bregman-divergence priors.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="this is one of several processes that share the clients")
+    ] = False,
+) -> None:
+    """Personalised federated learning with Bregman-divergence priors."""
+    if distributed and not join_processes():
+        stay_silent()
+    if version:
+        print(__version__)
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("export")
+def export_command(
+    folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
+    client: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="name or number of the client whose personal model to write; else it is the global model"),
+    ] = None,
+    seed: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="of which of the run's seeds; the first if not given"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="the file to write; in the run folder if not given")] = None,
+) -> None:
+    """Write one model of a finished run as a safetensors file with named tensors."""
+    path = saved_models.export(folder, client=client, seed=seed, out=out)
+    about = saved_models.facts(path)
+    whose = f"client {about['client']} ({about['client_name']})" if client is not None else "the global model"
+    print(printable(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}"))
+
+
+@app.command("predict")
+def predict_command(
+    model: Annotated[Path, typer.Argument(help="an exported model, or a client's home in a real federation")],
+    samples: Annotated[Path, typer.Argument(help="samples: .npz, .npy, .csv, .parquet, or a .fed's test samples")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="file for the labels, one a line; else they are printed")
+    ] = None,
+    label_column: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="the column with the labels, which is no input [default: label or y]", show_default=False),
+    ] = None,
+) -> None:
+    """Predict labels with a trained model, where the samples are."""
+    trained = prediction.find_model(model)
+    given = prediction.read_samples(samples, label_column, trained.about["features"])
+    labels = prediction.predict(trained, given, samples)
+    text = "".join(f"{printable(label)}\n" for label in labels)
+    if out:
+        write_text(out, text)
+        print(f"labels: {out}")
+    else:
+        print(text, end="")
+    about = trained.about
+    whose = f"{about.get('client_name')}'s personal model" if about["kind"] == "personal" else "the global model"
+    line = f"{whose} of {about['algorithm']}, after round {about['round']}"
+    if given.labels is not None:
+        right = sum(one == other for one, other in zip(labels, given.labels, strict=True))
+        line += f": {right} of {len(labels)} labels are those in the file, {100 * right / len(labels):.2f} %"
+    print(printable(line), file=sys.stderr)
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[
+        list[Path], typer.Argument(help="folders of runs, comparisons, sweeps, or of 'paper'", metavar="RUN...")
+    ],
+    out: Annotated[Path | None, typer.Option("--out", help="the page; in the first folder if not given")] = None,
+) -> None:
+    """Write one HTML page of finished runs that needs nothing else to be read."""
+    path = out or folders[0] / "report.html"
+    page.write_page(folders, path)
+    print(f"page: {path}")
+
+
+app.command("run")(run_command)
+app.command("compare")(compare_command)
+app.command("sweep")(sweep_command)
+app.command("list")(list_command)
+app.command("paper")(paper_command)
+app.add_typer(data_commands.app, name="data")
+app.add_typer(flower_commands.app, name="flower")
+
+
+def main() -> None:
+    """Runs the command line. A mistake of the user gets one line and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a path may hold bytes that are no character
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    command = typer.main.get_command(app)
+    use_all_cores()
+    keep_programs(cache_folder() / "compiled")
+    try:
+        code = command.main(standalone_mode=False)
+    except SettingError as mistake:
+        sys.exit(_complain(str(mistake)))
+    except Exception as problem:
+        if not hasattr(problem, "format_message"):  # an error of the option parser: it has a message of its own
+            raise
+        message = problem.format_message()
+        unknown = re.match(r"No such command '(.*?)'", message)
+        if unknown:
+            commands = problem.ctx.command.commands  # type: ignore[attr-defined]
+            message = f"no such command {unknown[1]!r}{nearest(unknown[1], commands)}"
+        sys.exit(_complain(message))
+    except KeyboardInterrupt:
+        print("pfedbred: stopped", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> int:
+    print(f"pfedbred: {printable(' '.join(message.split()))}", file=sys.stderr)
+    return 2

@@ -1,0 +1,86 @@
+"""``pfedbred paper``: the paper's tables and figures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from pfedbred import paper
+from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment.stopping import CODES, Stopped, Stopping, process_begun, seconds
+from pfedbred.report import terminal
+
+
+def paper_command(
+    name: Annotated[Optional[str], typer.Argument(help="what to make: see --list")] = None,  # noqa: UP045
+    *,
+    columns: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="columns of the tables, separated by commas; the paper's if not given"),
+    ] = None,
+    rows: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="rows of the tables, separated by commas; all if not given"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="repetitions, side by side")] = 5,
+    rounds: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="of training; the paper's if not given"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for records, tables and pictures")] = Path("results"),
+    data_dir: Annotated[Optional[str], typer.Option(help="folder with the data")] = None,  # noqa: UP045
+    federations: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="folder of prepared federations such as mnist-paper.fed, used where they exist"),
+    ] = None,
+    time_limit: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="stop before so much time has passed: 90s, 30m or 1h30m; cells are saved, other parts are finished",
+            metavar="TIME",
+        ),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="show what can be made, and stop")] = False,
+) -> None:
+    """Make a table or a figure of the paper. What is done already is not done again."""
+    if list_ or name is None:
+        for each, artifact in paper.ARTIFACTS.items():
+            print(f"{each:<12} {artifact.words}")
+        print("\ncolumns:")
+        for each, column in paper.ALL.items():
+            print(f"  {each:<16} {column.title}, {column.rounds} rounds")
+        return
+    if name not in paper.ARTIFACTS:
+        raise SettingError(f"there is nothing called {name!r} in the paper{nearest(name, paper.ARTIFACTS)}")
+    if rows and not paper.ARTIFACTS[name].has_rows:
+        raise SettingError(f"{name} has no rows: leave --rows out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise SettingError(f"cannot make the folder {out}: {problem.strerror}") from None
+    if not os.access(out, os.W_OK):
+        raise SettingError(f"cannot write into {out}: permission denied")
+    stopping = Stopping(seconds(time_limit) if time_limit else None, process_begun())
+    request = paper.Request(
+        out,
+        paper.Federations(data_dir, federations),
+        columns=_names(columns),
+        rows=_names(rows),
+        seeds=seeds,
+        rounds=rounds,
+        say=lambda line: print(line, flush=True),
+        progress=terminal.progress,
+        stopping=stopping,
+    )
+    try:
+        paper.ARTIFACTS[name].make(request)
+    except Stopped as stopped:
+        print(f"{stopped}\nto go on: the same command")
+        raise typer.Exit(CODES[stopped.reason]) from None
+
+
+def _names(text: str | None) -> list[str] | None:
+    return [each.strip() for each in text.split(",") if each.strip()] if text else None

@@ -1,0 +1,1 @@
+"""Partitions: which client gets which samples."""

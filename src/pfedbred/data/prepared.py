@@ -1,0 +1,114 @@
+"""Prepared federations: one file, memory-mapped, with a checksum: see :mod:`pfedbred.io.tensors`.
+
+Samples stay as they are stored until a minibatch of them is on the device.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedbred.data.federation import Federation, Split, check
+from pfedbred.data.text import Text
+from pfedbred.errors import SettingError
+from pfedbred.io import tensors
+from pfedbred.io.shapes import COUNT, Maybe, expect
+
+SUFFIX = ".fed"
+_KIND = tensors.Kind("pfedbred federation 1", "prepared federation", "make one with 'pfedbred data prepare'")
+
+
+def save(federation: Federation, path: Path) -> None:
+    """Writes the federation."""
+    arrays: dict[str, np.ndarray] = {}
+    for part, split in (("train", federation.train), ("test", federation.test)):
+        for name, array in split._asdict().items():
+            arrays[f"{part}.{name}"] = np.asarray(array)
+    for name, maybe in (("shift", federation.shift), ("scale", federation.scale)):
+        if maybe is not None:
+            arrays[name] = np.asarray(maybe)
+    text = federation.text
+    if text is not None and text.vectors is not None:
+        arrays["vectors"] = text.vectors
+    facts = {
+        "name": federation.name,
+        "classes": federation.classes,
+        "vocabulary": None if text is None else text.vocabulary,
+        "names": federation.names,
+        "labels": federation.labels,
+        "features": federation.features,
+        "about": dict(federation.about),
+    }
+    tensors.save(_KIND, path, facts, arrays)
+
+
+def load(path: Path) -> Federation:
+    """Reads a prepared federation, checks it, and leaves its samples in the file."""
+    return _assemble(path, *tensors.load(_KIND, path))
+
+
+_FACTS = {
+    "name": str,
+    "classes": COUNT,
+    "about": dict,
+    **{name: Maybe([str]) for name in ("vocabulary", "names", "labels", "features")},
+}
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether an array of that shape can be applied to every sample of the other."""
+    try:
+        return np.broadcast_shapes(shape, wanted) == wanted
+    except ValueError:
+        return False
+
+
+def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Federation:
+    """The federation, refused if it does not hold together: a checksum only says that it is as it was written."""
+    facts = {"features": None, **facts}  # files of before did not name them
+    expect(facts, _FACTS, path)
+    try:
+        train, test = (Split(*(arrays[f"{part}.{name}"] for name in Split._fields)) for part in ("train", "test"))
+        vocabulary = facts["vocabulary"]
+        text = None if vocabulary is None else Text(tuple(vocabulary), arrays.get("vectors"))
+        names, labels, features = facts["names"], facts["labels"], facts["features"]
+        federation = Federation(
+            name=facts["name"],
+            train=train,
+            test=test,
+            classes=facts["classes"],
+            shift=arrays.get("shift"),
+            scale=arrays.get("scale"),
+            text=text,
+            names=None if names is None else tuple(names),
+            labels=None if labels is None else tuple(labels),
+            features=None if features is None else tuple(features),
+            about=facts["about"],
+        )
+    except KeyError as missing:
+        raise SettingError(f"{path} has no {missing}") from None
+    for split in (train, test):
+        if split.y.dtype.kind not in "iu" or split.offsets.dtype.kind not in "iu":
+            raise SettingError(f"{path}: labels and offsets must be whole numbers")
+        if (
+            not len(split.offsets)
+            or split.y.ndim != 1
+            or split.offsets.ndim != 1
+            or split.x.ndim < 2
+            or split.x.shape[1:] != federation.shape
+        ):
+            raise SettingError(f"{path}: the arrays do not have the shapes of samples, labels and offsets")
+    for name in ("shift", "scale"):
+        array = arrays.get(name)
+        if array is not None and (not _fits(array.shape, federation.shape) or not np.isfinite(array).all()):
+            raise SettingError(f"{path}: {name!r} is not a finite number for each feature")
+    if text is not None:
+        vectors = arrays.get("vectors")
+        if train.x.dtype.kind not in "iu" or test.x.dtype.kind not in "iu":
+            raise SettingError(f"{path}: word ids must be whole numbers")
+        if vectors is not None and (vectors.ndim != 2 or len(vectors) != text.count or not np.isfinite(vectors).all()):
+            raise SettingError(f"{path}: 'vectors' is not one vector of finite numbers for each of {text.count} words")
+    check(federation, f"{path}: ")
+    return federation

@@ -1,0 +1,1 @@
+"""Where samples come from: the public hub, LEAF, files and arrays of the user, generators."""

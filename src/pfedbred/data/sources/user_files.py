@@ -1,0 +1,197 @@
+"""Data of one's own: arrays, .npz, .csv, parquet files, a `datasets.Dataset`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
+from pfedbred.data.sources.leaf import leaf_files
+from pfedbred.data.sources.tables import Table, read_csv, read_parquet
+from pfedbred.errors import NoSamples, SettingError
+from pfedbred.io.npy import Npz
+
+
+def pool_from_arrays(
+    x: Any, y: Any, client: Any = None, *, name: str = "custom", normalise: Normalise | None = None, where: str = ""
+) -> Pool:
+    """A pool from one array of samples, one of labels, and one that says whose each sample is.
+
+    Labels and clients may be numbers or names. Whole-number labels from 0 are kept as they are; others are numbered
+    in order.
+    """
+    where = where or name
+    x, y = np.asarray(x), np.asarray(y)
+    texts = x.dtype.kind in "US" or (x.dtype == object and all(isinstance(each, str) for each in x.ravel()))
+    if (x.ndim != 1 if texts else x.ndim < 2) or y.ndim != 1 or len(x) != len(y) or not len(y):
+        raise SettingError(f"{where}: x of shape {x.shape} and y of shape {y.shape}; one row and one label a sample")
+    x = x.astype(str).astype(object) if texts else compact(x, where)
+    owner, owners = None, None
+    if client is not None:
+        client = np.asarray(client)
+        if client.shape != y.shape:
+            raise SettingError(f"{where}: client has shape {client.shape}, y {y.shape}")
+        owner, owners = _numbered(client, f"{where}: client")
+    y, labels, classes = _labels(y, where)
+    return Pool(
+        name,
+        x,
+        y,
+        classes,
+        owner=owner,
+        owners=owners,
+        labels=labels,
+        normalise=normalise or (to_unit_interval if x.dtype == np.uint8 else None),
+        origin=lambda row: f"{where}, row {row}",
+    )
+
+
+def _labels(y: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...] | None, int]:
+    """Labels as numbers, what they stand for if they were names, and how many there are."""
+    if y.dtype.kind == "f" and len(y) and np.all(np.isfinite(y)) and np.all(y == np.round(y)):
+        y = y.astype(np.int64)  # whole numbers, as a CSV or a spreadsheet may write them
+    if y.dtype.kind in "iu":
+        wrong = np.flatnonzero((y < 0) | (y >= 2**31))
+        if len(wrong):
+            raise SettingError(f"{where}, row {wrong[0]}: label {y[wrong[0]]} is not a whole number from 0")
+        return y.astype(np.int32), None, int(y.max()) + 1 if len(y) else 0
+    if y.dtype.kind == "f":
+        strange = np.flatnonzero(~np.isfinite(y) | (y != np.round(y)))
+        raise SettingError(f"{where}, row {strange[0]}: label {y[strange[0]]} is neither a whole number nor a name")
+    number, names = _numbered(y, f"{where}: y")
+    return number.astype(np.int32), names, len(names)
+
+
+def _numbered(values: np.ndarray, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Names or numbers as numbers from 0, and what each stands for."""
+    if values.dtype.kind == "S":
+        raise SettingError(f"{what} must be names or numbers, not bytes")
+    missing = np.flatnonzero([each is None or each != each or each == "" for each in values.tolist()])
+    if len(missing):
+        raise SettingError(f"{what} is empty in row {missing[0]}")
+    different, number = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
+    return number, tuple(str(each) for each in different)
+
+
+def compact(x: np.ndarray, where: str) -> np.ndarray:
+    """Numbers in a type that devices have: bytes stay, whole numbers become 32-bit ones, others float32.
+
+    What 32 bits cannot tell apart is refused rather than rounded away.
+    """
+    if x.dtype.kind not in "biuf":
+        raise SettingError(f"{where}: x must be numbers or texts, not {x.dtype}")
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind in "iu" and (np.abs(x.astype(float)) < 2**31).all():
+        return x.astype(np.int32)
+    if x.dtype.itemsize > 4 and x.ndim == 2 and np.isfinite(x).all():
+        values = x.astype(np.float64)
+        spread, size = np.ptp(values, axis=0), np.abs(values).max(axis=0)
+        fine = np.flatnonzero((spread > 0) & (spread < 1e-4 * size))
+        if len(fine):
+            raise SettingError(
+                f"{where}: feature {fine[0]} varies by {spread[fine[0]]:g} around {values[0, fine[0]]:g}, more finely "
+                "than 32-bit numbers can tell: subtract an offset from it"
+            )
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite, and a pool refuses that
+        return x.astype(np.float32)
+
+
+def pool_from_file(
+    path: Path, *, client_column: str | None, label_column: str | None, features: Sequence[str] | None
+) -> Pool:
+    """A pool from an .npz, a .csv, a .parquet, or a folder of .parquet files."""
+    if os.path.isdir(path):
+        parts = sorted(path.glob("*.parquet"))
+        if not parts and leaf_files(path):
+            raise SettingError(f"{path} holds LEAF's files: use --dataset femnist or sent140 with --data-dir above it")
+        if not parts:
+            raise SettingError(f"{path} holds no .parquet files")
+        return _pool_from_table(read_parquet(parts), str(path), client_column, label_column, features)
+    if not os.path.isfile(path):
+        raise SettingError(f"there is no file {path}")
+    if path.suffix == ".npz":
+        if features:
+            raise SettingError(f"features names columns of a table; {path} has one array x")
+        return _pool_from_npz(path, client_column, label_column or "y")
+    if path.suffix == ".csv":
+        return _pool_from_table(read_csv(path), str(path), client_column, label_column, features)
+    if path.suffix == ".parquet":
+        return _pool_from_table(read_parquet([path]), str(path), client_column, label_column, features)
+    raise SettingError(f"{path} is not a kind of file that can be read: .fed, .npz, .csv, .parquet or a folder of them")
+
+
+def pool_from_dataset(
+    dataset: Any,
+    *,
+    client_column: str | None = None,
+    label_column: str | None = None,
+    features: Sequence[str] | None = None,
+    name: str = "custom",
+) -> Pool:
+    """A pool from a `datasets.Dataset`."""
+    if not hasattr(dataset, "with_format") or not hasattr(dataset, "num_rows") or isinstance(dataset, dict):
+        raise SettingError(f"from_dataset takes a datasets.Dataset, one of its parts, not a {type(dataset).__name__}")
+    table = dataset.with_format("arrow")[:]  # in the dataset's own order: shuffles and selections count
+    return _pool_from_table(Table.of([table], [name], ()), name, client_column, label_column, features)
+
+
+def _pool_from_npz(path: Path, client_column: str | None, label: str) -> Pool:
+    client = client_column or "client"
+    with Npz(path) as arrays:
+        for column in ("x", label, *((client,) if client_column else ())):
+            if column not in arrays.names:
+                raise SettingError(f"{path} has no array {column!r}, only {', '.join(arrays.names)}")
+        found = {column: arrays[column] for column in ("x", label, client) if column in arrays.names}
+    x = found["x"]
+    normalise = standardise if x.ndim == 2 and x.dtype.kind in "biuf" and x.dtype != np.uint8 else None
+    return pool_from_arrays(x, found[label], found.get(client), name=path.stem, normalise=normalise, where=str(path))
+
+
+def _pool_from_table(
+    table: Table, where: str, client_column: str | None, label_column: str | None, features: Sequence[str] | None
+) -> Pool:
+    """Features are numbers, or one column of images or of texts."""
+    label = label_column or next((each for each in ("label", "y") if each in table.columns), "label")
+    client = client_column or next((each for each in ("client",) if each in table.columns), None)
+    if not len(table):
+        raise NoSamples(f"{where} has no rows")
+    if label not in table.columns and label_column is None:
+        raise SettingError(
+            f"{where} has no column 'label' or 'y', only {', '.join(table.columns)}: say which has the labels, with "
+            "--label-column of 'pfedbred data prepare'"
+        )
+    number, names = table.names(label)
+    y, labels = number, names
+    if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
+        y, labels = np.asarray([int(each) for each in names])[number], ()  # numbers already, with few left out
+    owner, owners = table.names(client) if client else (None, None)
+    chosen = list(features) if features else [each for each in table.columns if each not in (label, client)]
+    if not chosen:
+        raise SettingError(f"{where} has no column beside the label and the client")
+    x, normalise = inputs_of(table, chosen, where)
+    return Pool(
+        Path(where).stem,
+        x,
+        y.astype(np.int32),
+        int(y.max()) + 1,
+        owner=owner,
+        owners=owners,
+        labels=labels or None,
+        features=tuple(chosen),
+        normalise=normalise,
+        origin=table.origin,
+    )
+
+
+def inputs_of(table: Table, columns: Sequence[str], where: str) -> tuple[np.ndarray, Normalise | None]:
+    """The samples in these columns, one of images or of texts or all of numbers; and how they become inputs."""
+    if len(columns) == 1 and table.holds_images(columns[0]):
+        return table.images(columns[0]), to_unit_interval
+    if len(columns) == 1 and table.holds_texts(columns[0]):
+        return table.texts(columns[0]), None
+    return compact(table.numbers(columns), where), standardise

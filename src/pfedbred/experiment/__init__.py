@@ -1,0 +1,1 @@
+"""Experiments: configuration, building, the training loop and its callbacks, sweeps."""

@@ -1,0 +1,203 @@
+"""Sweeps: one experiment with many values of its hyper-parameters, all of them in one compiled program.
+
+The settings that differ are numbers in the program, not part of it; every point of the grid is a run beside the others,
+as seeds are. Points that do not fit into memory together run in groups, all with the same program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+
+from pfedbred import algorithms
+from pfedbred import settings as settings_
+from pfedbred.data.federation import Federation
+from pfedbred.engine import Evaluation, Simulation
+from pfedbred.engine.screening import stalled
+from pfedbred.errors import SettingError
+from pfedbred.experiment.configuration import Experiment
+
+Grid = Mapping[str, Sequence[float]]
+_MEMORY = 4 * 2**30  # for the states of the points that run together
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, list[float]]:
+    """``eta=0.01:0.5:8`` is eight values from 0.01 to 0.5; ``eta=0.01,0.1`` is these two."""
+    grid: dict[str, list[float]] = {}
+    for text in texts:
+        name, equals, values = (part.strip() for part in text.partition("="))
+        try:
+            if not equals or not name or name in grid:
+                raise ValueError
+            if ":" in values:
+                first, last, count = values.split(":")
+                if not 1 <= int(count) <= 10_000:
+                    raise ValueError
+                grid[name] = [float(each) for each in np.linspace(float(first), float(last), int(count))]
+            else:
+                grid[name] = [float(each) for each in values.split(",")]
+        except ValueError:
+            if equals and name and name not in grid and ":" not in values:
+                raise SettingError(f"--grid {name} takes numbers, not {values!r}") from None
+            raise SettingError(
+                f"--grid takes NAME=FIRST:LAST:COUNT or NAME=A,B,C, each name once, not {text!r}"
+            ) from None
+    return grid
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A finished sweep.
+
+    Attributes:
+      experiment: what was run; its settings are those of the first point.
+      names: of the settings that differ.
+      points: their values, one row for each point.
+      rounds: of the evaluations.
+      global_: test accuracy of G by point, evaluation and seed.
+      personal: likewise of P.
+      compile_seconds: time spent compiling.
+      total_seconds: all of it.
+    """
+
+    experiment: Experiment
+    names: tuple[str, ...]
+    points: np.ndarray
+    rounds: list[int]
+    global_: np.ndarray
+    personal: np.ndarray
+    compile_seconds: float
+    total_seconds: float
+
+    def best_accuracy(self, model: str) -> np.ndarray:
+        """Of each point: the best over the rounds, its mean over seeds; NaN where a run went astray."""
+        accuracy = self.personal if model == "personal" else self.global_
+        return accuracy.max(axis=1).mean(axis=1)
+
+    def best_point(self) -> dict[str, float]:
+        """The settings with the best personal models."""
+        row = self.points[int(np.nanargmax(self.best_accuracy("personal")))]
+        return dict(zip(self.names, map(float, row), strict=True))
+
+
+def sweep(
+    experiment: Experiment,
+    grid: Grid,
+    *,
+    federation: Federation | None = None,
+    memory: int = _MEMORY,
+    observe: Callable[[int, int], None] | None = None,
+) -> Sweep:
+    """Runs the experiment at every point of the grid.
+
+    Args:
+      experiment: what to run; settings that are not in the grid are the same everywhere.
+      grid: values for each setting.
+      federation: data of one's own, in place of ``experiment.dataset``.
+      memory: bytes that the states of points running together may take.
+      observe: told after every evaluation how many of all points' rounds are done.
+    """
+    begun = time.perf_counter()
+    names = tuple(grid)
+    _check(experiment, grid)
+    points = np.array(list(itertools.product(*grid.values())), float)
+    first = {**experiment.settings, **dict(zip(names, map(float, points[0]), strict=True))}
+    prepared = dataclasses.replace(experiment, settings=first).prepare(federation)
+    if not isinstance(prepared.simulation, Simulation):
+        raise SettingError(
+            "a sweep keeps all clients on the device, at every point: use fewer clients, or store 'device'"
+        )
+    experiment, simulation = prepared.experiment, _varying(prepared.experiment, prepared.simulation)
+    seeds = experiment.seed_list
+    if not len(simulation.federation.test.y):
+        raise SettingError("there are no test samples to compare the points by")
+    try:
+        own = {name: np.ones(1, np.float32) for name in names}
+        simulation.trace(own)
+    except jax.errors.ConcretizationTypeError:
+        raise SettingError(f"{' or '.join(names)} decides the program itself, and a sweep is one program") from None
+    together = int(np.clip(memory // max(1, simulation.state_bytes() * len(seeds)), 1, len(points)))
+    groups = math.ceil(len(points) / together)
+    together = math.ceil(len(points) / groups)  # groups of nearly equal size: the last one is filled up
+    rounds = [*range(experiment.eval_every, experiment.rounds, experiment.eval_every), experiment.rounds]
+    scores: list[list[tuple[Evaluation, np.ndarray]]] = []
+    for group in range(groups):
+        rows = np.minimum(np.arange(group * together, (group + 1) * together), len(points) - 1)
+        own = {name: np.repeat(points[rows, column], len(seeds)) for column, name in enumerate(names)}
+        states = simulation.init(seeds * together, own)
+        evaluations: list[tuple[Evaluation, np.ndarray]] = []
+        for before, after in itertools.pairwise([0, *rounds]):
+            states = simulation.advance(states, after - before)
+            lost = stalled(states.skipped_in_row.tolist(), experiment.rounds)
+            evaluations.append((simulation.evaluate(states), lost))
+            if observe:
+                observe(group * experiment.rounds + after, groups * experiment.rounds)
+        scores.append(evaluations)
+
+    def gather(model: str) -> np.ndarray:
+        """Points, evaluations, seeds."""
+
+        def of(each: Evaluation, lost: np.ndarray) -> np.ndarray:
+            scores = getattr(each, model)
+            return np.where(np.isfinite(scores.train.loss) & ~lost, scores.test.accuracy, np.nan)
+
+        parts = [
+            np.stack([of(*each) for each in evaluations]).reshape(len(rounds), together, len(seeds))
+            for evaluations in scores
+        ]
+        return np.concatenate(parts, axis=1)[:, : len(points)].transpose(1, 0, 2)
+
+    return Sweep(
+        experiment,
+        names,
+        points,
+        rounds,
+        gather("global_"),
+        gather("personal"),
+        simulation.compile_seconds,
+        time.perf_counter() - begun,
+    )
+
+
+def _check(experiment: Experiment, grid: Grid) -> None:
+    """Refuses what cannot be in a grid, and values that the setting does not allow."""
+    if not grid:
+        raise SettingError("a sweep needs a grid, such as --grid eta=0.01:0.5:8")
+    if experiment.held_out_clients:
+        raise SettingError("a sweep has no use for held-out clients: leave held_out_clients out")
+    if experiment.executor == "loop":
+        raise SettingError("a sweep is one compiled program; the executor loop has none")
+    known = settings_.declared(algorithms.factory(experiment.algorithm))
+    for name, values in grid.items():
+        settings_.resolve(algorithms.factory(experiment.algorithm), {name: values[0]})  # names a wrong name
+        annotation = known[name].annotation
+        if not _is_number(annotation):
+            numbers = [each for each, parameter in known.items() if _is_number(parameter.annotation)]
+            raise SettingError(
+                f"{name} decides the program itself, and a sweep is one program; in a grid can be {', '.join(numbers)}"
+            )
+        for value in values:
+            settings_.check(name, value, annotation)
+
+
+def _is_number(annotation: Any) -> bool:
+    return typing.get_origin(annotation) is Annotated and typing.get_args(annotation)[0] is float
+
+
+def _varying(experiment: Experiment, simulation: Simulation) -> Simulation:
+    """The simulation with an algorithm whose settings may be numbers of the program."""
+    build = algorithms.factory(experiment.algorithm)
+
+    def vary(own: Mapping[str, Any]) -> Any:
+        return build(simulation.task, **{**experiment.settings, **own})
+
+    return Simulation(simulation.algorithm, simulation.task, simulation.federation, simulation.plan, vary)

@@ -1,0 +1,160 @@
+"""A client's own data: what its SuperNode's ``--node-config`` says of it.
+
+dataset       a file of its own (.npz, .csv, .parquet), a prepared federation (.fed), or a dataset by name
+partition-id  which client of the dataset it is, where that holds several
+name          what people call the client; its node's number if not given
+home          the folder in which it keeps its state
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pfedbred import data
+from pfedbred import settings as settings_
+from pfedbred.data import TEST_FRACTION, prepared
+from pfedbred.data.federation import Federation, check_classes
+from pfedbred.data.pool import divide, federate
+from pfedbred.data.sources.user_files import pool_from_file
+from pfedbred.errors import NoSamples, SettingError, file_name, nearest, printable
+
+_OPTIONS: dict[str, type] = {
+    "dataset": str,
+    "partition-id": int,
+    "name": str,
+    "home": str,
+    "split": str,
+    "clients": int,
+    "labels-per-client": int,
+    "split-seed": int,
+    "data-dir": str,
+    "label-column": str,
+    "features": str,
+    "num-partitions": int,  # what Flower's own examples call ``clients``
+}
+
+
+class Node(NamedTuple):
+    """A client as its own machine knows it.
+
+    Attributes:
+      name: for people.
+      home: its folder.
+      options: where its data are.
+    """
+
+    name: str
+    home: Path
+    options: Mapping[str, Any]
+
+
+def node(config: Mapping[str, Any], number: int) -> Node:
+    """The client that a node is; ``number`` is the node's."""
+    for name, value in config.items():
+        if name not in _OPTIONS:
+            raise SettingError(f"--node-config: unknown {name!r}{nearest(name, _OPTIONS)}")
+        if not isinstance(value, _OPTIONS[name]) or isinstance(value, bool):
+            raise SettingError(f"--node-config: {name} must be {_OPTIONS[name].__name__}, not {value!r}")
+    called = str(config.get("name") or f"node-{number}")
+    kept = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    default = kept / "pfedbred" / "clients" / file_name(called)
+    return Node(printable(called, 100), _path(config["home"]) if config.get("home") else default, config)
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~ of a user that there is not
+        raise SettingError(f"{text!r} cannot be a path") from None
+
+
+def own_data(node: Node, home: Path) -> tuple[Federation, int | None]:
+    """The client's samples as a federation of one, and which client of the dataset it is, if that has several."""
+    given = node.options
+    dataset = given.get("dataset")
+    if not dataset:
+        raise NoSamples("there is no data: --node-config needs dataset=...")
+    if data.is_file(dataset) and Path(dataset).suffix != prepared.SUFFIX:
+        return _own_file(_path(dataset), given), None
+    place = given.get("partition-id")
+    if data.is_file(dataset):
+        own, place = _one_of(prepared.load(_path(dataset)), place, dataset)
+        if "features" in given and own.features is None:
+            raise SettingError(f"features names columns of a table, and {dataset} does not say of which it is")
+        return own.ordered(_features(given) or own.features or (), dataset), place
+    if "features" in given:
+        raise SettingError(f"features names columns of a table, and {dataset} is none")
+    kept = home / f"data-{_digest(given)}{prepared.SUFFIX}"  # to split a dataset takes its time, and may need a network
+    if kept.exists():
+        return prepared.load(kept), place
+    whole = data.load(
+        dataset,
+        split=given.get("split"),
+        clients=given.get("clients") or given.get("num-partitions"),
+        labels_per_client=given.get("labels-per-client"),
+        seed=given.get("split-seed"),
+        data_dir=given.get("data-dir"),
+    )
+    own, place = _one_of(whole, place, dataset)
+    prepared.save(own, kept)
+    return own, place
+
+
+def _own_file(path: Path, given: Mapping[str, Any]) -> Federation:
+    """All samples of a file, a quarter of them for tests."""
+    label = given.get("label-column")
+    pool = pool_from_file(path, client_column=None, label_column=label, features=_features(given))
+    if pool.owners and len(pool.owners) > 1:
+        raise SettingError(f"{path} holds the samples of {len(pool.owners)} clients: give each node its own file")
+    rows = np.arange(len(pool.y))
+    seed = settings_.check("split-seed", given.get("split-seed", 0), settings_.Seed)
+    assignment = divide([rows], TEST_FRACTION, np.random.default_rng(seed))
+    return federate(pool, assignment, about={"split": "own"})
+
+
+def _features(given: Mapping[str, Any]) -> list[str] | None:
+    return [each.strip() for each in given["features"].split(",")] if "features" in given else None
+
+
+def _one_of(whole: Federation, place: int | None, dataset: str) -> tuple[Federation, int | None]:
+    if place is None:
+        if whole.clients > 1:
+            raise SettingError(f"{dataset} holds {whole.clients} clients: --node-config needs partition-id=NUMBER")
+        return whole, None
+    if not 0 <= place < whole.clients:
+        raise SettingError(f"{dataset} has no client {place}: partition-id is from 0 to {whole.clients - 1}")
+    return whole.take(np.asarray([place])), place
+
+
+def _digest(given: Mapping[str, Any]) -> str:
+    facts = {name: value for name, value in given.items() if name not in ("name", "home")}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Federation:
+    """With the numbers that all clients of the federation give their labels."""
+    check_classes(classes)
+    if labels is None:
+        if own.classes > classes:
+            raise SettingError(f"there is a label {own.classes - 1}, and the federation has 0 to {classes - 1}")
+        return dataclasses.replace(own, classes=classes, labels=own.labels if own.classes == classes else None)
+    mine = own.labels or tuple(map(str, range(own.classes)))
+    unknown = [mine[i] for i in np.unique(np.concatenate([own.train.y, own.test.y])) if mine[i] not in labels]
+    if unknown:
+        raise SettingError(f"the label {unknown[0]!r} is not one of the federation's: {', '.join(labels)}")
+    new = np.asarray([labels.index(each) if each in labels else 0 for each in mine], np.int32)
+    train, test = (split._replace(y=new[split.y]) for split in (own.train, own.test))
+    return dataclasses.replace(own, train=train, test=test, classes=classes, labels=tuple(labels))
+
+
+def vocabulary_of(own: Federation) -> str | None:
+    """What tells one vocabulary from another, if the samples are texts."""
+    return hashlib.sha256("\n".join(own.text.vocabulary).encode()).hexdigest() if own.text else None

@@ -1,0 +1,1 @@
+"""Files: strict JSON and YAML, named arrays, atomic writes."""

@@ -1,0 +1,139 @@
+"""Strict JSON and YAML: files from untrusted sources, read as plain values or refused with a one-line error.
+
+Nothing in a file is executed, unpickled or turned into an object, and nothing may take much more memory than it takes
+on disk. PyYAML's SafeLoader still expands aliases without limit and resolves tags; Python's ``json`` accepts NaN,
+infinities and any depth of nesting. Both are used here with those doors closed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from pfedbred.errors import SettingError
+
+_DEPTH = 40  # of values inside values: none of ours has more than seven
+_LARGEST_CONFIG = 2**20
+
+
+def read_text(path: Path, most: int | None = None) -> str:
+    """The text of a file in UTF-8, of at most so many bytes."""
+    try:
+        if not path.is_file():
+            reason = "it is a folder" if path.is_dir() else "it is not a file" if path.exists() else "No such file"
+            raise SettingError(f"cannot read {path}: {reason}")
+        if most is not None and path.stat().st_size > most:
+            raise SettingError(f"cannot read {path}: it is larger than {most:,} bytes")
+        return path.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingError(f"cannot read {path}: it is not a text file in UTF-8") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    """JSON has no NaN and no infinity; Python's reader would take them, and its writer refuse them much later."""
+    raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):  # 1e999
+        raise ValueError(text)
+    return number
+
+
+def parse_json(text: str | bytes, where: Any, *, large: bool = False) -> Any:
+    """The value of a JSON text; ``where`` it comes from begins the complaint.
+
+    In a ``large`` one a number may still be too large to be one (1e999): who uses it has to look.
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_constant, parse_float=None if large else _finite)
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or a number of thousands of digits
+        raise SettingError(f"cannot read {where}: it is not a JSON file, or only a part of one") from None
+    _check_depth(value, where)
+    if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
+        _check_texts(value, where)
+    return value
+
+
+def read_json(path: Path, *, large: bool = False) -> Any:
+    """The value of a JSON file."""
+    return parse_json(read_text(path), path, large=large)
+
+
+def _check_texts(value: Any, where: Any) -> None:
+    """Refuses half a character, which JSON and YAML can name but no file can hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise SettingError(f"cannot read {where}: a text in it is not Unicode") from None
+
+
+def _check_depth(value: Any, where: Any) -> None:
+    """Refuses values nested so deeply that to print or to write them would exhaust the stack."""
+    level = [value]
+    for _ in range(_DEPTH):
+        inside: list[Any] = []
+        for each in level:
+            children = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+            inside += [child for child in children if isinstance(child, dict | list)]
+        if not inside:
+            return
+        level = inside
+    raise SettingError(f"cannot read {where}: its values are nested more than {_DEPTH} deep")
+
+
+class _NotPlain(yaml.MarkedYAMLError):
+    """YAML, but more than is read here."""
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Texts, numbers, yes and no, lists and names with values. Nothing that YAML can do beyond that.
+
+    A tag could ask for another type than the one that is written; an alias stands for a value elsewhere, and a few
+    lines of aliases to aliases for more values than any memory holds.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuses tags and aliases."""
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise _NotPlain(problem="anchors and aliases are not read here", problem_mark=event.start_mark)
+        if getattr(event, "tag", None) not in (None, "!"):
+            raise _NotPlain(problem="tags are not read here", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+
+# A date is a text here: no setting is one, and there are those that are no dates at all, such as 2001-99-99.
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def parse_yaml(text: str, where: Any) -> Any:
+    """The plain value of a YAML text."""
+    try:
+        value = yaml.load(text, _PlainLoader)
+    except yaml.YAMLError as problem:
+        mark = getattr(problem, "problem_mark", None)
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        ours = f": {problem.problem}" if isinstance(problem, _NotPlain) else ""
+        reason = f"not valid YAML{place}{ours}"
+        raise SettingError(f"cannot read {where}: {reason}") from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
+        raise SettingError(f"cannot read {where}: not valid YAML") from None
+    _check_depth(value, where)
+    _check_texts(value, where)
+    return value
+
+
+def read_yaml(path: Path) -> Any:
+    """The plain value of a YAML file."""
+    return parse_yaml(read_text(path, _LARGEST_CONFIG), path)

@@ -1,0 +1,109 @@
+"""Using a trained model on samples in a file: where the personal models are, on the clients' own machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pfedbred.data import prepared
+from pfedbred.data.federation import columns_at
+from pfedbred.data.sources.user_files import inputs_of
+from pfedbred.data.sources.tables import Table, read_csv, read_parquet
+from pfedbred.errors import SettingError
+from pfedbred.runs.saved_models import TrainedModel, load_model
+from pfedbred.io.npy import Npz, read_npy
+
+PERSONAL = "personal.safetensors"
+"""A client's personal model, in a run's folder in its home."""
+
+
+class Samples(NamedTuple):
+    """What to predict, as the data holds it; and the labels, as texts, if the file has them."""
+
+    x: np.ndarray
+    labels: list[str] | None
+
+
+def find_model(path: Path) -> TrainedModel:
+    """A model from an exported file, or a client's own: from its home, the newest."""
+    if not path.is_dir():
+        return load_model(path)
+    found = personal_models(path)
+    if found:
+        return load_model(found[0])
+    if (path / "config.yaml").exists() or (path / "table.json").exists():
+        raise SettingError(f"{path} is a run: take a model out of it with 'pfedbred export', and predict with that")
+    raise SettingError(f"there is no personal model in {path}: the client has not taken part in a round yet")
+
+
+def personal_models(home: Path) -> list[Path]:
+    """The personal models in a client's home, the newest first."""
+    return sorted(home.glob(f"*/{PERSONAL}"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def predict(model: TrainedModel, samples: Samples, where: Path) -> list[str]:
+    """The label of each sample, by name if labels have names."""
+    if not len(samples.x):
+        raise SettingError(f"{where} holds no samples")
+    texts = samples.x.dtype.kind in "OUS"
+    if texts != (model.about["vocabulary"] is not None) and (texts or samples.x.dtype.kind != "i"):
+        raise SettingError(f"{where} holds {'texts' if texts else 'numbers'}, and the model is for the other kind")
+    if samples.labels is not None and len(samples.labels) != len(samples.x):
+        raise SettingError(f"{where} has {len(samples.x)} samples and {len(samples.labels)} labels")
+    return [str(each) for each in model.predict(samples.x)]
+
+
+def read_samples(path: Path, label_column: str | None = None, features: Sequence[str] | None = None) -> Samples:
+    """Samples from .npz, .npy, .csv or .parquet; of a prepared federation, its test samples.
+
+    Args:
+      path: the file.
+      label_column: of a table, the column with the labels.
+      features: of a table, the columns with the inputs, in the model's order; if not given, all but the label's.
+    """
+    if path.suffix == prepared.SUFFIX:
+        federation = prepared.load(path)
+        test, names = federation.test, federation.labels
+        places = columns_at(federation.features, features, path)
+        return Samples(test.x if places is None else test.x[:, places], [names[i] if names else str(i) for i in test.y])
+    if path.suffix == ".npy":
+        return Samples(read_npy(path, "samples"), None)
+    if path.suffix == ".npz":
+        with Npz(path) as arrays:
+            if "x" not in arrays.names:
+                raise SettingError(f"{path} has no array 'x', only {', '.join(arrays.names)}")
+            label = label_column or "y"
+            return Samples(arrays["x"], _texts(arrays[label]) if label in arrays.names else None)
+    if path.suffix in (".csv", ".parquet"):
+        table = read_csv(path) if path.suffix == ".csv" else read_parquet([path])
+        return _from_table(table, path, label_column, features)
+    raise SettingError(f"{path} is not a kind of file that can be read: .npz, .npy, .csv, .parquet or .fed")
+
+
+def _texts(labels: np.ndarray) -> list[str]:
+    """Labels as they are called; 1.0 is 1, as a spreadsheet may write it."""
+    whole = labels.dtype.kind == "f" and bool(np.all(labels == np.round(labels)))
+    return [str(each) for each in (labels.astype(np.int64) if whole else labels)]
+
+
+def _from_table(table: Table, path: Path, label_column: str | None, features: Sequence[str] | None) -> Samples:
+    if not len(table):
+        return Samples(np.zeros((0, 1)), None)
+    inputs = features or ()
+    missing = [each for each in inputs if each not in table.columns]
+    if missing:
+        raise SettingError(
+            f"{path} has no column {missing[0]!r}, which the model needs; it has {', '.join(table.columns)}"
+        )
+    if label_column in inputs:
+        raise SettingError(f"the column {label_column!r} is one of the model's inputs: it cannot hold the labels")
+    guessed = (each for each in ("label", "y") if each in table.columns and each not in inputs)
+    label = label_column or next(guessed, None)
+    x, _ = inputs_of(table, features or [each for each in table.columns if each not in (label, "client")], str(path))
+    if label is None:
+        return Samples(x, None)
+    number, names = table.names(label)
+    return Samples(x, [names[i].removesuffix(".0") for i in number])

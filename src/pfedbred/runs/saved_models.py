@@ -1,0 +1,297 @@
+"""Trained models as files that others read: safetensors, with a name for every tensor.
+
+A run folder keeps G and every P at the end of the run in ``models.safetensors``; :func:`export` takes one of them out,
+with all that is needed to use it: the model's settings, how inputs are normalised, what words and labels stand for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedbred import algorithms, models
+from pfedbred.io.shapes import expect
+from pfedbred.io import strict
+from pfedbred.runs import records
+from pfedbred.io import tensors
+from pfedbred.algorithms.base import Algorithm, Task, exchange
+from pfedbred.data.minibatches import Batch, Inputs
+from pfedbred.data.federation import Federation, check_classes, names_fit
+from pfedbred.data.population import Population
+from pfedbred.data.text import Text
+from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.io.shapes import COUNT
+from pfedbred.io.shapes import Maybe
+from pfedbred.io.shapes import Some
+from pfedbred.experiment.loop import Run
+from pfedbred.types import Array, Tree, Words
+
+MODELS_FILE = "models.safetensors"
+GLOBAL_FILE = "global.safetensors"
+_KEPT, _EXPORTED = "pfedbred models 1", "pfedbred model 1"
+_TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
+
+
+_LARGEST_SAMPLE = 2**24
+_DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U32", "U16", "U8", "BOOL")
+_FACTS = {
+    "dataset": str,
+    "model": str,
+    "algorithm": str,
+    "settings": dict,
+    "round": COUNT,
+    "shape": [COUNT],
+    "classes": COUNT,
+    "labels": Maybe([str]),
+    "features": Maybe([str]),
+    "vocabulary": Maybe([str]),
+}
+_OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
+_OF_MODEL = {"kind": str, "seed": COUNT}
+
+
+def size(run: Run) -> int:
+    """Bytes that the models of a run take."""
+    leaves = jax.tree.leaves(run.simulation.model_shapes())
+    return run.experiment.seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def keep(run: Run, folder: Path) -> None:
+    """Writes G (by seed) and P (by seed and client) of a finished run into its folder."""
+    global_, personal = run.simulation.models(run.states)
+    federation, experiment = run.simulation.federation, run.experiment
+    arrays = {f"global.{name}": np.asarray(leaf) for name, leaf in tensors.named(global_).items()}
+    arrays |= {f"personal.{name}": np.asarray(leaf) for name, leaf in tensors.named(personal).items()}
+    facts = {
+        "format": _KEPT,
+        "seeds": experiment.seed_list,
+        **_method_facts(experiment, run.points[-1].round),
+        **_data_facts(federation),
+        "clients": federation.clients,
+        "client_names": federation.names,
+    }
+    _save(folder / MODELS_FILE, arrays | _data_arrays(federation), facts)
+
+
+def keep_one(
+    path: Path,
+    model: Tree,
+    experiment: Experiment,
+    data: Any,
+    round_: int,
+    *,
+    client: int | None = None,
+    name: str | None = None,
+) -> None:
+    """Writes one model as :func:`export` does: a client's P, or G if no client is named.
+
+    ``data`` is what it was trained on, or like a Federation in all but the samples.
+    """
+    arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(model).items()}
+    whose = {} if client is None else {"client": client, "client_name": name or str(client)}
+    facts = {
+        "format": _EXPORTED,
+        "kind": "global" if client is None else "personal",
+        "seed": experiment.seed,
+        **_method_facts(experiment, round_),
+        **_data_facts(data),
+        **whose,
+    }
+    _save(path, arrays | _data_arrays(data), facts)
+
+
+def _method_facts(experiment: Experiment, round_: int) -> dict[str, Any]:
+    return {
+        "model": experiment.model if isinstance(experiment.model, str) else "custom",
+        "algorithm": experiment.algorithm,
+        "settings": {**records.plain(experiment)["settings"], **_without_prior(experiment.settings)},
+        "round": round_,
+    }
+
+
+def _without_prior(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Predictions need no prior, whose Sigma may be large or in a file. (FedAMP's sigma is a number.)"""
+    return {} if isinstance(settings.get("sigma", 0.0), int | float) else {"sigma": None}
+
+
+def _data_facts(federation: Federation | Population) -> dict[str, Any]:
+    return {
+        "dataset": federation.name,
+        "shape": list(federation.shape),
+        "classes": federation.classes,
+        "labels": federation.labels,
+        "features": federation.features,
+        "vocabulary": federation.text.vocabulary if federation.text else None,
+    }
+
+
+def _data_arrays(federation: Federation | Population) -> dict[str, np.ndarray]:
+    """What turns a sample into the model's input."""
+    vectors = federation.text.vectors if federation.text else None
+    given = {"input.shift": federation.shift, "input.scale": federation.scale, "input.vectors": vectors}
+    return {name: np.asarray(array) for name, array in given.items() if array is not None}
+
+
+def _save(path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+    metadata = {name: value if name in _TEXTS else json.dumps(value) for name, value in facts.items()}
+    tensors.write(path, arrays, metadata)
+
+
+def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
+    """The file and what it says of itself."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise SettingError(f"there is no file {path}{hint}")
+    try:
+        file = safe_open(path, "numpy")
+    except (SafetensorError, OSError) as problem:
+        raise SettingError(f"cannot read {path}: {problem}") from None
+    said = file.metadata() or {}
+    if said.get("format") != expected:
+        raise SettingError(f"{path} is not a {expected.removesuffix(' 1')} file{hint}")
+    facts = {name: text if name in _TEXTS else strict.parse_json(text, path) for name, text in said.items()}
+    facts.setdefault("features", None)  # files of before did not name them
+    expect(facts, _FACTS | (_OF_RUN if expected == _KEPT else _OF_MODEL), path)
+    check_classes(facts["classes"], f"{path}: ")
+    if not 0 < math.prod(facts["shape"]) <= _LARGEST_SAMPLE:
+        raise SettingError(f"{path} is damaged: samples cannot be of shape {facts['shape']}")
+    if not names_fit(facts["features"], facts["shape"]):
+        raise SettingError(f"{path} is damaged: samples of shape {facts['shape']} are not from {facts['features']}")
+    names = facts.get("client_names")
+    if names is not None and len(names) != facts["clients"]:
+        raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")
+    for name in file.keys():  # noqa: SIM118  (not a mapping)
+        if file.get_slice(name).get_dtype() not in _DTYPES:
+            raise SettingError(f"{path} holds {name!r} in a type of number that no model here has")
+    return file, facts
+
+
+def export(folder: Path, *, client: int | str | None = None, seed: int | None = None, out: Path | None = None) -> Path:
+    """Writes one model of a finished run: a client's P, or G if no client is given. Returns the file.
+
+    A client is given by its number, or as a text by its name or number.
+    """
+    file, facts = _open(folder / MODELS_FILE, _KEPT, _instead_of_models(folder))
+    seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
+    if isinstance(client, str):
+        client = _number_of(client, names or [str(number) for number in range(clients)])
+    seed = seeds[0] if seed is None else seed
+    if seed not in seeds:
+        raise SettingError(f"the run has no seed {seed}; its seeds are {', '.join(map(str, seeds))}")
+    if client is not None and not 0 <= client < clients:
+        raise SettingError(f"there is no client {client}; clients are 0 to {clients - 1}")
+    kind = "global" if client is None else "personal"
+    place = [seeds.index(seed)] if client is None else [seeds.index(seed), client]
+    arrays = {}
+    for name in file.keys():  # noqa: SIM118  (not a mapping)
+        if name.startswith("input."):
+            arrays[name] = file.get_tensor(name)
+        elif name.startswith(f"{kind}."):
+            if tuple(file.get_slice(name).get_shape()[: len(place)]) != (len(seeds), clients)[: len(place)]:
+                raise SettingError(f"{folder / MODELS_FILE} is damaged: {name!r} is not of these seeds and clients")
+            part = file.get_slice(name)[tuple(slice(each, each + 1) for each in place)]
+            arrays[name.removeprefix(f"{kind}.")] = part.reshape(part.shape[len(place) :])
+    about = {**facts, "format": _EXPORTED, "kind": kind, "seed": seed}
+    if client is not None:
+        about["client"] = client
+        about["client_name"] = names[client] if names else str(client)
+    default = folder / (f"client-{client}.safetensors" if client is not None else GLOBAL_FILE)
+    path = out or default
+    _save(path, arrays, about)
+    return path
+
+
+def _instead_of_models(folder: Path) -> str:
+    """What to say of a folder without models."""
+    if (folder / "table.json").exists():
+        return f": {folder} is a comparison, choose one of the runs in it"
+    if (folder / "sweep.json").exists():
+        return f": {folder} is a sweep, which keeps no models; run its best point with 'pfedbred run'"
+    if (folder / GLOBAL_FILE).exists():
+        return f": its personal models are with their clients, and G is {folder / GLOBAL_FILE}"
+    return ": the run is not finished, or kept no models"
+
+
+def _number_of(client: str, names: Sequence[str]) -> int:
+    """Of the client with that name; of the one with that number if nobody is called so."""
+    if client in names:
+        return names.index(client)
+    if re.fullmatch(r"-?\d{1,9}", client):
+        return int(client)
+    known = nearest(client, names) if len(names) <= 50 else f"; clients are {names[0]!r} to {names[-1]!r}"
+    raise SettingError(f"there is no client called {client!r}{known}")
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """What an exported model says of itself."""
+    return _open(path, _EXPORTED, ": make one with 'pfedbred export'")[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A model to use.
+
+    Attributes:
+      weights: its arrays, in the shape the algorithm gives them.
+      about: what the file says of it.
+    """
+
+    weights: Tree
+    about: Mapping[str, Any]
+    _algorithm: Algorithm
+    _shift: Array | None
+    _scale: Array | None
+    _text: Text | None
+
+    def logits(self, x: Any) -> np.ndarray:
+        """One row for each sample, given as the data holds it: not normalised, words as texts or as ids."""
+        if self._text is not None and isinstance(x, Sequence | np.ndarray) and isinstance(x[0], str):
+            x = self._text.encode(x)
+        samples = jnp.asarray(x)
+        expected = tuple(self.about["shape"])
+        if samples.shape[1:] != expected:
+            raise SettingError(f"samples have shape {samples.shape[1:]}, the model is for {expected}")
+        inputs = Inputs(samples, self._shift, self._scale).take(jnp.arange(len(samples)))
+        return np.asarray(self._algorithm.predict(self.weights, inputs))
+
+    def predict(self, x: Any) -> list[Any]:
+        """The most likely label of each sample, by name if labels have names."""
+        best, names = self.logits(x).argmax(axis=1), self.about["labels"]
+        return [names[label] if names else int(label) for label in best]
+
+
+def load_model(path: str | Path, model: models.Model | None = None) -> TrainedModel:
+    """A model written by ``pfedbred export``. One whose network is not the library's own needs that ``model``."""
+    path = Path(path)
+    file, about = _open(path, _EXPORTED, ": make one with 'pfedbred export'")
+    arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    given = {name: arrays.pop(f"input.{name}", None) for name in ("shift", "scale", "vectors")}
+    vocabulary = about["vocabulary"]
+    text = Text(tuple(vocabulary), given["vectors"]) if vocabulary is not None else None
+    if model is None and about["model"] not in models.MODELS:
+        raise SettingError(f"{path} holds a network of one's own: load_model(path, model=...) needs it")
+    shape, words = tuple(about["shape"]), Words(text.count, text.vectors) if text else None
+    task = Task(models.get(model or about["model"], shape, about["classes"], words))
+    algorithm = algorithms.make(about["algorithm"], task, about["settings"])
+    sample = Batch(jnp.zeros((1, *shape), jnp.int32 if text else jnp.float32), jnp.zeros(1, int))
+    expected = exchange(algorithm, task, sample)
+    structure = expected.global_ if about["kind"] == "global" else expected.personal
+    for name, leaf in tensors.named(structure).items():
+        if name not in arrays or arrays[name].shape != leaf.shape:
+            raise SettingError(f"{path} does not fit the model {about['model']!r}: tensor {name!r} is missing or other")
+    weights = jax.tree.unflatten(
+        jax.tree.structure(structure), [jnp.asarray(arrays[name]) for name in tensors.named(structure)]
+    )
+    shift, scale = (None if given[name] is None else jnp.asarray(given[name]) for name in ("shift", "scale"))
+    return TrainedModel(weights, about, algorithm, shift, scale, text)

@@ -1,0 +1,88 @@
+"""Settings are declared once, in the signature of the function that uses them.
+
+An algorithm is a function ``name(task, *, lam: Positive = 15.0, ...)``. Its signature gives the names that ``--set``
+accepts, their defaults, their types and the values they allow.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+from pfedbred.errors import SettingError, nearest
+from pfedbred.settings.values import check
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def same_settings(base: Callable[..., Any], *, without: tuple[str, ...]) -> Callable[[Function], Function]:
+    """Declares that a function passes its settings on to ``base``, except those it fixes itself."""
+    signature = inspect.signature(base, eval_str=True)
+    kept = [each for name, each in signature.parameters.items() if name not in without]
+
+    def declare(function: Function) -> Function:
+        function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The settings of an algorithm: its keyword-only parameters."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    return {name: each for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def hints(owner: Any) -> dict[str, Any]:
+    """The annotations of a class, rules included."""
+    return typing.get_type_hints(owner, include_extras=True)
+
+
+def is_whole_number(annotation: Any) -> bool:
+    """Whether values of this type are whole numbers (or None)."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    options = typing.get_args(annotation) if union else (annotation,)
+    return any(typing.get_origin(each) is Annotated and typing.get_args(each)[0] is int for each in options)
+
+
+def resolve(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of ``function``, those given checked and the others at their defaults."""
+    known = declared(function)
+    for name in given:
+        if name not in known:
+            raise SettingError(f"unknown setting {name!r}{nearest(name, known)}")
+    return {
+        name: check(name, given[name], parameter.annotation) if name in given else parameter.default
+        for name, parameter in known.items()
+    }
+
+
+_CALL = re.compile(r"\s*([^()\s]+)\s*(?:\(([^()]*)\))?\s*")
+
+
+def parse_call(kind: str, text: str) -> tuple[str, list[str]]:
+    """A name and what stands in parentheses after it: ``dirichlet(0.5)``."""
+    match = _CALL.fullmatch(text)
+    if not match:
+        raise SettingError(f"{kind} must be a name, or a name with values such as dirichlet(0.5), not {text!r}")
+    values = [each.strip() for each in match[2].split(",")] if match[2] and match[2].strip() else []
+    return match[1], values
+
+
+def resolve_call(
+    name: str, function: Callable[..., Any], values: Sequence[str], without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The settings of ``function``, the first of them from the values in parentheses."""
+    known = {key: each for key, each in declared(function).items() if key not in without}
+    if len(values) > len(known):
+        takes = f"takes {', '.join(known)}" if known else "takes no values"
+        raise SettingError(f"{name}({', '.join(values)}): {name} {takes}")
+    given = dict(zip(known, values, strict=False))
+    return {
+        key: check(f"{name}'s {key}", given[key], each.annotation) if key in given else each.default
+        for key, each in known.items()
+    }

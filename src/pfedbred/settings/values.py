@@ -1,0 +1,104 @@
+"""The types of settings: what values are allowed, and a one-line error for those that are not."""
+
+from __future__ import annotations
+
+import numbers
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pfedbred.errors import SettingError, nearest
+
+
+class Rule(NamedTuple):
+    """What a number must satisfy, in words and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+LARGEST_FLOAT = 3.4028234e38  # beyond it a weight is infinite
+
+Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
+NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
+Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Minority = Annotated[float, Rule("a number >= 0 and below 0.5", lambda value: 0 <= value < 0.5)]
+Count = Annotated[int, Rule("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
+Few = Annotated[int, Rule("a whole number from 1 to 1000", lambda value: 1 <= value <= 1000)]
+Seed = Annotated[int, Rule("a whole number from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32)]
+NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]
+
+
+def check(name: str, value: Any, annotation: Any) -> Any:
+    """``value`` as the annotated type, or a one-line error."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        kind, rule = typing.get_args(annotation)
+        number = _number(value, kind)
+        if number is not None and kind is float and abs(number) > LARGEST_FLOAT:
+            raise SettingError(
+                f"{name} must be a number that 32 bits can hold, below {LARGEST_FLOAT:.2g}, not {value!r}"
+            )
+        if number is None or not rule.holds(number):
+            raise SettingError(f"{name} must be {rule.words}, not {value!r}")
+        return number
+    if origin is Literal:
+        allowed = typing.get_args(annotation)
+        if value not in allowed:
+            raise SettingError(
+                f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}{_hint(value, allowed)}"
+            )
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _check_union(name, value, typing.get_args(annotation))
+    if annotation is str and not isinstance(value, str):
+        raise SettingError(f"{name} must be a name, not {value!r}")
+    return value
+
+
+def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
+    """The first option that fits; an object of one's own fits any option that is a plain class."""
+    problem: SettingError | None = None
+    for option in options:
+        if option is Any or (isinstance(option, type) and isinstance(value, option)):
+            return value
+        origin = typing.get_origin(option)
+        if (origin is Callable and callable(value)) or (origin is list and isinstance(value, list)):
+            return value
+        if typing.get_origin(option) in (Annotated, Literal):
+            try:
+                return check(name, value, option)
+            except SettingError as refused:
+                problem = refused
+    raise problem or SettingError(f"{name} cannot be {value!r}")
+
+
+_LARGEST = sys.float_info.max
+
+
+def _number(value: Any, kind: type) -> Any:
+    """A finite int or float, or None."""
+    number = parse_number(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, numbers.Real):
+        return None
+    number = float(number) if not isinstance(number, numbers.Integral) else int(number)
+    if not -_LARGEST < number < _LARGEST:  # also where it is NaN, or a whole number beyond any float
+        return None
+    return kind(number) if kind is float or number == int(number) else None
+
+
+def parse_number(text: str) -> int | float | None:
+    """The number that ``text`` is, if it is one. YAML would read 1e-3 as a text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _hint(value: Any, allowed: tuple[Any, ...]) -> str:
+    hint = nearest(str(value), [str(each) for each in allowed])
+    return hint if "did you mean" in hint else ""

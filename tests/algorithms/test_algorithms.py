@@ -1,0 +1,178 @@
+"""What every algorithm must do, and every algorithm with every wrapper: one table drives it all."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import array_sizes, small_federation
+
+import pfedbred
+from pfedbred import algorithms
+from pfedbred.algorithms.base import Batch, Uploads, costs
+from pfedbred.algorithms.wrappers import WRAPPERS
+from pfedbred.engine import selection
+
+BASES = sorted(pfedbred.ALGORITHMS)
+WRAPPED = [f"{base}+{suffix}" for base in BASES for suffix in WRAPPERS]
+DOUBLY = [f"{base}+am+ft" for base in BASES]
+FEW = {"R": 2, "K": 2, "R_head": 2, "R_personal": 2, "adapt_steps": 2, "tune_steps": 2}
+
+
+def make(name, dtype=jnp.float64):
+    """The algorithm with few steps, on a network that has a body and a head."""
+    task = pfedbred.Task(pfedbred.models.dnn((6,), 3, hidden=4, dtype=dtype))
+    known = pfedbred.settings.declared(algorithms.factory(name))
+    return algorithms.make(name, task, {key: value for key, value in FEW.items() if key in known}), task
+
+
+def simulate(name, federation, *, count=2, rounds=3, dtype=jnp.float64, **plan):
+    algorithm, task = make(name, dtype)
+    plan = pfedbred.Plan(selection.uniform(count), **{"batch_size": 4, "executor": "vmap", **plan})
+    simulation = pfedbred.Simulation(algorithm, task, federation, plan)
+    return simulation, simulation.advance(simulation.init([0]), rounds)
+
+
+def values(simulation, states):
+    """Everything a run holds, and everybody's models."""
+    everyone = range(simulation.federation.clients)
+    models = [simulation.global_model(states), *(simulation.personal_model(states, i) for i in everyone)]
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((states.server, states.clients, models))]
+
+
+ALIKE = (  # others are the same inside
+    *("fo", "mfo", "mg", "mg-meta-literal", "pfedbred", "pfedme"),
+    *("fedavg", "fedprox", "reptile", "per-fedavg", "ditto", "fedrep", "fedbabu", "heurfedamp", "fedu"),
+)
+
+
+@pytest.mark.parametrize(  # which runs all of what the bare algorithm runs
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name.partition("+")[0] in ALIKE else []) for name in DOUBLY],
+)
+def test_batched_is_the_plain_loop_and_nothing_recompiles(name):
+    federation = small_federation(sizes=(1, 12, 5, 20))  # one client has a single sample
+    simulation, states = simulate(name, federation, rounds=1)
+    simulation.evaluate(states)
+    np.asarray(states.round)
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **kwargs: compiled.append(event) if "compile" in event else None
+    )
+    try:
+        states = simulation.advance(states, 2)
+        scores = simulation.evaluate(states)
+        assert not compiled
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert 0 <= scores.personal.test.accuracy[0] <= 1
+
+    plain, plain_states = simulate(name, federation, executor="loop")
+    for batched, looped in zip(values(simulation, states), values(plain, plain_states), strict=True):
+        assert np.all(np.isfinite(batched))
+        np.testing.assert_allclose(batched, looped, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(scores.personal.test.loss, plain.evaluate(plain_states).personal.test.loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("case", ["one client", "one sampled"])
+def test_small_and_extreme_federations(name, case):
+    """The one client is also all clients sampled."""
+    sizes, participation = ((5,), "all") if case == "one client" else ((3, 9, 4), "sample")
+    simulation, states = simulate(name, small_federation(sizes=sizes), count=1, participation=participation)
+    assert all(np.all(np.isfinite(leaf)) for leaf in values(simulation, states))
+
+
+@pytest.mark.parametrize("name", BASES + WRAPPED + DOUBLY)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_interface_and_precision(name, dtype):
+    """Server and client states keep their shapes and types from round to round, which is what a scan needs."""
+    algorithm, task = make(name, dtype)
+    simulation = pfedbred.Simulation(algorithm, task, small_federation(), pfedbred.Plan(selection.uniform(2)))
+    after, counts = simulation.trace()
+    before = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], simulation._start(jnp.zeros(1, jnp.uint32))))
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert (old.shape, old.dtype) == (new.shape, new.dtype)
+    floats = [
+        leaf for leaf in jax.tree.leaves((after.server, after.clients)) if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    assert {leaf.dtype for leaf in floats} == {jnp.dtype(dtype)}
+    assert counts.personal_test.correct.shape == (4,)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_documentation(name):
+    """Equations, arguments, reference, and what G and P are."""
+    build = pfedbred.ALGORITHMS[name]
+    text = inspect.getdoc(build)
+    assert build.about.paper
+    assert "G is" in text or "G and P are" in text or "G here" in text
+    if name != "local":
+        assert "References:" in text
+    if "Settings as in" not in text:
+        assert all(f"{setting}:" in text for setting in pfedbred.settings.declared(build))
+
+
+def test_costs():
+    """Uploads are what the method's paper says, in multiples of the model."""
+    expected = {"fedavg": (1, 1, 0), "pfedme": (1, 1, 1), "mg": (1, 1, 2), "scaffold": (2, 2, 1), "mime": (3, 2, 0)}
+    expected |= {"fedamp": (1, 1, 1), "fedu": (1, 1, 0), "local": (1, 0, 1), "ditto": (1, 1, 1), "fedprox": (1, 1, 0)}
+    sample = Batch(jnp.zeros((1, 6)), jnp.zeros(1, int))
+    for name, (download, upload, state) in expected.items():
+        assert costs(*make(name), sample) == (download, upload, state), name
+    body, head = 6 * 4 + 4, 4 * 3 + 3
+    fedper = costs(*make("fedper"), sample)
+    assert fedper.upload == pytest.approx(body / (body + head))
+    assert fedper.state == pytest.approx(head / (body + head))
+    assert costs(*make("fedem"), sample).upload == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fedavg+fast", r"unknown suffix '\+fast'"),
+        ("fedavg+am+am", "named twice"),
+        ("fedagv+am", "did you mean 'fedavg'"),
+        ("fedavg+", "unknown suffix"),
+    ],
+)
+def test_names_are_checked(name, words):
+    with pytest.raises(pfedbred.SettingError, match=words):
+        algorithms.factory(name)
+
+
+def test_settings_of_wrappers_are_known_under_the_wrapped_name():
+    known = pfedbred.settings.declared(algorithms.factory("pfedme+ft+am"))
+    assert {"lam", "ft_alpha", "am_beta"} <= set(known)
+    assert "ft_alpha" not in pfedbred.settings.declared(algorithms.factory("pfedme+am"))
+
+
+def traced(algorithm, task):
+    plan = pfedbred.Plan(selection.uniform(2))
+    return pfedbred.Simulation(algorithm, task, small_federation(), plan).trace()
+
+
+def test_methods_with_heads_ask_for_one():
+    model = pfedbred.models.Model(lambda key: {"w": jnp.ones((3, 6))}, lambda w, x: x @ w["w"].T)
+    task = pfedbred.Task(model)
+    with pytest.raises(pfedbred.SettingError, match="names its head"):
+        traced(pfedbred.make("fedper", task), task)
+
+
+def test_fedamp_refuses_a_step_that_is_no_average():
+    task = pfedbred.Task(pfedbred.models.mclr((6,), 3))
+    with pytest.raises(pfedbred.SettingError, match=r"at most sigma / clients = 2\.5"):
+        traced(pfedbred.make("fedamp", task, {"alpha_k": 3.0}), task)
+
+
+@pytest.mark.parametrize("name", ["fedamp", "heurfedamp", "fedu"])
+def test_mixing_pairs_of_clients_needs_no_array_of_pairs_times_weights(name):
+    """At 60 clients: nothing in the server's step is larger than clients x clients or clients x weights."""
+    clients = 60
+    algorithm, _ = make(name)
+    state = jax.eval_shape(lambda: algorithm.server.init(jax.random.key(0), clients))
+    d = sum(leaf.size for leaf in jax.tree.leaves(state.model)) // clients
+    uploads = Uploads(state.model, jnp.arange(clients), jnp.full(clients, 1 / clients), jnp.ones(clients, bool))
+    program = jax.make_jaxpr(algorithm.server.aggregate)(state, uploads)
+    assert max(array_sizes(program.jaxpr)) <= max(clients * clients, clients * d) < clients * clients * d

@@ -1,0 +1,213 @@
+"""Six simple methods of the library against plain NumPy readings of their papers, in float64: to 1e-10.
+
+As in ``test_reference``, the two share the starting weights, the rows of each minibatch and whose uploads are
+averaged. The second half holds the methods' exact reductions to one another, on federations where a minibatch is
+all of a client's data, so that the order of minibatches cannot matter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import test_reference as common
+from support import numpy_simple as simple
+
+import pfedbred
+from pfedbred.engine import selection
+
+federation, task = common.federation, common.task  # the same fixtures
+
+# All different within a method, so that no two can be swapped unseen, and large, so that every term counts.
+_PER_FEDAVG = {"alpha": 0.31, "alpha_m": 0.17, "R": 4, "delta": 0.4}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "local": ("local", {"alpha": 0.11, "R": 4}),
+    "fedprox": ("fedprox", {"mu": 0.9, "alpha": 0.13, "R": 4}),
+    "ditto": ("ditto", {"lam": 0.7, "alpha": 0.11, "R": 4, "R_personal": 3}),
+    "apfl": ("apfl", {"mixing": 0.37, "alpha": 0.13, "eta_mixing": 0.21, "R": 4}),
+    "per-fedavg-first": ("per-fedavg", _PER_FEDAVG | {"order": "first"}),
+    "per-fedavg-hessian-free": ("per-fedavg", _PER_FEDAVG | {"order": "hessian-free"}),
+    "per-fedavg-exact": ("per-fedavg", _PER_FEDAVG | {"order": "exact"}),
+    "reptile": ("reptile", {"epsilon": 0.6, "alpha": 0.11, "R": 4, "adapt_steps": 3}),
+}
+FULL = 6  # in the full-batch federation, the size of every client and of the minibatch
+OTHER_SEED = 0  # with it, the clients are chosen three times, twice, once (in the last round) and never
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+def simulate(
+    federation: pfedbred.Federation,
+    task: pfedbred.Task,
+    name: str,
+    settings: dict[str, Any],
+    *,
+    select: selection.Select | None = None,
+    participation: str = "all",
+    batch_size: int = common.BATCH,
+    seed: int = common.SEED,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The library's starting weights, global model and personal models (as rows) after all rounds."""
+    plan = pfedbred.Plan(
+        select or selection.fixed(common.FIXED), participation=participation, batch_size=batch_size, executor="in-turn"
+    )
+    simulation = pfedbred.Simulation(pfedbred.make(name, task, settings), task, federation, plan)
+    with jax.disable_jit():  # compiling the start anew for each test would take as long as the rest
+        states = simulation.init([seed])
+    start = common.as_vector(simulation.global_model(states))
+    states = simulation.advance(states, rounds=common.ROUNDS)
+    personal_model = jax.jit(simulation.personal_model)
+    personal = [common.as_vector(personal_model(states, i)) for i in range(len(common.SIZES))]
+    return start, common.as_vector(simulation.global_model(states)), np.stack(personal)
+
+
+def check(
+    federation: pfedbred.Federation,
+    task: pfedbred.Task,
+    name: str,
+    settings: dict[str, Any],
+    select: selection.Select,
+    participation: str,
+    seed: int = common.SEED,
+) -> list[simple.Client]:
+    """Runs both, compares them, and returns what the reference's clients hold."""
+    start, global_, personal = simulate(
+        federation, task, name, settings, select=select, participation=participation, seed=seed
+    )
+    expected_global, expected_personal, clients = simple.run(
+        name,
+        settings,
+        start,
+        common.sequences(federation, seed),
+        common.SIZES,
+        common.chosen_by_round(select, seed, common.ROUNDS),
+        participation,
+    )
+    assert np.all(np.isfinite(expected_personal))
+    moved = expected_personal if name == "local" else expected_global
+    assert np.abs(moved - start).max() > 0.01  # the comparison is of something
+    np.testing.assert_allclose(global_, expected_global, **common.TOLERANCE, err_msg="global model")
+    for i, (mine, expected) in enumerate(zip(personal, expected_personal, strict=True)):
+        np.testing.assert_allclose(mine, expected, **common.TOLERANCE, err_msg=f"personal model of client {i}")
+    return clients
+
+
+# The library against the reference -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("participation", ["all", "sample"])
+@pytest.mark.parametrize("case", CASES)
+def test_three_rounds_agree(case, participation, federation, task):
+    check(federation, task, *CASES[case], selection.fixed(common.FIXED), participation)
+
+
+@pytest.mark.parametrize("case", ["apfl", "reptile"])
+def test_clients_that_miss_rounds_agree(case, federation, task):
+    """They keep their model and mixing weight, and read on where they stopped."""
+    clients = check(federation, task, *CASES[case], selection.uniform(2), "sample", seed=OTHER_SEED)
+    assert len({client.read for client in clients}) > 2, "choose another seed"
+
+
+def test_apfl_keeps_its_mixing_weight_between_0_and_1(federation, task):
+    """With a step so large that both ends are reached, by clients that are then seen in P."""
+    name, settings = CASES["apfl"]
+    clients = check(federation, task, name, settings | {"eta_mixing": 60.0}, selection.fixed(common.FIXED), "all")
+    assert {0.0, 1.0} <= {client.share for client in clients}, [client.share for client in clients]
+
+
+# Exact reductions, in the library --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def full(task):
+    """Runs a method where every minibatch is all of the client's data; each is run once."""
+    rng = np.random.default_rng(5)
+    clients = [
+        (rng.normal(0.5 * i - 0.7, 1 + 0.3 * i, (FULL, common.FEATURES)), rng.permutation([0, 1, 2, i % 3, 0, i % 2]))
+        for i in range(len(common.SIZES))
+    ]
+    made = pfedbred.from_clients(clients, clients)
+    done: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+
+    def run(name: str, **settings: Any) -> tuple[np.ndarray, np.ndarray]:
+        key = f"{name} {settings}"
+        if key not in done:
+            done[key] = simulate(made, task, name, settings, batch_size=FULL)
+        start, global_, personal = done[key]
+        moved = personal if name == "local" else global_
+        assert np.abs(moved - start).max() > 0.01
+        return global_, personal
+
+    return run
+
+
+def test_fedprox_without_its_term_is_fedavg(full):
+    global_, personal = full("fedprox", mu=0.0, alpha=0.13, R=3)
+    expected_global, expected_personal = full("fedavg", alpha=0.13, R=3)
+    np.testing.assert_allclose(global_, expected_global, **EXACT)
+    np.testing.assert_allclose(personal, expected_personal, **EXACT)
+
+
+def test_ditto_without_its_term_trains_locally_beside_fedavg(full):
+    global_, personal = full("ditto", lam=0.0, alpha=0.13, R=3, R_personal=4)
+    np.testing.assert_allclose(personal, full("local", alpha=0.13, R=4)[1], **EXACT)
+    np.testing.assert_allclose(global_, full("fedavg", alpha=0.13, R=3)[0], **EXACT)
+
+
+def test_per_fedavg_without_inner_step_trains_as_fedavg(full):
+    global_, _ = full("per-fedavg", alpha=0.0, alpha_m=0.13, R=3, order="exact")
+    np.testing.assert_allclose(global_, full("fedavg", alpha=0.13, R=3)[0], **EXACT)
+
+
+def test_apfl_of_own_models_alone_is_local_training(full):
+    _, personal = full("apfl", mixing=1.0, alpha=0.13, eta_mixing=0.0, R=4)
+    np.testing.assert_allclose(personal, full("local", alpha=0.13, R=4)[1], **EXACT)
+
+
+def test_apfl_without_own_models_is_fedavg(full):
+    global_, personal = full("apfl", mixing=0.0, alpha=0.13, eta_mixing=0.0, R=3)
+    np.testing.assert_allclose(global_, full("fedavg", alpha=0.13, R=3)[0], **EXACT)
+    for each in personal:
+        np.testing.assert_allclose(each, global_, **EXACT)
+
+
+def test_reptile_with_a_whole_outer_step_trains_as_fedavg(full):
+    global_, _ = full("reptile", epsilon=1.0, alpha=0.13, R=3, adapt_steps=2)
+    np.testing.assert_allclose(global_, full("fedavg", alpha=0.13, R=3)[0], **EXACT)
+
+
+def test_hessian_free_nears_the_exact_hessian_and_first_order_does_not(full):
+    settings = {"alpha": 0.31, "alpha_m": 0.17, "R": 3}
+    exact, _ = full("per-fedavg", order="exact", **settings)
+    near, _ = full("per-fedavg", order="hessian-free", delta=1e-4, **settings)
+    first, _ = full("per-fedavg", order="first", **settings)
+    assert np.abs(near - exact).max() < 1e-7
+    assert np.abs(first - exact).max() > 1e-2
+
+
+# The reference against itself ------------------------------------------------------------------------------
+
+
+def test_reference_hessian_is_the_slope_of_the_gradient(federation):
+    rng = np.random.default_rng(6)
+    w, direction = rng.normal(size=(2, common.CLASSES * (common.FEATURES + 1)))
+    batch, step = federation.train.client(1), 1e-5
+    ahead = common.reference.gradient(w + step * direction, batch)
+    behind = common.reference.gradient(w - step * direction, batch)
+    slope = (ahead - behind) / (2 * step)
+    np.testing.assert_allclose(simple.hessian_times(w, direction, batch), slope, rtol=0, atol=1e-8)
+
+
+def test_methods_differ_in_the_reference(federation):
+    """Otherwise agreement would not tell which of them, or which order, the library runs."""
+    start = np.random.default_rng(3).normal(size=common.CLASSES * (common.FEATURES + 1))
+    batches = common.sequences(federation, common.SEED)
+    chosen = [common.FIXED] * common.ROUNDS
+    results = {
+        case: np.stack(simple.run(name, settings, start, batches, common.SIZES, chosen, "all")[1])
+        for case, (name, settings) in CASES.items()
+    }
+    for a in results:
+        for b in results:
+            assert a == b or np.abs(results[a] - results[b]).max() > 1e-4, (a, b)

@@ -1,0 +1,191 @@
+"""The proximal map and the envelope against closed forms, an independent minimiser and finite differences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.optimize
+
+from pfedbred import priors
+from pfedbred.bregman.proximal import (
+    Problem,
+    envelope,
+    envelope_gradient,
+    gradient_steps,
+    mirror_steps,
+    optimizer,
+    prox,
+    solver,
+)
+from pfedbred.errors import SettingError
+
+D = 3
+RNG = np.random.default_rng(4)
+FACTOR = RNG.normal(size=(D, D))
+A = FACTOR @ FACTOR.T + np.eye(D)
+B = RNG.normal(size=D)
+MEAN = jnp.asarray(RNG.normal(size=D))
+START = jnp.asarray(RNG.normal(size=D))
+SIGMA = np.array([[2.0, 0.3, 0.0], [0.3, 1.0, 0.2], [0.0, 0.2, 0.5]])
+LAM = 3.0
+
+FAMILIES = {
+    "gaussian": priors.gaussian(),
+    "gaussian-diagonal": priors.gaussian(np.diag(SIGMA)),
+    "gaussian-full": priors.gaussian(SIGMA),
+    "bernoulli": priors.bernoulli(),
+    "poisson": priors.poisson(),
+    "exponential": priors.exponential(),
+    "from-g": priors.from_log_partition(lambda s: jax.nn.logsumexp(s) + 0.5 * jnp.sum(s**2)),
+}
+every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+
+# The divergences again, written out by hand in weight coordinates, for the independent minimiser.
+PENALTIES = {
+    "gaussian": lambda v, m: 0.5 * np.sum((m - v) ** 2),
+    "gaussian-diagonal": lambda v, m: 0.5 * np.sum((m - v) ** 2 / np.diag(SIGMA)),
+    "gaussian-full": lambda v, m: 0.5 * (m - v) @ np.linalg.solve(SIGMA, m - v),
+    "bernoulli": lambda v, m: np.sum(np.log1p(np.exp(m)) - np.log1p(np.exp(v)) - (m - v) / (1 + np.exp(-v))),
+    "poisson": lambda v, m: np.sum(np.exp(m) - np.exp(v) - np.exp(v) * (m - v)),
+    "exponential": lambda v, m: np.sum(np.exp(v - m) - (v - m) - 1),
+}
+
+
+def quadratic(v):
+    return 0.5 * v @ A @ v - B @ v
+
+
+def problem(family, mean=MEAN, loss=quadratic):
+    return Problem(loss, mean, family, LAM)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "precision"),
+    [
+        (None, np.eye(D)),
+        (2.0, np.eye(D) / 2),
+        (np.diag(SIGMA), np.diag(1 / np.diag(SIGMA))),
+        (SIGMA, np.linalg.inv(SIGMA)),
+    ],
+    ids=["spherical", "scaled", "diagonal", "full"],
+)
+def test_prox_of_a_quadratic_has_a_closed_form(sigma, precision):
+    exact = np.linalg.solve(A + LAM * precision, B + LAM * precision @ MEAN)
+    for solve in (gradient_steps(0.05, 4000), mirror_steps(0.02, 8000), optimizer(optax.adam(0.01), 6000)):
+        found = prox(problem(priors.gaussian(sigma)), solve, START).personal
+        np.testing.assert_allclose(found, exact, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_prox_agrees_with_an_independent_minimiser(name):
+    expected = scipy.optimize.minimize(
+        lambda v: quadratic(v) + LAM * PENALTIES[name](v, np.asarray(MEAN)), np.asarray(START), tol=1e-12
+    )
+    found = prox(problem(FAMILIES[name]), gradient_steps(0.03, 20_000, tol=1e-12), START).personal
+    np.testing.assert_allclose(found, expected.x, atol=1e-5)
+    value = envelope(problem(FAMILIES[name]), gradient_steps(0.03, 20_000, tol=1e-12), START)
+    assert float(value) == pytest.approx(expected.fun, abs=1e-9)
+
+
+def test_k_gradient_steps_by_hand():
+    v = np.asarray(START)
+    for _ in range(5):
+        v = v - 0.01 * (A @ v - B + LAM * (v - np.asarray(MEAN)))
+    solution = prox(problem(priors.gaussian()), gradient_steps(0.01, 5), START)
+    np.testing.assert_allclose(solution.personal, v, rtol=1e-13)
+    assert solution.steps == 5
+
+
+@every_family
+def test_mirror_descent_finds_the_same_point(family):
+    by_gradient = prox(problem(family), gradient_steps(0.02, 20_000, tol=1e-11), START).personal
+    by_mirror = prox(problem(family), mirror_steps(0.01, 20_000, tol=1e-11), START).personal
+    np.testing.assert_allclose(by_mirror, by_gradient, atol=1e-8)
+
+
+def test_a_mirror_step_by_hand():
+    """Poisson: Hess g(s)^{-1} = e^{-s}."""
+    v, m = np.asarray(START), np.asarray(MEAN)
+    expected = v - 0.1 * (np.exp(-v) * (A @ v - B) + LAM * (v - m))
+    np.testing.assert_allclose(
+        prox(problem(priors.poisson()), mirror_steps(0.1, 1), START).personal, expected, rtol=1e-12
+    )
+
+
+def test_a_mirror_step_of_the_exponential_family_by_hand():
+    """In the free weights u, s = -e^-u: Hess g(s) = e^2u and ds/du = e^-u, so the two maps cancel for the loss."""
+    u, m = np.asarray(START), np.asarray(MEAN)
+    expected = u - 0.1 * ((A @ u - B) + LAM * np.exp(u) * (np.exp(-m) - np.exp(-u)))
+    found = prox(problem(priors.exponential()), mirror_steps(0.1, 1), START).personal
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_for_the_spherical_gaussian_mirror_steps_are_gradient_steps():
+    mirrored = prox(problem(priors.gaussian()), mirror_steps(0.03, 7), START).personal
+    np.testing.assert_allclose(
+        mirrored, prox(problem(priors.gaussian()), gradient_steps(0.03, 7), START).personal, rtol=1e-13
+    )
+
+
+@pytest.mark.parametrize("transformation", [optax.lbfgs(), optax.polyak_sgd(0.05), optax.adamw(0.05)])
+def test_any_optax_optimizer_lowers_the_objective(transformation):
+    """Also those that ask for the value: a line search, a Polyak step."""
+    with jax.default_matmul_precision("highest"):
+        found = prox(problem(priors.gaussian()), optimizer(transformation, 30), START).personal
+    assert problem(priors.gaussian()).value(found) < problem(priors.gaussian()).value(START) - 1
+
+
+def test_optax_steps_by_hand():
+    """Heavy-ball momentum, written out."""
+    v, trace = np.asarray(START), np.zeros(D)
+    for _ in range(6):
+        trace = 0.9 * trace + (A @ v - B + LAM * (v - np.asarray(MEAN)))
+        v = v - 0.02 * trace
+    found = prox(problem(priors.gaussian()), optimizer(optax.sgd(0.02, momentum=0.9), 6), START).personal
+    np.testing.assert_allclose(found, v, rtol=1e-12)
+
+
+@every_family
+def test_tolerance_stops_early_and_is_met(family):
+    solution = prox(problem(family), gradient_steps(0.03, 10_000, tol=1e-3), START)
+    residual = jax.grad(problem(family).value)(solution.personal)
+    assert 1 < int(solution.steps) < 10_000
+    assert float(jnp.linalg.norm(residual)) <= 1e-3
+    strict = prox(problem(family), gradient_steps(0.03, 10_000, tol=1e-9), START)
+    assert int(strict.steps) > int(solution.steps)
+    assert int(prox(problem(family), gradient_steps(0.03, 10_000, tol=1e-3), solution.personal).steps) == 0
+
+
+@every_family
+def test_exact_envelope_gradient_against_finite_differences(family):
+    solve = gradient_steps(0.03, 20_000, tol=1e-12)
+    value = jax.jit(lambda mean: envelope(problem(family, mean), solve, START))
+    personal = prox(problem(family), solve, START).personal
+    step = 1e-4
+    numerical = [(value(MEAN + step * e) - value(MEAN - step * e)) / (2 * step) for e in np.eye(D)]
+    np.testing.assert_allclose(envelope_gradient(problem(family), personal), numerical, rtol=1e-6, atol=1e-8)
+
+
+@every_family
+def test_exact_envelope_gradient_in_natural_coordinates(family):
+    """lam (grad g(m) - grad g(v)), as derived in natural coordinates; through the map for the exponential."""
+    s, m = family.to_natural(START), family.to_natural(MEAN)
+    through_map = jax.vjp(family.to_natural, MEAN)[1](LAM * (family.grad_g(m) - family.grad_g(s)))[0]
+    np.testing.assert_allclose(envelope_gradient(problem(family), START), through_map, rtol=1e-10)
+
+
+@every_family
+def test_first_order_envelope_gradient_is_the_papers(family):
+    found = envelope_gradient(problem(family), START, exact=False)
+    np.testing.assert_allclose(found, LAM * (MEAN - START), rtol=1e-13)
+    if family.name == "gaussian":
+        np.testing.assert_allclose(envelope_gradient(problem(family), START), found, rtol=1e-13)
+
+
+def test_solvers_by_name():
+    assert solver("gradient", 0.1, 3).steps == 3
+    assert solver("adam", 0.1, 3, tol=0.5).tol == 0.5
+    assert solver(optax.sgd(0.1), 0.1, 4).steps == 4
+    with pytest.raises(SettingError, match="did you mean 'adam'"):
+        solver("adan", 0.1, 3)

@@ -1,0 +1,302 @@
+"""Named datasets: from the hub's files and from LEAF's, made here, and the real ones where they are."""
+
+import io
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+import pfedbred
+from pfedbred.data.pool import by_one_number, by_pixel, standardise, to_plus_minus_one
+from pfedbred.data.sources import hub
+from pfedbred.data.sources.tables import Table
+
+REAL = Path(os.environ.get("PFEDBRED_DATA") or Path(__file__).parents[3] / "shared" / "data")
+
+
+def needs(name):
+    return pytest.mark.skipif(
+        not (REAL / name).is_dir(), reason=f"the real {name} is not here: set PFEDBRED_DATA to a folder that holds it"
+    )
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def write_parquet(folder, part, columns):
+    folder.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{part}-00000-of-00001.parquet")
+
+
+def write_leaf(path, users):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "users": list(users),
+        "num_samples": [len(y) for _, y in users.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+    }
+    path.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder for data, and no other place to look."""
+    monkeypatch.delenv("PFEDBRED_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def tiny_mnist(folder):
+    rng = np.random.default_rng(0)
+    train, test = (rng.integers(0, 256, (count, 28, 28), dtype=np.uint8) for count in (5, 3))
+    write_parquet(folder / "mnist", "train", {"image": [png(each) for each in train], "label": [0, 1, 2, 3, 4]})
+    write_parquet(folder / "mnist", "test", {"image": [png(each) for each in test], "label": [7, 8, 9]})
+    return folder, np.concatenate([train, test])
+
+
+@pytest.mark.parametrize("place", ["option", "environment", "cache"])
+def test_images_are_found(tiny_mnist, place, monkeypatch):
+    folder, expected = tiny_mnist
+    if place == "environment":
+        monkeypatch.setenv("PFEDBRED_DATA", str(folder))
+    if place == "cache":
+        folder.rename(folder.parent / "pfedbred")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
+    pool = hub.mnist_pool(str(folder) if place == "option" else None, "mnist")
+    np.testing.assert_array_equal(pool.x, expected)
+    assert pool.y.tolist() == [0, 1, 2, 3, 4, 7, 8, 9]
+
+
+def test_a_dataset_is_downloaded_when_it_is_nowhere(folder, monkeypatch):
+    """The `datasets` library is asked for the hub's address; what it gives becomes the same pool."""
+    pixels = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)
+    asked = []
+
+    def load_dataset(address, revision=None):
+        asked.append((address, revision))
+        table = pyarrow.table({"image": [png(pixels)] * 2, "label": [4, 2]})
+        return {"train": types.SimpleNamespace(data=types.SimpleNamespace(table=table))}
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    pool = hub.mnist_pool(None, "mnist")
+    assert asked == [("ylecun/mnist", None)]
+    assert pool.y.tolist() == [4, 2]
+    np.testing.assert_array_equal(pool.x[0], pixels)
+
+
+def test_absent_sources_say_what_to_put_where(folder, monkeypatch):
+    with pytest.raises(pfedbred.SettingError, match=r"fashion-mnist is not here: put .*data/fashion_mnist/train-"):
+        hub.fashion_mnist_pool(str(folder))
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if not installed
+    with pytest.raises(pfedbred.SettingError, match=r"cifar10 is not here: put .*cache/pfedbred/cifar10/train-.*pip"):
+        hub.cifar10_pool(None)
+    with pytest.raises(pfedbred.SettingError, match=r"or LEAF's files as .*sent140/train/\*.json"):
+        hub.sent140_pool(str(folder))
+
+    def offline(address, revision=None):
+        raise ConnectionError("no route to the hub\nand a long story")
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=offline))
+    with pytest.raises(pfedbred.SettingError, match=r"downloading failed: no route to the hub$"):
+        hub.femnist_pool(None)
+
+
+def test_broken_sources_name_the_file_and_the_row(tiny_mnist):
+    folder, _ = tiny_mnist
+    write_parquet(folder / "cifar10", "train", {"picture": [png(np.zeros((4, 4, 3), np.uint8))], "label": [0]})
+    with pytest.raises(pfedbred.SettingError, match=r"train-.*parquet has no column 'img', only picture, label"):
+        hub.cifar10_pool(str(folder))
+    good, bad = png(np.zeros((28, 28), np.uint8)), {"bytes": b"no image", "path": None}
+    other = png(np.zeros((5, 5), np.uint8))
+    for column, row, words in (
+        ({"image": [good, bad], "label": [0, 1]}, 1, "does not hold an image"),
+        ({"image": [good, other], "label": [0, 1]}, 1, "an image of shape"),
+        ({"image": [good, good], "label": [0, 10]}, 1, "label 10 is not one of 0 to 9"),
+        ({"image": [good, good], "label": [0, -1]}, 1, "label -1 is not a whole number from 0"),
+        ({"image": [good, good], "label": [None, 1]}, 0, "column 'label' is empty"),
+    ):
+        write_parquet(folder / "mnist", "test", column)
+        with pytest.raises(pfedbred.SettingError, match=rf"test-00000-of-00001.parquet, row {row}.*{words}"):
+            hub.mnist_pool(str(folder), "mnist")
+    write_parquet(folder / "mnist", "test", {"image": [good, good], "label": ["a", "b"]})
+    with pytest.raises(pfedbred.SettingError, match="the files beside it do not have the same columns"):
+        hub.mnist_pool(str(folder), "mnist")
+    write_parquet(folder / "mnist", "train", {"image": [good, good], "label": ["a", "b"]})
+    with pytest.raises(pfedbred.SettingError, match="row 0: column 'label' must hold whole numbers"):
+        hub.mnist_pool(str(folder), "mnist")
+    (folder / "mnist" / "train-00000-of-00001.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(pfedbred.SettingError, match=r"cannot read .*train-00000"):
+        hub.mnist_pool(str(folder), "mnist")
+
+
+def test_labels_of_every_type():
+    types = [getattr(pyarrow, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    for kind in (*types, pyarrow.dictionary(pyarrow.int8(), pyarrow.int64())):
+        halves = [pyarrow.array(part, kind) for part in ([3, 0], [], [127])]
+        table = Table(pyarrow.table({"y": pyarrow.chunked_array(halves)}), ["x.parquet"], [0])
+        labels = table.whole_numbers("y")
+        assert labels.dtype == np.int32
+        assert labels.tolist() == [3, 0, 127]
+    for kind, value in ((pyarrow.uint64(), 2**64 - 1), (pyarrow.int64(), -(2**63)), (pyarrow.uint32(), 2**31)):
+        table = Table(pyarrow.table({"y": pyarrow.array([1, value], kind)}), ["x.parquet"], [0])
+        with pytest.raises(pfedbred.SettingError, match=rf"x\.parquet, row 1: label {value} is not a whole number"):
+            table.whole_numbers("y")
+    for kind, values in ((pyarrow.float64(), [1.0]), (pyarrow.bool_(), [True]), (pyarrow.string(), ["1"])):
+        table = Table(pyarrow.table({"y": pyarrow.array(values, kind)}), ["x.parquet"], [0])
+        with pytest.raises(pfedbred.SettingError, match="column 'y' must hold whole numbers"):
+            table.whole_numbers("y")
+
+
+def test_femnist_from_the_hub_and_from_leaf(folder):
+    """The same writers and pixels come out of both layouts; LEAF's own division is kept."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (40, 28, 28), dtype=np.uint8)
+    writer, label = np.repeat(["w1", "w2"], 20), rng.integers(0, 5, 40)
+    label[0] = 4
+    write_parquet(
+        folder / "femnist",
+        "train",
+        {"image": [png(each) for each in pixels], "writer_id": list(writer), "character": label},
+    )
+    hub = pfedbred.load("femnist", data_dir=str(folder))
+    assert hub.names == ("w1", "w2")
+    assert hub.train.sizes.tolist() == [18, 18]
+    assert hub.classes == 5
+    assert hub.train.x.dtype == np.uint8
+
+    leaf = folder.parent / "leaf"
+    for part, rows in (("train", slice(0, 15)), ("test", slice(15, 20))):
+        users = {}
+        for number, user in enumerate(("w1", "w2")):
+            mine = pixels[20 * number :][rows], label[20 * number :][rows]
+            users[user] = ((mine[0].reshape(-1, 784) / 255).tolist(), mine[1].tolist())
+        write_leaf(leaf / "femnist" / part / f"all_{part}.json", users)
+    found = pfedbred.load("femnist", data_dir=str(leaf))
+    assert found.names == ("w1", "w2")
+    assert found.train.sizes.tolist() == [15, 15]
+    np.testing.assert_array_equal(found.train.x, np.concatenate([pixels[:15], pixels[20:35]]))
+    np.testing.assert_array_equal(found.test.y, np.concatenate([label[15:20], label[35:]]))
+    np.testing.assert_allclose(np.asarray(found.inputs(found.train).take(np.array([0])))[0], pixels[0] / 255, rtol=1e-6)
+
+
+def tweets(rng, count):
+    words = ["good", "bad", "day", "sun", "rain", "I", "don't", "like", "it", "!"]
+    return [["1", "date", "NO_QUERY", "me", " ".join(rng.choice(words, 6)), "training"] for _ in range(count)]
+
+
+def test_sent140_from_leaf(folder):
+    rng = np.random.default_rng(0)
+    users = {f"user{i}": (tweets(rng, 2), rng.integers(0, 2, 2).tolist()) for i in range(200)}
+    write_leaf(folder / "sent140" / "all_data.json", users)
+    federation = pfedbred.load("sent140", data_dir=str(folder), clients=4)
+    assert federation.clients == 4
+    assert federation.shape == (25,)
+    assert federation.about["embedding"] == "learned"
+    assert len(federation.train.y) + len(federation.test.y) == 400
+    assert 0.08 < len(federation.test.y) / 400 < 0.12
+    assert federation.text.count == 2 + 10
+    assert federation.train.x.max() == 11
+    assert (federation.train.x[:, 7:] == 0).all()  # seven tokens at most, then padding
+
+
+def test_sent140_from_the_hub_is_sampled_by_leafs_rule(folder):
+    rng = np.random.default_rng(0)
+    text = [each[4] for each in tweets(rng, 9000)]
+    user = [f"u{i}" for i in np.repeat(np.arange(3000), 3)]
+    write_parquet(
+        folder / "sent140", "train", {"text": text, "user": user, "sentiment": rng.choice([0, 4], 9000).tolist()}
+    )
+    federation = pfedbred.load("sent140", data_dir=str(folder))
+    assert federation.clients == 10
+    assert set(federation.train.y) == {0, 1}
+    assert len(federation.train.y) + len(federation.test.y) == 3000  # a thousand users of three tweets
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not a JSON file"),
+        ("[]", "it has no user_data"),
+        ('{"user_data": {"a": {"x": [[1]]}}}', "user 'a' has no lists x and y"),
+        ('{"user_data": {"a": {"x": [], "y": [1]}}}', "user 'a' has 0 samples and 1 labels"),
+        ('{"user_data": {"a": {"x": [["1", "2"]], "y": [1]}}}', "user 'a', sample 0: expected the fields"),
+        ('{"user_data": {"a": {"x": [["1", "2", "3", "4", "t"]], "y": ["x"]}}}', "label 'x' is not a whole number"),
+        ('{"user_data": {"a": {"x": [["1", "2", "3", "4", "t"]], "y": [2]}}}', "label 2 is not one of 0 to 1"),
+    ],
+)
+def test_broken_leaf_files_name_the_user(folder, content, words):
+    (folder / "sent140").mkdir(parents=True)
+    (folder / "sent140" / "all_data.json").write_text(content)
+    with pytest.raises(pfedbred.SettingError, match=f"all_data.json.*{words}"):
+        hub.sent140_pool(str(folder))
+
+
+def test_normalisations_by_hand():
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (9000, 3), dtype=np.uint8)
+    x[:, 2] = 7  # a constant feature
+    floats = x.astype(float)
+    train = np.arange(5000)
+    for rule, mean, spread in (
+        (by_pixel, floats.mean(0), floats.std(0) + 0.001),
+        (by_one_number, floats.mean(), floats.std()),
+        (to_plus_minus_one, 127.5, 127.5),
+        (standardise, floats[:5000].mean(0), np.array([*floats[:5000, :2].std(0), 1.0])),
+    ):
+        shift, scale = rule(x, train)
+        np.testing.assert_allclose((floats - shift) * scale, (floats - mean) / spread, atol=1e-9)
+
+
+@needs("mnist")
+def test_real_mnist_is_normalised_on_the_device():
+    """Bytes in memory; as inputs, mean 0 and variance 1 in every pixel that varies, over the pooled images."""
+    federation = pfedbred.load("mnist", data_dir=str(REAL))
+    assert federation.train.x.dtype == np.uint8
+    assert (federation.clients, federation.shape, federation.classes) == (100, (28, 28), 10)
+    assert (len(federation.train.y), len(federation.test.y)) == (44_383, 14_846)
+    pool = hub.mnist_pool(str(REAL), "mnist")
+    assert len(pool.y) == 70_000
+    inputs = (pool.x[:, 10:18, 10:18].astype(np.float64) - federation.shift[10:18, 10:18]) * federation.scale[
+        10:18, 10:18
+    ]
+    np.testing.assert_allclose(inputs.mean(axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(inputs.std(axis=0), 1, atol=1e-4)
+    taken = np.asarray(federation.inputs(federation.train).take(np.array([3])))
+    by_hand = (federation.train.x[3] - federation.shift) * federation.scale
+    np.testing.assert_allclose(taken[0], by_hand, rtol=1e-5, atol=1e-6)
+
+
+@needs("sent140")
+def test_real_sent140():
+    federation = pfedbred.load("sent140", data_dir=str(REAL))
+    assert federation.clients == 10
+    assert len(federation.train.y) + len(federation.test.y) == 8692
+    assert federation.labels == ("negative", "positive")
+
+
+@needs("femnist")
+def test_real_femnist():
+    federation = pfedbred.load("femnist", data_dir=str(REAL))
+    assert (federation.clients, federation.shape, federation.classes) == (12, (28, 28), 10)
+    assert len(federation.train.y) + len(federation.test.y) == 5997
+
+
+@pytest.mark.slow
+@needs("cifar10")
+def test_real_cifar10():
+    federation = pfedbred.load("cifar10", data_dir=str(REAL))
+    assert (federation.clients, federation.shape, federation.classes) == (20, (32, 32, 3), 10)
+    inputs = np.asarray(federation.inputs(federation.train).take(np.arange(2000)))
+    assert inputs.min() == -1
+    assert inputs.max() == 1

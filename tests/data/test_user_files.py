@@ -1,0 +1,256 @@
+"""Data of one's own, from every kind of file."""
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import pfedbred
+
+
+def table(rows=40):
+    rng = np.random.default_rng(0)
+    return {
+        "shop": [f"shop {i % 4}" for i in range(rows)],
+        "age": rng.normal(40, 10, rows).tolist(),
+        "visits": rng.integers(0, 9, rows).tolist(),
+        "bought": ["yes" if i % 3 else "no" for i in range(rows)],
+    }
+
+
+def write_csv(path, columns):
+    lines = [",".join(columns)] + [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+OPTIONS = {"client_column": "shop", "label_column": "bought"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "folder", "dataset"])
+def test_tables(kind, tmp_path):
+    """Shops become clients, the other columns features of mean 0 and variance 1 on the training samples."""
+    columns = table()
+    if kind == "dataset":
+        datasets = pytest.importorskip("datasets", reason="the datasets library is not installed")
+        federation = pfedbred.from_dataset(datasets.Dataset.from_dict(columns), name="mine", **OPTIONS)
+    else:
+        path = tmp_path / ("mine" if kind == "folder" else f"mine.{kind}")
+        if kind == "csv":
+            write_csv(path, columns)
+        elif kind == "parquet":
+            pyarrow.parquet.write_table(pyarrow.table(columns), path)
+        else:
+            path.mkdir()
+            for part in (0, 1):
+                half = {name: values[20 * part : 20 * part + 20] for name, values in columns.items()}
+                pyarrow.parquet.write_table(pyarrow.table(half), path / f"{part}.parquet")
+        federation = pfedbred.load(str(path), **OPTIONS)
+    assert federation.name == "mine"
+    assert federation.names == ("shop 0", "shop 1", "shop 2", "shop 3")
+    assert federation.labels == ("no", "yes")
+    assert federation.shape == (2,)
+    inputs = np.asarray(federation.inputs(federation.train).take(np.arange(len(federation.train.y))))
+    np.testing.assert_allclose(inputs.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(inputs.std(0), 1, atol=1e-5)
+    for i in range(4):
+        found = {tuple(row) for split in (federation.train, federation.test) for row in split.client(i)[0].tolist()}
+        ages, visits = np.float32(columns["age"]), columns["visits"]
+        assert found == {(float(ages[row]), float(visits[row])) for row in range(i, 40, 4)}
+
+
+def test_npz(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (12, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "mine.npz", x=images, y=np.arange(12) % 3, client=np.repeat([10, 20, 30], 4))
+    federation = pfedbred.load(str(tmp_path / "mine.npz"))
+    assert federation.names == ("10", "20", "30")
+    assert federation.train.x.dtype == np.uint8
+    taken = np.asarray(federation.inputs(federation.train).take(np.array([0])))
+    np.testing.assert_allclose(taken[0], federation.train.x[0] / 255, rtol=1e-6)
+    np.savez(tmp_path / "alone.npz", x=images, y=np.arange(12) % 3)
+    with pytest.raises(pfedbred.SettingError, match="does not say whose its samples are"):
+        pfedbred.load(str(tmp_path / "alone.npz"))
+
+
+def test_columns_of_texts_and_of_chosen_features(tmp_path):
+    columns = {**table(), "words": [f"hello number {i % 3}" for i in range(40)]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "mine.parquet")
+    path = str(tmp_path / "mine.parquet")
+    assert pfedbred.load(path, features=["age"], **OPTIONS).shape == (1,)
+    federation = pfedbred.load(path, features=["words"], **OPTIONS)
+    assert federation.shape == (25,)
+    assert "hello" in federation.text.vocabulary
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        ({"age": [1.0] * 5 + [float("nan")] + [2.0] * 34}, {}, "mine.csv, row 5: (column 'age' is|a feature is)"),
+        ({"age": ["old"] * 40}, {}, "column 'age' does not hold numbers"),
+        ({}, {"client_column": "store"}, "has no column 'store', only shop, age, visits, bought"),
+        ({}, {"label_column": "sold"}, "has no column 'sold'"),
+        ({}, {"label_column": None}, "has no column 'label' or 'y', only shop, .*--label-column of"),
+        ({}, {"client_column": None}, "column 'shop' does not hold numbers.*--client-column of"),
+        ({}, {"features": ["height"]}, "has no column 'height'"),
+        ({}, {"client_column": None}, "(does not say whose|does not hold numbers)"),
+    ],
+)
+def test_mistakes_name_the_file_and_the_column(change, options, words, tmp_path):
+    write_csv(tmp_path / "mine.csv", {**table(), **change})
+    with pytest.raises(pfedbred.SettingError, match=words):
+        pfedbred.load(str(tmp_path / "mine.csv"), **{**OPTIONS, **options})
+
+
+def test_parquet_rows_are_counted_in_their_own_file(tmp_path):
+    for part in (0, 1):
+        columns = {**table(), "age": [1.0] * 39 + [float("inf") if part else 2.0]}
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"{part}.parquet")
+    with pytest.raises(pfedbred.SettingError, match=r"1\.parquet, row 39: a feature is not a finite number"):
+        pfedbred.load(str(tmp_path), **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("mine.npz", b"PK nonsense", "cannot read .*mine.npz"),
+        ("mine.npz", b"", "cannot read .*mine.npz"),
+        ("mine.parquet", b"nonsense", "cannot read .*mine.parquet"),
+        ("mine.csv", b"", "cannot read .*mine.csv"),
+        ("mine.csv", b"a,b\n1,2,3\n", "cannot read .*mine.csv"),
+    ],
+)
+def test_broken_files(name, content, words, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(pfedbred.SettingError, match=words):
+        pfedbred.load(str(tmp_path / name))
+
+
+def test_npz_mistakes(tmp_path):
+    path = tmp_path / "mine.npz"
+    good = {"x": np.ones((4, 2)), "y": np.arange(4) % 2, "client": np.zeros(4)}
+    for change, words in (
+        ({"x": np.ones((3, 2))}, "one row and one label a sample"),
+        ({"client": np.zeros(3)}, "client has shape"),
+        ({"x": np.array([[1.0, 2], [np.nan, 0], [0, 0], [0, 0]])}, "mine.npz, row 1: a feature is not"),
+        ({"y": np.array([0, 1, -2, 0])}, "mine.npz, row 2: label -2"),
+        ({"y": np.array([0, 1, 0.5, 0])}, "mine.npz, row 2: label 0.5"),
+        ({"y": None}, "has no array 'y', only x, client"),
+        ({"x": np.array([[1 + 2j]] * 4)}, "x must be numbers or texts"),
+    ):
+        np.savez(path, **{name: array for name, array in {**good, **change}.items() if array is not None})
+        with pytest.raises(pfedbred.SettingError, match=words):
+            pfedbred.load(str(path))
+    np.savez(path, **{**good, "x": np.array([[object()]] * 4, dtype=object)})  # would need pickle
+    with pytest.raises(pfedbred.SettingError, match="cannot read"):
+        pfedbred.load(str(path))
+
+
+def test_a_path_that_is_not_there():
+    with pytest.raises(pfedbred.SettingError, match="there is no file"):
+        pfedbred.load("absent/mine.npz")
+    with pytest.raises(pfedbred.SettingError, match="not a kind of file that can be read"):
+        pfedbred.load(__file__)
+
+
+def test_the_same_experiment_is_the_same_data(tmp_path):
+    """What a run records of a file that names its clients gives the same training and test samples again."""
+    columns = table()
+    columns |= {"client": columns.pop("shop"), "label": columns.pop("bought")}
+    write_csv(tmp_path / "mine.csv", columns)
+    given = pfedbred.Experiment(dataset=str(tmp_path / "mine.csv"), held_out_clients=0.25)
+    first = given.prepare()
+    again = first.experiment.prepare()
+    np.testing.assert_array_equal(first.simulation.federation.train.x, again.simulation.federation.train.x)
+    np.testing.assert_array_equal(first.newcomers.test.x, again.newcomers.test.x)
+    assert first.experiment.aggregated == 1
+
+
+def test_numbers_that_devices_do_not_have(tmp_path):
+    """64-bit whole numbers are kept if they fit into 32 bits; what cannot be told apart in 32 bits is refused."""
+    y, client = np.arange(8) % 2, np.repeat([0, 1], 4)
+    small = pfedbred.from_arrays(np.arange(16).reshape(8, 2), y, client)
+    assert small.train.x.dtype == np.int32
+    with pytest.raises(pfedbred.SettingError, match=r"feature 1 varies by 7 around 1.7e\+12, more finely"):
+        pfedbred.from_arrays(np.stack([np.arange(8), 1_700_000_000_000 + np.arange(8)], axis=1), y, client)
+    np.savez(tmp_path / "mine.npz", x=np.arange(16, dtype=np.uint16).reshape(8, 2), y=y, client=client)
+    federation = pfedbred.load(str(tmp_path / "mine.npz"))
+    pfedbred.data.prepared.save(federation, tmp_path / "mine.fed")
+    inputs = np.asarray(federation.inputs(federation.train).take(np.arange(len(federation.train.y))))
+    np.testing.assert_allclose(inputs.std(0), 1, atol=1e-5)
+    with pytest.raises(pfedbred.SettingError, match="must be below 2"):
+        pfedbred.from_clients([(np.full((1, 1), 2**40), np.zeros(1, int))], [(np.zeros((0, 1)), [])])
+
+
+def test_a_constant_feature_becomes_zero():
+    x = np.full((3000, 1), 0.3, np.float32)
+    shift, scale = pfedbred.data.pool.standardise(x, np.arange(3000))
+    np.testing.assert_allclose((x - shift) * scale, 0, atol=1e-6)
+    assert scale == 1
+
+
+def test_labels_that_are_large_numbers_are_numbered(tmp_path):
+    columns = {"client": [0, 0, 1, 1] * 3, "x": list(range(12)), "label": [4294967297, 94110] * 6}
+    write_csv(tmp_path / "mine.csv", columns)
+    federation = pfedbred.load(str(tmp_path / "mine.csv"))
+    assert federation.classes == 2
+    assert set(federation.labels) == {"4294967297", "94110"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"client,x,label\na,1,no\n,2,yes\n", "row 1: column 'client' is empty"),
+        (b"client,x,label\na,1,no\nb,2,\n", "row 1: column 'label' is empty"),
+        ("client,x,label\ncaf\u00e9,1,no\n".encode("latin-1"), "not text in UTF-8"),
+        ("caf\u00e9,x,label\na,1,no\n".encode("latin-1"), "not a text file in UTF-8"),
+        (b"client,x,x,label\na,1,2,no\n", "has the column 'x' twice"),
+        (b"client,x,z,label\na,1,1,no\na,2,1,no\na,abc,1,yes\n", "row 2: column 'x' does not hold numbers"),
+    ],
+)
+def test_cells_that_are_missing_or_strange(content, words, tmp_path):
+    (tmp_path / "mine.csv").write_bytes(content)
+    with pytest.raises(pfedbred.SettingError, match=words):
+        pfedbred.load(str(tmp_path / "mine.csv"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((np.ones((0, 2)), np.ones(0), np.ones(0)), "one row and one label a sample"),
+        ((np.array([["a"], ["b"]]), np.array([0, 1]), np.array([0, 1])), "one row and one label a sample"),
+        ((np.ones((2, 2)), np.array([b"\xff", b"a"]), np.array([0, 1])), "y must be names or numbers, not bytes"),
+        ((np.ones((2, 2)), np.array([0, 1]), np.array(["a", None], object)), "client is empty in row 1"),
+        ((np.ones((2, 2)), np.array([0, 1]), np.array([0.0, np.nan])), "client is empty in row 1"),
+    ],
+)
+def test_strange_arrays_are_refused(arguments, words):
+    with pytest.raises(pfedbred.SettingError, match=words):
+        pfedbred.from_arrays(*arguments)
+
+
+def test_clients_of_mixed_kinds_are_told_apart_by_their_names():
+    federation = pfedbred.from_arrays(np.ones((4, 2)), np.array([0, 1, 0, 1]), np.array([1, "a", 1, "a"], object))
+    assert federation.names == ("1", "a")
+
+
+def test_other_mistakes(tmp_path):
+    np.save(tmp_path / "array.npy", np.ones(3))
+    (tmp_path / "array.npy").rename(tmp_path / "array.npz")
+    with pytest.raises(pfedbred.SettingError, match="cannot read"):
+        pfedbred.load(str(tmp_path / "array.npz"))
+    np.savez(tmp_path / "mine.npz", x=np.ones((4, 2)), y=np.arange(4) % 2, client=np.arange(4) % 2)
+    with pytest.raises(pfedbred.SettingError, match="features names columns of a table"):
+        pfedbred.load(str(tmp_path / "mine.npz"), features=["a"])
+    with pytest.raises(pfedbred.SettingError, match="has no array 'shop'"):
+        pfedbred.load(str(tmp_path / "mine.npz"), client_column="shop")
+    with pytest.raises(pfedbred.SettingError, match="too few for 9 clients"):
+        pfedbred.load(str(tmp_path / "mine.npz"), split="iid", clients=9)
+    (tmp_path / "leaf" / "train").mkdir(parents=True)
+    (tmp_path / "leaf" / "train" / "a.json").write_text("{}")
+    with pytest.raises(pfedbred.SettingError, match="holds LEAF's files"):
+        pfedbred.load(str(tmp_path / "leaf"))
+    with pytest.raises(pfedbred.SettingError, match=r"from_dataset takes a datasets.Dataset"):
+        pfedbred.from_dataset({"train": 1})
+    with pytest.raises(pfedbred.SettingError, match="unknown dataset"):
+        pfedbred.load("x" * 6000)
+    assert len(pfedbred.load("digits", test_fraction=0.0).test.y) == 0

@@ -1,0 +1,114 @@
+"""Sweeps: every point is the run it stands for, and all of them are one program."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import small_federation
+
+import pfedbred
+from pfedbred.experiment.sweep import parse_grid
+
+OPTIONS = {"rounds": 3, "eval_every": 2, "seeds": 2}
+
+
+def experiment(algorithm="mg-meta", **settings):
+    return pfedbred.Experiment(algorithm=algorithm, settings={"R": 3, **settings}, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "grid"),
+    [
+        ("mg-meta", {"eta": [0.01, 0.9], "lam": [1.0, 90.0]}),
+        pytest.param("fedprox+am", {"am_beta": [0.5, 2.0], "alpha": [0.01, 0.05]}, marks=pytest.mark.slow),
+        pytest.param("per-fedavg", {"alpha": [0.01, 0.2]}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_point_is_the_run_with_its_settings(algorithm, grid):
+    federation = small_federation((150, 200, 90, 240))
+    found = pfedbred.sweep(experiment(algorithm), grid, federation=federation)
+    assert found.personal.shape == (len(found.points), 2, 2)  # points, evaluations, seeds
+    for i, point in enumerate(found.points):
+        own = {"R": 3, **dict(zip(found.names, map(float, point), strict=True))}
+        run = pfedbred.run(federation=federation, algorithm=algorithm, settings=own, **OPTIONS)
+        np.testing.assert_allclose(found.personal[i], run.accuracy("personal"), atol=1e-6)
+        np.testing.assert_allclose(found.global_[i], run.accuracy("global"), atol=1e-6)
+    assert not np.allclose(found.personal[0], found.personal[-1])  # the settings matter
+
+
+def test_points_that_do_not_fit_together_run_in_groups():
+    """Five points, two at a time: the same figures, and still one program."""
+    grid = {"lam": [1.0, 5.0, 10.0, 20.0, 40.0]}
+    whole = pfedbred.sweep(experiment(), grid, federation=small_federation())
+    prepared = experiment(lam=1.0).prepare(small_federation())
+    two = 2 * 2 * prepared.simulation.state_bytes()
+    seen = []
+    parts = pfedbred.sweep(
+        experiment(), grid, federation=small_federation(), memory=two, observe=lambda *done: seen.append(done)
+    )
+    np.testing.assert_array_equal(parts.points, whole.points)
+    np.testing.assert_allclose(parts.personal, whole.personal, atol=1e-6)
+    assert seen == [(2, 9), (3, 9), (5, 9), (6, 9), (8, 9), (9, 9)]
+
+
+def test_the_best_point_is_the_best():
+    found = pfedbred.sweep(experiment(), {"lam": [1.0, 30.0]}, federation=small_federation())
+    best = found.personal.max(axis=1).mean(axis=1)
+    assert found.best_point() == {"lam": [1.0, 30.0][int(np.argmax(best))]}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("eta=0:1:3", [0.0, 0.5, 1.0]), ("eta=0.5,2", [0.5, 2.0]), ("eta = 3", [3.0]), ("eta=1:9:1", [1.0])],
+)
+def test_grids(text, expected):
+    assert parse_grid([text]) == {"eta": expected}
+
+
+@pytest.mark.parametrize("texts", [["eta"], ["eta="], ["=1"], ["eta=1:2"], ["eta=a,b"], ["eta=1:2:0"], ["a=1", "a=2"]])
+def test_broken_grids_are_refused(texts):
+    with pytest.raises(pfedbred.SettingError, match=r"--grid (eta )?takes"):
+        parse_grid(texts)
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ({}, "a sweep needs a grid"),
+        ({"etta": [1.0]}, "unknown setting 'etta'; did you mean 'eta'"),
+        ({"K": [1.0, 2.0]}, "K decides the program itself.*lam, alpha"),
+        ({"lam": [1.0, -1.0]}, "lam must be a number > 0"),
+        ({"tol": [0.0, 0.1]}, "tol decides the program itself"),
+    ],
+)
+def test_impossible_sweeps_are_refused(grid, words):
+    with pytest.raises(pfedbred.SettingError, match=words):
+        pfedbred.sweep(experiment(), grid, federation=small_federation())
+
+
+def test_the_command(call, tmp_path):
+    grid = ["--grid", "eta=0.01:0.2:2", "--grid", "lam=5,15,30"]
+    code, out, _ = call("sweep", *grid, "--rounds", "2", "--clients", "5", "--set", "R=2", "--out", "here")
+    assert code == 0
+    assert "6 points" in out
+    assert (tmp_path / "here" / "heatmap.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((tmp_path / "here" / "sweep.json").read_text())
+    assert len(found["points"]) == 6
+    assert found["best"].keys() == {"eta", "lam"}
+    best = max(found["points"], key=lambda point: point["personal"])
+    assert best["personal"] == max(point["personal"] for point in found["points"])
+    code, _, err = call("sweep", "--grid", "eta=x")
+    assert code == 2
+    assert err == "pfedbred: --grid eta takes numbers, not 'x'\n"
+
+
+def test_what_a_sweep_cannot_use_is_refused():
+    held = pfedbred.Experiment(held_out_clients=0.25)
+    with pytest.raises(pfedbred.SettingError, match="no use for held-out clients"):
+        pfedbred.sweep(held, {"lam": [1.0]}, federation=small_federation())
+    with pytest.raises(pfedbred.SettingError, match="sigma decides the program itself"):
+        pfedbred.sweep(pfedbred.Experiment(algorithm="fedamp"), {"sigma": [50.0, 60.0]}, federation=small_federation())
+    samples = [(np.ones((2, 2)), np.array([0, 1]))] * 3
+    untested = pfedbred.from_clients(samples, [(np.ones((0, 2)), [])] * 3)
+    with pytest.raises(pfedbred.SettingError, match="no test samples"):
+        pfedbred.sweep(pfedbred.Experiment(), {"lam": [1.0]}, federation=untested)

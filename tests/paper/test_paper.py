@@ -1,0 +1,381 @@
+"""The paper's tables and figures: what is printed, what is measured, and that nothing is measured twice."""
+
+import contextlib
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from conftest import small_federation
+
+import pfedbred
+from pfedbred import paper, priors
+from pfedbred.algorithms import factory
+from pfedbred.engine import Simulation
+from pfedbred.experiment import keeping
+from pfedbred.experiment.stopping import Stopping
+from pfedbred.paper import columns, complexity, figures, printed, tables, tuned
+from pfedbred.paper.columns import Column
+from pfedbred.paper.deviation import deviation, deviations
+from pfedbred.paper.table import Cell, markdown
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """One more column, quick to run."""
+    monkeypatch.setitem(columns.ALL, "digits", Column("Digits, MCLR", "digits", "mclr", 3, aggregated=4))
+
+
+# What the paper prints -------------------------------------------------------------------------------------
+
+
+def test_printed_figures_stand_where_the_paper_has_them():
+    """Some of each table, read off the paper."""
+    assert printed.TABLE2["mnist-dnn", "mg-meta+am", "P"] == 92.32
+    assert printed.TABLE2["sent140-lstm", "mg-meta+am", "G"] == 73.71
+    assert printed.TABLE2["femnist-mclr", "fedavg", "G"] == 53.96
+    assert printed.TABLE2["cifar10-cnn", "per-fedavg", "G"] == 27.22
+    assert printed.TABLE2["fmnist-dnn", "fedem", "G"] == 95.23
+    assert ("mnist-mclr", "fedamp", "G") not in printed.TABLE2
+    assert printed.ABLATION["femnist-dnn", "fo", "G"] == 19.74
+    assert printed.AGGREGATION["fmnist-mclr", "100", "G"] == 82.72
+    assert (len(printed.TABLE2), len(printed.ABLATION), len(printed.AGGREGATION)) == (22 * 8, 4 * 8, 16)
+
+
+@pytest.mark.parametrize("table", tables.TABLES.values(), ids=tables.TABLES)
+def test_every_figure_belongs_to_a_cell_that_can_be_run(table):
+    for row in table.rows.values():
+        factory(row.algorithm)
+    for column, row, model in table.printed:
+        assert column in table.columns
+        assert model in table.models.get(row, "PG")
+    assert set(tables.PRIORS.rows) == set(priors.PRIORS)
+
+
+def test_columns_have_the_papers_settings():
+    mnist = columns.ALL["mnist-dnn"].experiment("pfedme", seeds=5, rounds=None).resolved()
+    assert (mnist.rounds, mnist.aggregated, mnist.batch_size, mnist.eval_every) == (200, 20, 20, 1)
+    common = {"alpha": 0.01, "alpha_m": 0.01, "K": 5, "R": 20, "beta": 1.0, "lam": 30.0}
+    assert common.items() <= mnist.settings.items()
+    mg = columns.ALL["cifar10-cnn"].experiment("mg-meta+am", seeds=5, rounds=None).resolved()
+    assert (mg.rounds, mg.aggregated, mg.dataset) == (2000, 4, "cifar10")
+    assert {"lam": 15.0, "eta": 0.05, "eta_a": 0.01, "am_beta": 2.0}.items() <= mg.settings.items()
+    sent = columns.ALL["sent140-lstm"].experiment("fedavg", seeds=5, rounds=None)
+    assert (sent.batch_size, sent.aggregated) == (400, 4)
+    assert "lam" not in columns.ALL["mnist-dnn"].experiment("fedamp", seeds=1, rounds=None).settings  # its own
+    fewer = columns.ALL["fmnist-mclr"].experiment("mg-meta", seeds=1, rounds=None, aggregated=10)
+    assert fewer.aggregated == 10
+
+
+# Tables ----------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_run_once_and_goes_on_where_it_stopped(call, small, tmp_path, monkeypatch):
+    ran = []
+    real = keeping.run_into
+    monkeypatch.setattr(keeping, "run_into", lambda *given: (ran.append(1), real(*given))[1])
+    options = ("paper", "table2", "--columns", "digits", "--seeds", "2", "--out", "here")
+    code, out, err = call(*options, "--rows", "fedavg")
+    assert code == 0, err
+    assert len(ran) == 1
+    code, out, err = call(*options, "--rows", "fedavg,mg-meta+am")
+    assert code == 0, err
+    assert len(ran) == 2
+    assert "digits fedavg: " in out
+    assert "done before" in out
+    cells = json.loads((tmp_path / "here" / "table2.json").read_text())
+    assert [(cell["row"], cell["model"]) for cell in cells] == [
+        ("fedavg", "G"),
+        ("mg-meta+am", "P"),
+        ("mg-meta+am", "G"),
+    ]
+    expected = {"column", "row", "model", "paper", "mean", "std", "n", "best_round", "seconds"}
+    assert expected <= cells[0].keys()
+    # The figures are those of the same run made by hand.
+    by_hand = pfedbred.run(algorithm="mg-meta+am", rounds=3, seeds=2, aggregated=4, settings={"lam": 15.0})
+    best = 100 * by_hand.accuracy("personal").max(axis=0)
+    assert cells[1]["mean"] == pytest.approx(best.mean(), abs=0.006)
+    assert cells[1]["std"] == pytest.approx(best.std(ddof=1), abs=0.006)
+    assert cells[1]["n"] == 2
+    # What was run with other settings is left alone; what was cut off while it was written is not there.
+    code, _, err = call(*options, "--rows", "fedavg", "--rounds", "2")
+    assert code == 2
+    assert "was made with other settings (rounds 3, not 2)" in err.replace("eval_every 1, not 1, ", "")
+    assert len(ran) == 2
+    assert not list((tmp_path / "here").rglob("*.part"))
+
+
+def figures_of(out):
+    """What a cell says, but for when and where it was run."""
+    (file,) = out.rglob("cells/*/*/*.json")
+    return {name: value for name, value in json.loads(file.read_text()).items() if name in ("rounds", "G", "P", "data")}
+
+
+def test_a_cell_goes_on_where_it_was_killed(call, small, tmp_path, monkeypatch):
+    options = ("paper", "table2", "--columns", "digits", "--rows", "mg-meta", "--rounds", "12", "--seeds", "2", "--out")
+    assert call(*options, "whole")[0] == 0
+    for name in ("_AUTOMATIC", "_SHARE", "_SLICE"):
+        monkeypatch.setattr(keeping, name, 0)  # a checkpoint after every round
+    advanced = []
+    real = Simulation.advance
+
+    def advance(self, states, rounds):
+        if len(advanced) == 5:
+            raise RuntimeError("killed")
+        advanced.append(rounds)
+        return real(self, states, rounds)
+
+    monkeypatch.setattr(Simulation, "advance", advance)
+    with pytest.raises(RuntimeError, match="killed"):
+        paper.ARTIFACTS["table2"].make(
+            paper.Request(tmp_path / "parts", paper.Federations(), ["digits"], ["mg-meta"], 2, 12)
+        )
+    assert sum(advanced) == 5
+    assert (tmp_path / "parts" / "cells" / "table2" / "digits" / "mg-meta.run").is_dir()
+    advanced[:] = [0] * 6  # no more of that
+    code, _, err = call(*options, "parts")
+    assert code == 0, err
+    assert sum(advanced) == 12 - 5
+    assert figures_of(tmp_path / "parts") == figures_of(tmp_path / "whole")
+    assert not list(tmp_path.rglob("*.run"))
+
+
+@contextlib.contextmanager
+def out_of_time(when):
+    """Time is up when a cell is to begin, or in it after its first round."""
+
+    def wanted(self, needed=0.0):
+        return "time limit" if when == "before" or needed else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stopping, "wanted", wanted)
+        yield
+
+
+def test_a_table_stops_in_time(call, small, tmp_path):
+    """And the same command goes on."""
+    options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--rounds", "6", "--seeds", "1", "--out")
+    assert call(*options, "whole")[0] == 0
+    with out_of_time("before"):
+        code, out, err = call(*options, "parts", "--time-limit", "1h")
+    assert code == 75, err
+    assert "table2 digits fedavg: not begun (time limit)\nto go on: the same command" in out
+    with out_of_time("in it"):
+        code, out, err = call(*options, "parts", "--time-limit", "1h")
+    assert code == 75, err
+    assert "table2 digits fedavg: stopped (time limit) after round 1 of 6\nto go on: the same command" in out
+    assert call(*options, "parts")[0] == 0
+    assert figures_of(tmp_path / "parts") == figures_of(tmp_path / "whole")
+
+
+def test_the_time_that_paper_is_given_counts(call, small):
+    """From when the process began, which these tests' did long ago."""
+    code, out, err = call("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--time-limit", "0.1s")
+    assert (code, "not begun (time limit)" in out) == (75, True), err
+
+
+def test_a_cell_begun_with_other_settings_is_left_alone(call, small):
+    options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--seeds", "1", "--out", "here")
+    with out_of_time("in it"):
+        assert call(*options, "--rounds", "6")[0] == 75
+    code, _, err = call(*options, "--rounds", "5")
+    assert code == 2
+    assert "rounds 6, now 5: choose another --out, or remove that folder" in err.replace("\n", " ")
+    assert call(*options, "--rounds", "6")[0] == 0
+
+
+def test_measured_stands_beside_printed_with_the_difference():
+    def cell(column, paper, mean):
+        return Cell(column, "fedavg", "G", paper, mean, 0.1, 5, 200, 17, 3.0, 80.0, 60.0)
+
+    cells = [cell("mnist-mclr", 86.96, 87.31), cell("femnist-mclr", 53.96, 50.0), cell("mnist-dnn", 88.74, None)]
+    text = markdown(tables.TABLE2, cells)
+    assert "| fedavg | G | 87.31 ± 0.10 | 86.96 | +0.35 | 5 | 200 | 17 | 80.00 | 60.00 |" in text
+    assert "| fedavg | G | 50.00 ± 0.10 | 53.96 |  | 5 |" in text  # a subset: no difference
+    assert "part of FEMNIST" in text
+    assert "| diverged | 88.74 |  |" in text
+
+
+def test_what_is_not_in_the_paper_is_said(call, small):
+    for arguments, words in {
+        ("tabel2",): "did you mean 'table2'",
+        ("table2", "--columns", "mnist-mlcr"): "did you mean 'mnist-mclr'",
+        ("table2", "--columns", "digits", "--rows", "fedavgg"): "did you mean 'fedavg'",
+        ("table2", "--columns", "digits", "--federations", "nowhere"): "no folder nowhere",
+        ("complexity", "--rows", "scaffold"): "there is no row 'scaffold'",
+    }.items():
+        code, _, err = call("paper", *arguments)
+        assert code == 2
+        assert words in err, err
+        assert len(err.splitlines()) == 1
+    code, out, _ = call("paper", "--list")
+    assert code == 0
+    assert all(name in out for name in (*paper.ARTIFACTS, *columns.COLUMNS))
+
+
+def test_prepared_federations_are_used(call, small, tmp_path):
+    assert call("data", "prepare", "digits", "--clients", "5", "--out", "digits.fed")[0] == 0
+    options = ("--columns", "digits", "--rows", "fedavg", "--seeds", "1")
+    code, _, err = call("paper", "table2", *options, "--federations", ".")
+    assert code == 0, err
+    record = json.loads((tmp_path / "results" / "cells" / "table2" / "digits" / "fedavg.json").read_text())
+    assert record["data"]["clients"] == 5
+    # Other data under the same name is not taken for the same.
+    (tmp_path / "other").mkdir()
+    assert call("data", "prepare", "digits", "--clients", "6", "--out", "other/digits.fed")[0] == 0
+    code, _, err = call("paper", "table2", *options, "--federations", "other")
+    assert code == 2
+    assert "is of other data" in err
+
+
+def test_a_run_that_diverged_is_not_given_a_figure(call, small, tmp_path, monkeypatch):
+    """Its loss is no number at the end, whatever its accuracy was before."""
+    rows = {**tables.TABLE2.rows, "wild": paper.table.Row("mg-meta", {"settings": {"lam": 450.0}})}
+    monkeypatch.setitem(paper.TABLES, "table2", dataclasses.replace(tables.TABLE2, rows=rows))
+    request = paper.Request(tmp_path, paper.Federations(), ["digits"], ["wild"], seeds=1, say=lambda line: None)
+    cells = paper.table.run_table(paper.TABLES["table2"], request)
+    assert [cell.mean for cell in cells] == [None, None]
+    assert "diverged" in (tmp_path / "table2.md").read_text()
+
+
+def test_a_subset_with_few_clients_still_runs(call, tmp_path, monkeypatch):
+    np.savez(tmp_path / "own.npz", x=np.eye(36), y=np.arange(36) % 2, client=np.arange(36) % 6)
+    few = Column("Few", "./own.npz", "mclr", 2, aggregated=50, not_compared="part of it")
+    monkeypatch.setitem(columns.ALL, "few", few)
+    code, _, err = call("paper", "table2", "--columns", "few", "--rows", "fedavg", "--seeds", "1", "--out", "here")
+    assert code == 0, err
+    record = json.loads((tmp_path / "here" / "cells" / "table2" / "few" / "fedavg.json").read_text())
+    assert record["aggregated"] == 2  # a third of 6
+
+
+def test_one_impossible_cell_does_not_stop_the_table(call, small, tmp_path):
+    options = ("paper", "aggregation", "--columns", "digits", "--seeds", "1", "--out", "here")
+    code, out, err = call(*options, "--rows", "10,50")
+    assert code == 0, err
+    assert "digits 50: cannot be run: aggregated must be at most" in out
+    assert call(*options, "--rows", "50")[0] == 2
+
+
+def test_damaged_records_are_named(call, small, tmp_path):
+    file = tmp_path / "here" / "cells" / "table2" / "digits" / "fedavg.json"
+    file.parent.mkdir(parents=True)
+    for text in ('{"a": ', "{}", "[]", "\x00"):
+        file.write_text(text)
+        code, _, err = call("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--out", "here")
+        assert code == 2
+        assert "fedavg.json is damaged" in err
+        assert len(err.splitlines()) == 1
+
+
+def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_path, monkeypatch):
+    monkeypatch.setitem(tuned.GRIDS, "pfedme", {"alpha_m": [1e-6, 0.05], "lam": [15.0]})
+    seen = []
+    real = tuned.sweep
+
+    def watched(*given, federation, **more):
+        seen.append(federation)
+        return real(*given, federation=federation, **more)
+
+    monkeypatch.setattr(tuned, "sweep", watched)
+    options = ("paper", "tuned", "--columns", "digits", "--rows", "pfedme", "--seeds", "1", "--out", "here")
+    code, out, err = call(*options)
+    assert code == 0, err
+    assert "pfedme: alpha_m = 0.05, lam = 15" in out  # so small a step learns nothing
+    cell = json.loads((tmp_path / "here" / "cells" / "tuned" / "digits" / "pfedme.json").read_text())
+    assert cell["fingerprint"]["settings"]["alpha_m"] == 0.05
+    whole, (used,) = pfedbred.load("digits"), seen
+    assert used.clients == whole.clients
+    assert len(used.train.y) + len(used.test.y) == len(whole.train.y)
+    assert call(*options)[0] == 0
+    assert len(seen) == 1
+
+
+def test_a_validation_split_divides_each_clients_training_samples():
+    federation = small_federation(sizes=(7, 1, 20))
+    used = federation.validation(0.3, 5)
+    assert used.test.sizes.tolist() == [2, 0, 6]
+    for i in range(3):
+        mine = np.concatenate([used.train.client(i)[0], used.test.client(i)[0]])
+        assert sorted(map(tuple, mine)) == sorted(map(tuple, federation.train.client(i)[0]))
+    again = federation.validation(0.3, 5)
+    np.testing.assert_array_equal(again.test.x, used.test.x)
+    assert not np.array_equal(federation.validation(0.3, 6).test.x, used.test.x)
+
+
+# Figures ---------------------------------------------------------------------------------------------------
+
+
+def test_deviations_are_the_papers():
+    """Every definition of the paper's Personalization section, by loops."""
+    rng = np.random.default_rng(0)
+    offsets, classes = np.array([0, 4, 5, 9]), 3
+    labels = np.array([0, 0, 1, 1, 1, 0, 0, 0, 1])  # no one has label 2, client 1 only label 1
+    losses = rng.uniform(size=(3, 9))
+    found = deviations(losses, labels, offsets, classes)
+    for c in range(2):
+        local, weight, all_ = [], [], []
+        for i in range(3):
+            mine = [losses[i, s] for s in range(offsets[i], offsets[i + 1]) if labels[s] == c]
+            local.append(np.mean(mine) if mine else 0.0)
+            weight.append(len(mine))
+            all_.append(np.mean([losses[i, s] for s in range(9) if labels[s] == c]))
+        mean_local = sum(value * w for value, w in zip(local, weight, strict=True)) / sum(weight)
+        np.testing.assert_allclose(found.local[:, c], np.array(local) - mean_local)
+        np.testing.assert_allclose(found.global_[:, c], np.array(all_) - np.mean(all_))
+    np.testing.assert_array_equal(found.local[:, 2], 0)
+
+
+def test_deviation_of_a_run_uses_each_clients_own_model():
+    federation = small_federation(sizes=(6, 9, 5))
+    run = pfedbred.run(federation=federation, rounds=2, aggregated=2, settings={"R": 2})
+    found = deviation(run)
+    test = federation.test
+    losses = np.zeros((3, len(test.y)))
+    for i in range(3):
+        weights = run.personal_model(i)["output"]
+        z = test.x @ np.asarray(weights["weight"]).T + np.asarray(weights["bias"])
+        losses[i] = np.log(np.exp(z).sum(axis=1)) - z[np.arange(len(test.y)), test.y]
+    expected = deviations(losses, test.y, test.offsets, federation.classes)
+    np.testing.assert_allclose(found.local, expected.local, atol=1e-5)
+    np.testing.assert_allclose(found.global_, expected.global_, atol=1e-5)
+
+
+def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "HYPER_GRID", {"eta": [0.01, 0.1], "lam": [5.0, 15.0]})
+    rest = ("--columns", "digits", "--seeds", "1", "--rounds", "2", "--out", "here")
+    pictures = {
+        "hyper": ["hyper-digits-map.png", "hyper-digits-parallel.png"],
+        "deviation": ["deviation-digits.png"],
+        "noniid": ["noniid-digits.png"],
+        "curves": ["curves-digits.png"],
+    }
+    rows = {"deviation": ("--rows", "pfedme,mg-meta"), "curves": ("--rows", "fedavg,pfedme")}
+    for name, files in pictures.items():
+        code, _, err = call("paper", name, *rest, *rows.get(name, ()))
+        assert code == 0, err
+        for file in files:
+            assert (tmp_path / "here" / file).read_bytes().startswith(b"\x89PNG")
+
+    def no_more(**given):
+        raise AssertionError("run again")
+
+    monkeypatch.setattr(figures, "run", no_more)
+    monkeypatch.setattr(figures, "sweep", no_more)
+    monkeypatch.setattr(keeping, "run_into", no_more)
+    for name in pictures:
+        assert call("paper", name, *rest, *rows.get(name, ()))[0] == 0
+
+
+@pytest.mark.slow
+def test_complexity_measures_what_the_method_has(call, tmp_path, monkeypatch):
+    short = dict.fromkeys("NTRKM", (1, 2))
+    monkeypatch.setattr(complexity, "_VALUES", short)
+    monkeypatch.setattr(complexity, "_BASE", {"N": 2, "T": 1, "R": 1, "K": 1, "M": 2})
+    code, out, err = call("paper", "complexity", "--rows", "fedem", "--out", "here")
+    assert code == 0, err
+    found = json.loads((tmp_path / "here" / "complexity.json").read_text())
+    assert list(found["fedem"]) == list(complexity.METHODS["fedem"][0]) == list("NTRM")
+    kept = found["fedem"]["M"]["bytes"]  # the server's components, and each client's weights of them
+    assert 1.8 < kept[1] / kept[0] < 2.1
+    assert (tmp_path / "here" / "complexity.png").exists()
+    assert "O(NTRM)" in out

@@ -1,0 +1,42 @@
+"""What the repository holds in ``results``: records that the present settings would make, and a page that says them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pfedbred.paper import columns, tables
+from pfedbred.paper.table import fingerprint, read_cells
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+
+
+@pytest.mark.parametrize("table", tables.TABLES.values(), ids=tables.TABLES)
+def test_the_records_in_the_repository_are_of_these_settings(table):
+    """A record that the present settings would not make again is stale."""
+    files = list((RESULTS / "cells" / table.name).glob("*/*.json"))
+    assert files
+    for file in files:
+        row, said = table.rows[file.stem], json.loads(file.read_text())["fingerprint"]
+        asked = {"seeds": said["seeds"], "rounds": said["rounds"], **row.options}
+        now = columns.ALL[file.parent.name].experiment(row.algorithm, **asked).resolved()
+        assert said == fingerprint(now), file
+
+
+_SHORT = {"mg": "mg-meta"}  # what the page of results calls by another name than that in lower case
+
+
+@pytest.mark.parametrize(("model", "rows"), [("P", 11), ("G", 12)])
+def test_the_page_of_results_says_what_the_records_say(model, rows):
+    measured = {(cell.column, cell.row): cell for cell in read_cells(tables.TABLE2, RESULTS) if cell.model == model}
+    keys = {column.title: name for name, column in columns.ALL.items()}
+    text = (RESULTS / "README.md").read_text()
+    table = text[text.index(f"| {model} | MNIST, MCLR |") :].partition("\n\n")[0]
+    titles, _, *shown = ([each.strip() for each in line.strip("|").split("|")] for line in table.splitlines())
+    assert (len(titles), len(shown)) == (6, rows)
+    for name, *said in shown:
+        method, plus, variant = name.lower().partition("+")
+        for title, figure in zip(titles[1:], said, strict=True):
+            cell = measured[keys[title], _SHORT.get(method, method) + plus + variant]
+            compared = "" if cell.paper is None else f" ({cell.mean - cell.paper:+.2f})"
+            assert figure == f"{cell.mean:.2f}{compared}", (name, title)

@@ -1,0 +1,405 @@
+"""Every file that is read may be damaged, or made to do harm: it is read or refused with one line, soon and cheaply.
+
+A reader is a line in READERS: how to make a sound file in a folder, how to read it, how many inputs it is given here,
+and in which ways beside its bytes the file can be changed.
+"""
+
+import functools
+import io
+import json
+import resource
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support import mutations
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from conftest import small_federation
+from support.mutations import JSON, JSON_LINES, SAFETENSORS, View, npz_with_damaged_arrays
+from support.federations import images, words
+from support.memory import GIGABYTE, data_bytes
+
+import pfedbred
+from pfedbred import priors
+from pfedbred.data import prepared, text
+from pfedbred.data.sources import hub
+from pfedbred.experiment import keeping
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.io import tensors
+from pfedbred.paper import table, tables
+from pfedbred.report import page, terminal
+from pfedbred.runs import checkpoints, records, saved_models
+
+SECONDS = 5.0
+
+
+class Reader(NamedTuple):
+    """A kind of file. ``read`` may raise SettingError and nothing else."""
+
+    make: Callable[[Path], Path]
+    read: Callable[[Path], Any]
+    inputs: int
+    views: Sequence[Any] = ()
+
+
+# Sound files --------------------------------------------------------------------------------------------------------
+
+
+def federation(folder):
+    prepared.save(images(), folder / "one.fed")
+    return folder / "one.fed"
+
+
+def federation_of_words(folder):
+    prepared.save(words(), folder / "one.fed")
+    return folder / "one.fed"
+
+
+def _join_checked(parts):
+    """With its checksum made right again, so that the checks behind it are reached."""
+    header = parts.get("header")
+    said = header.get("__metadata__") if isinstance(header, dict) else None
+    content = SAFETENSORS.pack(parts)
+    facts = [said.get(name) for name in ("federation", "checkpoint")] if isinstance(said, dict) else []
+    facts = [each for each in facts if isinstance(each, str)]
+    if not facts:
+        return content
+    begin = 8 + int.from_bytes(content[:8], "little")
+    arrays = {}
+    try:
+        for name, entry in header.items():
+            if name != "__metadata__":
+                first, last = entry["data_offsets"]
+                flat = np.frombuffer(content[begin + first : begin + last], tensors._TYPES[entry["dtype"]])
+                arrays[name] = flat.reshape(entry["shape"])
+        said["sha256"] = tensors._checksum(facts[0], arrays)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        return content
+    return SAFETENSORS.pack(parts)
+
+
+CHECKED = View(SAFETENSORS.unpack, _join_checked)
+
+
+def config(folder):
+    experiment = Experiment.from_mapping({"algorithm": "pfedbred", "select": [0, 3], "aggregated": 2, "clients": 5})
+    records.write_config(folder, records.plain(experiment), "run")
+    return folder / "config.yaml"
+
+
+def read_experiment(path):
+    return Experiment.from_mapping(records.read_config(path))
+
+
+YAML = View(
+    lambda data: records.reading.parse_yaml(data.decode(), "x"),
+    lambda value: records.yaml.safe_dump(value).encode("utf-8", "surrogatepass"),
+)
+
+
+def from_run(name):
+    def make(folder):
+        for each in ("summary.json", "metrics.jsonl", "data.json", "models.safetensors", "client-1.safetensors"):
+            (folder / each).write_bytes((FINISHED / "run" / each).read_bytes())
+        return folder / name
+
+    return make
+
+
+@functools.cache
+def stopped_run():
+    """The files of a run that was stopped after its first evaluation, and what it takes to go on with it."""
+    experiment = Experiment("small", algorithm="mfo", rounds=2, aggregated=2, batch_size=3, settings={"R": 1, "K": 1})
+    prepared = experiment.prepare(small_federation())
+    with tempfile.TemporaryDirectory() as folder, keeping.opened(Path(folder) / "run") as run:
+        stopping = keeping.Stopping(time_limit=0.0)
+        assert keeping.run_into(run, prepared, lambda point: None, keeping.Keeping(stopping=stopping)).round == 1
+        return prepared, {each.name: each.read_bytes() for each in run.iterdir() if each.is_file()}
+
+
+def from_stopped_run(name):
+    def make(folder):
+        for each, content in stopped_run()[1].items():
+            (folder / each).write_bytes(content)
+        return folder / name
+
+    return make
+
+
+def go_on(path):
+    return keeping.where_it_stopped(path.parent, stopped_run()[0], lambda message: None)
+
+
+def streamed_checkpoint(folder):
+    """Of clients that come and go."""
+    states = streamed().simulation.advance(streamed().simulation.init([0]), 1)
+    facts = {"experiment": records.plain(streamed().experiment), "data": streamed().simulation.federation.facts}
+    (folder / "metrics.jsonl").touch()
+    facts |= {"metrics": 0, "seconds": 1.0, "compile_seconds": 1.0, "round_seconds": 1.0}
+    return checkpoints.write(folder, 1, facts, streamed().simulation.saved(states))
+
+
+@functools.cache
+def streamed():
+    settings = {"participation": "sample", "store": "memory", "settings": {"R": 1, "K": 1}}
+    experiment = Experiment("small", algorithm="mfo", rounds=2, aggregated=2, batch_size=3, **settings)
+    return experiment.prepare(small_federation())
+
+
+def finished_summary(folder):
+    _, files = stopped_run()
+    (folder / "metrics.jsonl").write_bytes(files["metrics.jsonl"])
+    summary = json.loads((FINISHED / "run" / "summary.json").read_text())
+    records.write_json(folder / "summary.json", summary)
+    return folder / "summary.json"
+
+
+def show_again(path):
+    done, summary = keeping.as_it_was(path.parent, stopped_run()[0])
+    terminal.show_outcome([summary])
+    terminal.tell_of_sick_clients([summary])
+    return done
+
+
+def from_sweep(folder):
+    (folder / "sweep.json").write_bytes((FINISHED / "sweep" / "sweep.json").read_bytes())
+    return folder / "sweep.json"
+
+
+def report(path):
+    folder = path.parents[3] if path.parent.parent.name == "deviation" else path.parent
+    return page.embedded(page.gather([folder]))
+
+
+def compared(folder):
+    """The table of a comparison whose runs are beside it."""
+    (folder / "pfedme").mkdir(exist_ok=True)
+    from_run("summary.json")(folder / "pfedme")
+    (folder / "table.json").write_text(f"[{(folder / 'pfedme' / 'summary.json').read_text()}]")
+    return folder / "table.json"
+
+
+def paper_table(folder):
+    cells = [table.Cell("mnist-mclr", "fedavg", "G", 80.0, 81.0, 0.1, 5, 100, 90, 3.0, 80.0, 70.0)._asdict()] * 2
+    records.write_json(folder / "table2.json", cells)
+    return folder / "table2.json"
+
+
+PLATFORM = {"device": "cpu", "backend": "cpu", "jax": "0.10"}
+
+
+def record(folder):
+    file = table.cell_file(tables.TABLE2, "mnist-mclr", "fedavg", folder)
+    of_model = {"best": [90.0, 91.0], "best_round": [1, 2], "final": [90.0, 90.5], "client_mean": [89.0, None]}
+    of_model |= {
+        "worst_decile": [70.0, 71.0],
+        "curve": [80.0, 90.0],
+        "low": [79.0, 89.0],
+        "high": [81.0, 91.0],
+        "finite": True,
+    }
+    facts = {"fingerprint": {"R": 1}, "platform": PLATFORM}
+    table._write(file, {**facts, "rounds": [1, 2], "G": of_model, "P": of_model, "seconds": 1.5})
+    paper_table(folder)
+    return file
+
+
+def read_record(path):
+    cells = table.read_cells(tables.TABLE2, path.parents[3])
+    page.embedded(page.gather([path.parents[3]]))
+    return table.markdown(tables.TABLE2, cells), table.remembered(path, {"R": 1}, dict, table.CELL)
+
+
+def deviation(folder):
+    path = folder / "cells" / "deviation" / "mnist-mclr" / "pfedme.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = {"global": [0.5, None], "local": [0.1, 0.2]}
+    facts = {"client": 0, "fingerprint": {"rounds": 3}, "platform": PLATFORM}
+    records.write_json(path, {**facts, **values, "samples": {"global": [3, 4], "local": [1, 0]}})
+    return path
+
+
+def leaf(rows):
+    def make(folder):
+        path = folder / ("femnist" if rows is _pixels else "sent140") / "train" / "all.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        users = {name: {"x": [rows(i) for i in range(3)], "y": [0, 1, 1]} for name in ("a", "b")}
+        path.write_text(json.dumps({"users": list(users), "num_samples": [3, 3], "user_data": users}))
+        return path
+
+    return make
+
+
+def _pixels(i):
+    return [0.0] * 780 + [0.25 * i] * 4
+
+
+def _tweet(i):
+    return [i, "Monday", "NO_QUERY", "me", f"what a day {i}"]
+
+
+def npz(folder):
+    x = np.arange(24.0).reshape(8, 3)
+    np.savez(folder / "own.npz", x=x, y=np.arange(8) % 2, client=np.array(["a", "b"])[np.arange(8) // 4])
+    return folder / "own.npz"
+
+
+def csv(folder):
+    (folder / "own.csv").write_text(
+        "client,age,visits,label\n" + "".join(f"{i % 2},{i}.5,{i},{'yn'[i % 2]}\n" for i in range(8))
+    )
+    return folder / "own.csv"
+
+
+def parquet(folder):
+    columns = {"client": ["a", "b"] * 4, "age": np.arange(8.0), "visits": np.arange(8), "label": ["y", "n"] * 4}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "own.parquet")
+    return folder / "own.parquet"
+
+
+def parquet_of_images(folder):
+    from PIL import Image
+
+    cells = []
+    for i in range(4):
+        encoded = io.BytesIO()
+        Image.fromarray(np.full((2, 2), 40 * i, np.uint8)).save(encoded, "png")
+        cells.append({"bytes": encoded.getvalue(), "path": None})
+    columns = pyarrow.table({"client": [0, 0, 1, 1], "image": cells, "label": [0, 1, 0, 1]})
+    pyarrow.parquet.write_table(columns, folder / "own.parquet", compression="none")
+    return folder / "own.parquet"
+
+
+def damaged_image(data, rng):
+    """A sound table of damaged images."""
+    begin = data.index(b"\x89PNG")
+    return data[:begin] + mutations._flip(data[begin : begin + 40], rng) + data[begin + 40 :]
+
+
+def load_own(path):
+    return pfedbred.load(str(path))
+
+
+def glove(folder):
+    (folder / "glove.txt").write_text("day 0.1 0.2 0.3\nwhat 1 2 3\nelse 4 5 6\n")
+    return folder / "glove.txt"
+
+
+def sigma(folder):
+    np.save(folder / "sigma.npy", np.eye(3))
+    return folder / "sigma.npy"
+
+
+READERS = {
+    "federation": Reader(federation, prepared.load, 1500, [CHECKED]),
+    "federation of words": Reader(federation_of_words, prepared.load, 700, [CHECKED]),
+    "config.yaml": Reader(config, read_experiment, 1200, [YAML]),
+    "summary.json": Reader(from_run("summary.json"), report, 700, [JSON]),
+    "metrics.jsonl": Reader(from_run("metrics.jsonl"), report, 800, [JSON_LINES]),
+    "checkpoint": Reader(from_stopped_run("checkpoint-00000001.safetensors"), go_on, 900, [CHECKED]),
+    "streamed checkpoint": Reader(
+        streamed_checkpoint,
+        lambda path: keeping.where_it_stopped(path.parent, streamed(), lambda message: None),
+        600,
+        [CHECKED],
+    ),
+    "summary of a finished run": Reader(finished_summary, show_again, 500, [JSON]),
+    "metrics to go on with": Reader(from_stopped_run("metrics.jsonl"), go_on, 600, [JSON_LINES]),
+    "data.json": Reader(from_run("data.json"), report, 600, [JSON]),
+    "table.json": Reader(compared, report, 300, [JSON]),
+    "sweep.json": Reader(from_sweep, report, 600, [JSON]),
+    "table2.json": Reader(paper_table, report, 400, [JSON]),
+    "deviation": Reader(deviation, report, 400, [JSON]),
+    "paper's record": Reader(record, read_record, 500, [JSON]),
+    "models": Reader(
+        from_run("models.safetensors"), lambda path: saved_models.export(path.parent, client=1), 600, [SAFETENSORS]
+    ),
+    "exported model": Reader(from_run("client-1.safetensors"), pfedbred.load_model, 400, [SAFETENSORS]),
+    "LEAF images": Reader(leaf(_pixels), lambda path: hub.femnist_pool(str(path.parents[2])), 300, [JSON]),
+    "LEAF tweets": Reader(leaf(_tweet), lambda path: hub.sent140_pool(str(path.parents[2])), 500, [JSON]),
+    "npz": Reader(npz, load_own, 800, [npz_with_damaged_arrays]),
+    "csv": Reader(csv, load_own, 600),
+    "parquet": Reader(parquet, load_own, 600),
+    "parquet of images": Reader(parquet_of_images, load_own, 400, [damaged_image]),
+    "GloVe": Reader(glove, lambda path: text.glove_vocabulary(["what a day"], str(path)), 500),
+    "sigma.npy": Reader(sigma, lambda path: priors.get("gaussian", str(path)), 500),
+}
+FINISHED = Path()
+
+
+@pytest.fixture
+def sound(finished, tmp_path, request):
+    global FINISHED
+    FINISHED = finished
+    return READERS[request.param].make(tmp_path)
+
+
+class Fault(NamedTuple):
+    number: int
+    problem: str
+    content: bytes
+
+
+def faults_of(reader, path, count, seed):
+    """Feeds the reader; what was neither read nor refused properly, and how many were read and refused."""
+    whole = path.read_bytes()
+    faults, outcomes = [], {"read": 0, "refused": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reader.read(path)  # libraries load and threads start before memory is counted
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + GIGABYTE, hard))
+        try:
+            for number, content in enumerate(mutations.mutated(whole, count, seed, reader.views)):
+                path.write_bytes(content)
+                begun = time.perf_counter()
+                try:
+                    reader.read(path)
+                    outcomes["read"] += 1
+                except pfedbred.SettingError as refused:
+                    outcomes["refused"] += 1
+                    message = str(refused)
+                    if not message or len(message.splitlines()) != 1 or "alloc" in message:
+                        faults.append(Fault(number, f"refused with {message!r}", content))
+                except BaseException as problem:
+                    if isinstance(problem, KeyboardInterrupt):
+                        raise
+                    faults.append(Fault(number, f"{type(problem).__name__}: {problem}", content))
+                if time.perf_counter() - begun > SECONDS:
+                    faults.append(Fault(number, f"took {time.perf_counter() - begun:.1f} s", content))
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+            path.write_bytes(whole)
+    return faults, outcomes
+
+
+def check(name, path, count, seed):
+    faults, outcomes = faults_of(READERS[name], path, count, seed)
+    print(f"{name}: {count} inputs, {outcomes}")
+    lines = [f"input {each.number}: {each.problem[:200]}: {each.content[:120]!r}" for each in faults[:5]]
+    assert not faults, f"{len(faults)} of {count} inputs of {name}, seed {seed}:\n" + "\n".join(lines)
+    assert sum(outcomes.values()) == count
+    assert outcomes["refused"] > count / 10
+
+
+@pytest.mark.parametrize("sound", READERS, indirect=True, ids=str)
+def test_mutated_files_are_read_or_refused(sound, request):
+    name = request.node.callspec.params["sound"]
+    check(name, sound, READERS[name].inputs, seed=len(name))
+
+
+def test_there_are_enough_of_them():
+    assert sum(reader.inputs for reader in READERS.values()) >= 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sound", READERS, indirect=True, ids=str)
+def test_ten_times_as_many(sound, request):
+    name = request.node.callspec.params["sound"]
+    check(name, sound, 10 * READERS[name].inputs, seed=1000 + len(name))

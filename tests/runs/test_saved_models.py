@@ -1,0 +1,153 @@
+"""Models as files: what is read back predicts what the run predicted."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import pfedbred
+from pfedbred import models
+from pfedbred.runs import prediction, saved_models
+
+
+def finished(tmp_path, **options):
+    run = pfedbred.run(**{"rounds": 2, "clients": 5, "seeds": 2, "seed": 3, "settings": {"R": 3}, **options})
+    saved_models.keep(run, tmp_path)
+    return run
+
+
+def inputs_of(run, x):
+    federation = run.simulation.federation
+    return x if federation.shift is None else (x - federation.shift) * federation.scale
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["fedem"]
+    + [
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("mg-meta", "fedavg", "per-fedavg", "fedamp", "fedper", "apfl+ft")
+    ],
+)
+def test_an_exported_model_predicts_the_same(algorithm, tmp_path):
+    run = finished(tmp_path, algorithm=algorithm, model="dnn")
+    x = run.simulation.federation.test.client(2)[0]
+    predict = run.simulation.algorithm.predict
+    for client, seed, weights in (
+        (2, 4, run.personal_model(2, seed=1)),
+        (0, None, run.personal_model(0)),
+        (None, 3, run.global_model()),
+    ):
+        path = saved_models.export(tmp_path, client=client, seed=seed)
+        model = pfedbred.load_model(path)
+        np.testing.assert_allclose(model.logits(x), predict(weights, x), rtol=1e-5, atol=1e-6)
+        assert model.predict(x) == np.argmax(predict(weights, x), axis=1).tolist()
+    jax.tree.map(np.testing.assert_allclose, model.weights, run.global_model())
+
+
+def test_the_file_says_what_it_is(tmp_path):
+    """Named tensors and the model's settings, for people who do not have this library."""
+    run = finished(tmp_path, model="dnn")
+    path = saved_models.export(tmp_path, client=4)
+    assert path == tmp_path / "client-4.safetensors"
+    with safe_open(path, "numpy") as file:
+        assert set(file.keys()) == {"hidden.weight", "hidden.bias", "output.weight", "output.bias"}
+        np.testing.assert_array_equal(file.get_tensor("hidden.weight"), run.personal_model(4)["hidden"]["weight"])
+        said = file.metadata()
+    assert said["model"] == "dnn"
+    assert said["algorithm"] == "mg-meta"
+    assert json.loads(said["settings"])["R"] == 3
+    assert (said["client"], said["seed"], said["round"], said["classes"]) == ("4", "3", "2", "10")
+    assert json.loads(said["shape"]) == [64]
+
+
+def test_normalisation_words_and_labels_travel_along(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (40, 3, 3), dtype=np.uint8)
+    federation = pfedbred.from_arrays(x, np.array(["a", "b"] * 20), np.repeat([5, 7], 20))
+    run = pfedbred.run(federation=federation, rounds=1)
+    saved_models.keep(run, tmp_path)
+    model = pfedbred.load_model(saved_models.export(tmp_path, client=1, out=tmp_path / "mine.safetensors"))
+    expected = run.simulation.algorithm.predict(run.personal_model(1), x.astype(np.float32) / 255)
+    np.testing.assert_allclose(model.logits(x), expected, rtol=1e-5, atol=1e-6)
+    assert model.predict(x) == [("a", "b")[best] for best in np.argmax(expected, axis=1)]
+    assert model.about["client_name"] == "7"
+
+
+@pytest.mark.slow
+def test_texts_are_predicted_as_they_are(tmp_path):
+    texts = np.array(["good day", "bad day", "good sun", "bad rain"] * 10, object)
+    federation = pfedbred.from_arrays(texts, np.array([1, 0, 1, 0] * 10), np.repeat([0, 1], 20))
+    run = pfedbred.run(federation=federation, model="lstm", rounds=1, settings={"R": 2, "K": 1})
+    saved_models.keep(run, tmp_path)
+    model = pfedbred.load_model(saved_models.export(tmp_path, client=0))
+    encoded = federation.text.encode(texts[:4])
+    expected = run.simulation.algorithm.predict(run.personal_model(0), encoded)
+    np.testing.assert_allclose(model.logits(texts[:4]), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.logits(list(texts[:4])), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_client_is_named_or_numbered(tmp_path):
+    """A text is a name first: clients called by numbers are not confused with their places."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), np.arange(60) % 2
+    clients = np.array(["Berlin", "3", "Paris", "0"])[np.arange(60) % 4]
+    np.savez(tmp_path / "own.npz", x=x, y=y, client=clients)
+    federation = pfedbred.load(str(tmp_path / "own.npz"))
+    saved_models.keep(pfedbred.run(federation=federation, rounds=1, settings={"R": 1}), tmp_path)
+    for place, name in enumerate(federation.names):
+        for given in (place, name):
+            assert saved_models.facts(saved_models.export(tmp_path, client=given))["client_name"] == name
+    assert saved_models.facts(saved_models.export(tmp_path, client="2"))["client"] == 2  # nobody is called so
+    with pytest.raises(pfedbred.SettingError, match="there is no client called 'berlin'; did you mean 'Berlin'"):
+        saved_models.export(tmp_path, client="berlin")
+
+
+def test_a_model_needs_no_file_of_its_prior(tmp_path):
+    np.save(tmp_path / "sigma.npy", np.linspace(1, 2, 650))
+    finished(tmp_path, settings={"R": 2, "sigma": str(tmp_path / "sigma.npy")}, rounds=1)
+    (tmp_path / "sigma.npy").unlink()
+    assert pfedbred.load_model(saved_models.export(tmp_path, client=1)).logits(np.zeros((1, 64))).shape == (1, 10)
+
+
+def test_a_network_of_ones_own(tmp_path):
+    own = models.Model(lambda key: {"w": jax.random.normal(key, (10, 64))}, lambda w, x: x @ w["w"].T)
+    run = finished(tmp_path, model=own)
+    path = saved_models.export(tmp_path, client=1)
+    with pytest.raises(pfedbred.SettingError, match="a network of one's own"):
+        pfedbred.load_model(path)
+    x = run.simulation.federation.test.x
+    np.testing.assert_allclose(pfedbred.load_model(path, own).logits(x), x @ run.personal_model(1)["w"].T, rtol=1e-4)
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(pfedbred.SettingError, match=r"models.safetensors: the run is not finished"):
+        saved_models.export(tmp_path)
+    for file, words in (("sweep.json", "is a sweep, which keeps no models"), ("table.json", "choose one of the runs")):
+        (tmp_path / file).touch()
+        with pytest.raises(pfedbred.SettingError, match=words):
+            saved_models.export(tmp_path)
+        with pytest.raises(pfedbred.SettingError, match=r"is a run|no personal model"):
+            prediction.find_model(tmp_path)
+        (tmp_path / file).unlink()
+    finished(tmp_path)
+    for options, words in (
+        ({"client": 5}, "there is no client 5; clients are 0 to 4"),
+        ({"client": -1}, "there is no client -1"),
+        ({"client": "5"}, "there is no client 5; clients are 0 to 4"),
+        ({"client": "five"}, "there is no client called 'five'; choose one of: 0, 1, 2, 3, 4"),
+        ({"client": 0, "seed": 0}, "the run has no seed 0; its seeds are 3, 4"),
+        ({"out": tmp_path / "absent" / "x"}, "cannot write"),
+    ):
+        with pytest.raises(pfedbred.SettingError, match=words):
+            saved_models.export(tmp_path, **options)
+    with pytest.raises(pfedbred.SettingError, match="is not a pfedbred model file"):
+        pfedbred.load_model(tmp_path / "models.safetensors")
+    (tmp_path / "broken").write_bytes(b"nothing")
+    with pytest.raises(pfedbred.SettingError, match="cannot read"):
+        pfedbred.load_model(tmp_path / "broken")
+    model = pfedbred.load_model(saved_models.export(tmp_path))
+    with pytest.raises(pfedbred.SettingError, match=r"samples have shape \(3,\), the model is for \(64,\)"):
+        model.logits(np.zeros((1, 3)))
