@@ -48,9 +48,9 @@ class Task(NamedTuple):
     model: Model
     losses: Callable[[Array, Array], Array] = cross_entropy
 
-    def loss(self, weights: Tree, batch: Batch) -> Array:
+    def loss(self, params: Tree, batch: Batch) -> Array:
         """f_i on one minibatch: the mean loss."""
-        return jnp.mean(self.losses(self.model.apply(weights, batch.x), batch.y))
+        return jnp.mean(self.losses(self.model.apply(params, batch.x), batch.y))
 
     def first_layer(self, batch: Batch) -> FirstLayer | None:
         """The loss on one minibatch as one of a network that begins with a linear layer, if samples are long."""
@@ -58,18 +58,18 @@ class Task(NamedTuple):
         rest = model.rest
         if model.first is None or rest is None or 4 * x.shape[0] > x.shape[1]:
             return None
-        return FirstLayer(model.first, x, lambda weights, z: jnp.mean(self.losses(rest(weights, z), batch.y)))
+        return FirstLayer(model.first, x, lambda params, z: jnp.mean(self.losses(rest(params, z), batch.y)))
 
-    def full_gradient(self, weights: Tree, data: ClientData) -> Tree:
+    def full_gradient(self, params: Tree, data: ClientData) -> Tree:
         """Gradient of f_i on all of the client's training samples."""
 
-        def total(weights: Tree, batch: Batch, real: Array) -> Array:
-            return jnp.sum(jnp.where(real, self.losses(self.model.apply(weights, batch.x), batch.y), 0))
+        def total(params: Tree, batch: Batch, real: Array) -> Array:
+            return jnp.sum(jnp.where(real, self.losses(self.model.apply(params, batch.x), batch.y), 0))
 
         def add(sum_: Tree, batch: Batch, real: Array) -> Tree:
-            return optax.tree.add(sum_, jax.grad(total)(weights, batch, real))
+            return optax.tree.add(sum_, jax.grad(total)(params, batch, real))
 
-        summed = data.fold(add, optax.tree.zeros_like(weights))
+        summed = data.fold(add, optax.tree.zeros_like(params))
         return jax.tree.map(lambda leaf: leaf / data.size.astype(leaf.dtype), summed)
 
 
@@ -189,14 +189,14 @@ def towards(old: Tree, new: Tree, beta: Any) -> Tree:
 
 
 def descend(
-    gradient: Callable[[Tree, Batch], Tree], weights: Tree, data: ClientData, *, alpha: Any, steps: int, first: int = 0
+    gradient: Callable[[Tree, Batch], Tree], params: Tree, data: ClientData, *, alpha: Any, steps: int, first: int = 0
 ) -> Tree:
     """``steps`` steps of w <- w - alpha gradient(w, batch), on the minibatches from number ``first`` on."""
 
-    def step(weights: Tree, number: Array) -> tuple[Tree, None]:
-        return optax.tree.add_scale(weights, -alpha, gradient(weights, data.batch(number))), None
+    def step(params: Tree, number: Array) -> tuple[Tree, None]:
+        return optax.tree.add_scale(params, -alpha, gradient(params, data.batch(number))), None
 
-    return jax.lax.scan(step, weights, jnp.arange(first, first + steps))[0]
+    return jax.lax.scan(step, params, jnp.arange(first, first + steps))[0]
 
 
 class Exchange(NamedTuple):
@@ -205,7 +205,7 @@ class Exchange(NamedTuple):
     message: Tree
     upload: Tree
     state: Tree
-    weights: Tree
+    params: Tree
     global_: Tree
     personal: Tree
 
@@ -244,7 +244,7 @@ def exchange(algorithm: Algorithm, task: Task, sample: Batch) -> Exchange:
             message=message,
             upload=(client.prepare(message, kept, data) if client.prepare else (), upload),
             state=kept,
-            weights=task.model.init(key),
+            params=task.model.init(key),
             global_=server.model(state),
             personal=client.model(message, kept, data),
         )
@@ -263,7 +263,7 @@ class Costs(NamedTuple):
 def costs(algorithm: Algorithm, task: Task, sample: Batch) -> Costs:
     """What the algorithm exchanges and keeps, from the shapes of its messages; ``sample`` is a batch of one sample."""
     found = exchange(algorithm, task, sample)
-    return Costs(*(_entries(tree) / _entries(found.weights) for tree in (found.message, found.upload, found.state)))
+    return Costs(*(_entries(tree) / _entries(found.params) for tree in (found.message, found.upload, found.state)))
 
 
 def state_bytes(algorithm: Algorithm, task: Task, sample: Batch) -> int:
