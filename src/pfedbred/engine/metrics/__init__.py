@@ -1,0 +1,61 @@
+"""Evaluation metrics, by name: one file each, and one line in :data:`METRICS`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pfedbred.engine.metrics.accuracy import accuracy
+from pfedbred.engine.metrics.base import Metric, Predictions
+from pfedbred.engine.metrics.loss import loss
+from pfedbred.errors import SettingError, nearest
+
+__all__ = ["METRICS", "Metric", "Predictions", "check_task", "get", "resolve"]
+
+METRICS: dict[str, Metric] = {
+    "accuracy": accuracy(),
+    "loss": loss(),
+}
+
+_ALWAYS = {"classification": ("accuracy", "loss"), "regression": ("loss",)}
+
+
+def get(metric: str | Metric) -> Metric:
+    """The metric of that name; a :class:`Metric` is returned as it is."""
+    if isinstance(metric, Metric):
+        if not metric.name.isidentifier():
+            raise SettingError(f"a metric's name must be a plain word such as 'top_5', not {metric.name!r}")
+        if METRICS.get(metric.name, metric) is not metric:
+            raise SettingError(f"{metric.name!r} is already the name of another metric; rename the custom one")
+        return metric
+    if not isinstance(metric, str) or metric not in METRICS:
+        raise SettingError(f"unknown metric {metric!r}{nearest(metric, METRICS)}")
+    return METRICS[metric]
+
+
+def resolve(
+    metrics: Sequence[str | Metric] | str, task: Literal["classification", "regression"] = "classification"
+) -> tuple[Metric, ...]:
+    """The metrics to evaluate, from names and :class:`Metric` objects, or from ``"accuracy,f1,ece"``.
+
+    The loss, and for classification the accuracy before it, are always included and come first; the others follow in
+    the order given.
+    """
+    if isinstance(metrics, str):
+        metrics = [name.strip() for name in metrics.split(",")] if metrics.strip() else []
+    chosen = [get(each) for each in metrics]
+    names = [each.name for each in chosen]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingError(f"the metric {name!r} is given {names.count(name)} times; give each metric once")
+    check_task(chosen, task)
+    always = [METRICS[name] for name in _ALWAYS[task]]
+    return (*always, *(each for each in chosen if each not in always))
+
+
+def check_task(metrics: Sequence[Metric], task: Literal["classification", "regression"]) -> None:
+    """Raises a :class:`SettingError` if one of the metrics is not defined for this kind of task."""
+    for each in metrics:
+        if each.task not in ("any", task):
+            fitting = ", ".join(name for name, metric in METRICS.items() if metric.task in ("any", task))
+            raise SettingError(f"{each.name} is for {each.task}, and this task is {task}; choose from: {fitting}")
