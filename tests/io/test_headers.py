@@ -19,8 +19,8 @@ from support.federations import images
 from support.memory import GIGABYTE, data_bytes
 
 import pfedbred
-from pfedbred import priors
 from pfedbred.data import prepared
+from pfedbred.experiment.sigma import read_sigma
 from pfedbred.io import npy, strict
 from pfedbred.report import terminal
 from pfedbred.runs import metrics_file, records, saved_models
@@ -59,9 +59,7 @@ def npz_file(path, x, method=zipfile.ZIP_STORED):
 @pytest.mark.parametrize("shape", [(PROMISE,), (PROMISE, 3), (3, PROMISE), (2**31, 2**31), (2**62, 2**62)])
 def test_an_array_that_promises_too_much(shape, little_memory, tmp_path):
     (tmp_path / "sigma.npy").write_bytes(npy_file(shape))
-    refused(
-        lambda: priors.get("gaussian", str(tmp_path / "sigma.npy")), "promises .* numbers, and the file is too short"
-    )
+    refused(lambda: read_sigma(str(tmp_path / "sigma.npy")), "promises .* numbers, and the file is too short")
     path = npz_file(tmp_path / "own.npz", npy_file(shape))
     refused(lambda: pfedbred.load(path), "'x' in .*own.npz: its header promises")
 
@@ -272,13 +270,13 @@ def test_nothing_is_unpickled(tmp_path):
     np.savez(tmp_path / "own.npz", x=objects, y=objects, client=objects)
     np.save(tmp_path / "sigma.npy", objects)
     refused(lambda: pfedbred.load(str(tmp_path / "own.npz")), "holds Python objects")
-    refused(lambda: priors.get("gaussian", str(tmp_path / "sigma.npy")), "holds Python objects")
+    refused(lambda: read_sigma(str(tmp_path / "sigma.npy")), "holds Python objects")
     for name in ("a.npz", "a.fed", "a.csv", "a.parquet"):
         (tmp_path / name).write_bytes(pickled)
         refused(lambda name=name: pfedbred.load(str(tmp_path / name)), name)
     for name, read in {
         "exp.yaml": records.read_config,
-        "sigma.npy": lambda path: priors.get("gaussian", str(path)),
+        "sigma.npy": lambda path: read_sigma(str(path)),
         saved_models.MODELS_FILE: lambda path: saved_models.export(path.parent),
         "model.safetensors": pfedbred.load_model,
     }.items():

@@ -31,6 +31,7 @@ from pfedbred.data import prepared, text
 from pfedbred.data.sources import hub
 from pfedbred.experiment import keeping
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.sigma import read_sigma
 from pfedbred.io import tensors
 from pfedbred.paper import table, tables
 from pfedbred.report import page, terminal
@@ -328,7 +329,7 @@ READERS = {
     "parquet": Reader(parquet, load_own, 600),
     "parquet of images": Reader(parquet_of_images, load_own, 400, [damaged_image]),
     "GloVe": Reader(glove, lambda path: text.glove_vocabulary(["what a day"], str(path)), 500),
-    "sigma.npy": Reader(sigma, lambda path: priors.get("gaussian", str(path)), 500),
+    "sigma.npy": Reader(sigma, lambda path: priors.gaussian(read_sigma(str(path))), 500),
 }
 FINISHED = Path()
 

@@ -1,7 +1,7 @@
 r"""Mean strategies: how a client chooses the mean of its personal prior, mu_i(w) = w - eta grad Phi_i(w).
 
 A strategy maps the local model w and the client's context C_{i,r} to the prior's mean (Eq. equ_ime_ms). All of them
-work on weights, that is in natural coordinates (see :mod:`pfedbred.priors`).
+work on params, that is, in natural coordinates (see :mod:`pfedbred.priors`).
 
 | name     | mean                                                                   | Phi       |
 |----------|------------------------------------------------------------------------|-----------|
@@ -26,12 +26,12 @@ from pfedbred.types import Array, Tree
 
 
 class Context(NamedTuple):
-    """C_{i,r}: what client i has at hand in local step r.
+    """C_{i,r}: the information client i has in local step r.
 
     Attributes:
       loss: ``loss(w, j)`` is f_i at w on the j-th minibatch of this step; the proximal map uses the last one.
       theta: the personal model theta_{i,r-1}.
-      memory: w_{i,R}^{(t-1)}, the local model as the client left it in the round before.
+      memory: w_{i,R}^{(t-1)}, the client's local model at the end of the previous round.
     """
 
     loss: Callable[[Tree, int], Array]
@@ -44,14 +44,14 @@ class Context(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The prior's mean, and the local model from which the step goes on (w itself, except in ``mg-meta``)."""
+    """The prior's mean, and the local model from which the step continues (w itself, except in ``mg-meta``)."""
 
     mean: Tree
     local: Tree
 
 
 class Mean(NamedTuple):
-    """A strategy: ``choose(w, context)``, and how many minibatches a local step draws for it and the proximal map."""
+    """A strategy: ``choose(w, context)``, and the number of minibatches in a local step (proximal map included)."""
 
     choose: Callable[[Tree, Context], Chosen]
     batches: int = 1
@@ -84,10 +84,10 @@ def mg(eta_a: Any, eta: Any) -> Mean:
 
 
 def mg_meta(eta_a: Any, eta: Any) -> Mean:
-    """As behind the paper's table: mu = w' - eta (memory - theta) with w' = w - eta_a grad f(w - eta_a grad f(w)).
+    """Behind the paper's table: mu = w' - eta (memory - theta) with w' = w - eta_a grad f(w - eta_a grad f(w)).
 
-    The appendix variant of mg (Eq. appdx_equ_v_mg), the two gradients on two minibatches; and the local model becomes
-    w' as well, which is what the experiments did and no equation says.
+    The appendix variant of mg (Eq. appdx_equ_v_mg), with its two gradients on two minibatches. The local model becomes
+    w' as well, which the experiments did but no equation states.
     """
 
     def choose(w: Tree, context: Context) -> Chosen:
@@ -98,7 +98,7 @@ def mg_meta(eta_a: Any, eta: Any) -> Mean:
 
 
 def mg_meta_literal(eta_a: Any, eta: Any) -> Mean:
-    """mg-meta to the letter of Eq. appdx_equ_v_mg: the same mean, and the local model stays."""
+    """mg-meta exactly as in Eq. appdx_equ_v_mg: the same mean, but the local model stays unchanged."""
 
     def choose(w: Tree, context: Context) -> Chosen:
         return Chosen(_towards_theta(_meta_step(w, eta_a, context), eta, context), w)
@@ -107,7 +107,7 @@ def mg_meta_literal(eta_a: Any, eta: Any) -> Mean:
 
 
 def from_phi(phi: Callable[[Tree, Context], Array], eta: Any, *, batches: int = 1, uses_memory: bool = True) -> Mean:
-    """A strategy from one's own Phi: mu = w - eta grad Phi(w), by automatic differentiation.
+    """A strategy from a custom Phi: mu = w - eta grad Phi(w), by automatic differentiation.
 
     Example:
       >>> from pfedbred import means
@@ -121,8 +121,8 @@ def from_phi(phi: Callable[[Tree, Context], Array], eta: Any, *, batches: int = 
 
 
 def _meta_step(w: Tree, eta_a: Any, context: Context) -> Tree:
-    looked_ahead = optax.tree.add_scale(w, -eta_a, context.grad(w, 0))
-    return optax.tree.add_scale(w, -eta_a, context.grad(looked_ahead, 1))
+    ahead = optax.tree.add_scale(w, -eta_a, context.grad(w, 0))
+    return optax.tree.add_scale(w, -eta_a, context.grad(ahead, 1))
 
 
 def _towards_theta(w: Tree, eta: Any, context: Context) -> Tree:
@@ -137,11 +137,11 @@ MEANS: dict[str, Callable[..., Mean]] = {
     "mg-meta": mg_meta,
     "mg-meta-literal": mg_meta_literal,
 }
-"""Every named strategy. A new one is a function of eta_a, eta, both or neither that returns a Mean, and a line here."""
+"""Every named strategy. To add one, write a function of eta_a, eta, both or neither that returns a Mean; add a line."""
 
 
 def get(mean: str | Mean, eta_a: Any, eta: Any) -> Mean:
-    """The strategy of that name, with those of the step sizes that it has."""
+    """The strategy of that name, given the step sizes it uses."""
     if isinstance(mean, Mean):
         return mean
     if mean not in MEANS:

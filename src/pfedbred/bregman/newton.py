@@ -1,4 +1,4 @@
-"""Newton's method without matrices: the inverse of a gradient, for families that are given by g alone."""
+"""Matrix-free Newton's method: inverts a gradient, for families given by g alone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pfedbred.types import Array, Tree
 
 
 def hessian_solve(gradient: Callable[[Array], Array], s: Array, b: Array) -> Array:
-    """x with Hess(s) x = b, for the Hessian of which ``gradient`` is the gradient, by conjugate gradients."""
+    """The solution x of Hess(s) x = b by conjugate gradients, where Hess is the Jacobian of ``gradient``."""
 
     def by_conjugate_gradients(product: Callable[[Array], Array], b: Array) -> Array:
         return jax.scipy.sparse.linalg.cg(product, b, tol=float(jnp.finfo(b.dtype).eps), maxiter=10 * b.size)[0]
 
-    # cg alone does not transpose inside jit (jax 0.10); wrapped like this it does.
+    # cg by itself cannot be transposed inside jit (jax 0.10); wrapped like this it can.
     product = jax.linearize(gradient, s)[1]
     return jax.lax.custom_linear_solve(product, b, by_conjugate_gradients, symmetric=True)
 
@@ -46,7 +46,7 @@ def argmax(g: Callable[[Tree], Array], x: Tree, start: Tree, newton_steps: int =
 
             def too_long(length: Array) -> Array:
                 # A step outside the domain of g gives inf or nan, which is not "<=".
-                # The slack lets the last steps through, where the gain is below rounding.
+                # The slack accepts the last steps, whose gain is below rounding.
                 gain = 1e-4 * length * jnp.vdot(slope, direction)
                 slack = 8 * eps * (1 + jnp.abs(here))
                 return ~(objective(s + length * direction) <= here + gain + slack) & (length > 1e-10)

@@ -1,6 +1,6 @@
 r"""The Bregman proximal map and the Bregman-Moreau envelope (Eq. equ_def_pmbme), for any family.
 
-With weights v for theta and m for mu (see :mod:`pfedbred.priors` for the coordinates),
+With params v for theta and m for mu (see :mod:`pfedbred.priors` for the coordinates),
 
     prox(m) = argmin_v  f(v) + lam D_{g*}(theta(v), mu(m)),        env(m) = the minimum.
 
@@ -24,13 +24,13 @@ from pfedbred.errors import SettingError, nearest
 from pfedbred.types import Array, Tree
 
 Loss = Callable[[Tree], Array]
-_UNROLLED = 5  # so many steps are written out: a loop copies the weights from step to step
+_UNROLLED = 5  # up to this many steps are unrolled: a loop would copy the params at every step
 
 
 class Problem(NamedTuple):
     """What one proximal map minimises: loss(v) + lam * family.regulariser(v, mean).
 
-    ``first`` says that the loss's network begins with a linear layer; the steps are then cheaper where they can be.
+    ``first`` is set if the loss's network begins with a linear layer, which makes some solvers' steps cheaper.
     """
 
     loss: Loss
@@ -50,11 +50,11 @@ class Problem(NamedTuple):
 
 
 class Solver(NamedTuple):
-    """At most ``steps`` updates, fewer if the objective's gradient norm falls to ``tol``.
+    """At most ``steps`` updates, fewer if the norm of the objective's gradient falls to ``tol``.
 
     ``update(problem, personal, grad_loss, gradient, state)`` returns the next point and state; ``gradient`` is that
-    of the whole objective and ``grad_loss`` its part without the regulariser. ``linear`` says that it only adds up
-    multiples of points and gradients.
+    of the whole objective and ``grad_loss`` its part without the regulariser. ``linear`` means
+    that the update is a linear combination of points and gradients.
     """
 
     init: Callable[[Tree], Tree]
@@ -65,7 +65,7 @@ class Solver(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """A proximal point and the number of steps that led to it."""
+    """A proximal point and the number of steps taken."""
 
     personal: Tree
     steps: Array
@@ -75,7 +75,7 @@ def optimizer(transformation: optax.GradientTransformation, steps: int, tol: flo
     """Any optax optimizer on the proximal objective."""
 
     def update(problem: Problem, personal: Tree, grad_loss: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
-        # Line searches and Polyak steps ask for the value; for the others it is never computed.
+        # Line searches and Polyak steps need the value; for other optimizers the compiler drops it.
         extra = {"value": problem.value(personal), "grad": gradient, "value_fn": problem.value}
         updates, state = full.update(gradient, state, personal, **extra)
         return optax.apply_updates(personal, updates), state
@@ -94,15 +94,15 @@ def mirror_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
 
         s <- s - alpha (Hess g(s)^{-1} grad_s f + lam (s - s_mean)).
 
-    In a family whose s is constrained, the step is taken in the free weights, where it cannot leave the domain. For
+    If the family constrains s, the step is taken in the unconstrained params, where it cannot leave the domain. For
     the spherical Gaussian this is the gradient step.
     """
 
     def update(problem: Problem, personal: Tree, grad_loss: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
         family = problem.family
         s = family.to_natural(personal)
-        _, to_weights_transposed = jax.vjp(family.from_natural, s)
-        (grad_s,) = to_weights_transposed(grad_loss)
+        _, to_params_transposed = jax.vjp(family.from_natural, s)
+        (grad_s,) = to_params_transposed(grad_loss)
         newton = family.solve_hessian(s, grad_s)
         pull = optax.tree.sub(s, family.to_natural(problem.mean))
         direction = optax.tree.add_scale(newton, problem.lam, pull)
@@ -139,11 +139,11 @@ _OPTAX = (
     "sgd",
     "yogi",
 )
-"""The optax optimizers that take a learning rate alone, offered by name; others are passed as objects."""
+"""The optax optimizers that need only a learning rate, available by name; pass others as objects."""
 
 
 def prox(problem: Problem, solve: Solver, start: Tree) -> Solution:
-    """The proximal map (Eq. equ_def_pmbme), by ``solve`` from ``start``."""
+    """The proximal map (Eq. equ_def_pmbme), computed by ``solve`` from ``start``."""
     if problem.first and problem.family.spherical and solve.linear and solve.tol <= 0 and solve.steps > 1:
         reduced = first_layer.reduce(problem.first, start, problem.mean)
         solution = prox(Problem(reduced.loss, reduced.mean, problem.family, problem.lam), solve, reduced.start)
@@ -182,7 +182,7 @@ def prox(problem: Problem, solve: Solver, start: Tree) -> Solution:
 
 
 def _has_loop(loss: Loss, at: Tree) -> bool:
-    """Whether the loss is a loop itself, as a recurrent network's is: its steps are long, and long to compile."""
+    """Whether the loss contains a loop, as a recurrent network's does: unrolling it would take long to compile."""
 
     def within(program: Any) -> bool:
         inner = (each for equation in program.eqns for each in jax.extend.core.jaxprs_in_params(equation.params))
@@ -201,7 +201,7 @@ def envelope_gradient(problem: Problem, personal: Tree, *, exact: bool = True) -
 
     Exact, by the envelope theorem: lam grad_m D_{g*}(theta, mu(m)), which in natural coordinates is
     lam (grad g(m) - grad g(v)) and in mean coordinates lam Hess g*(mu) (mu - theta) (Eq. equ_def_pmbme).
-    First-order: lam (m - v), the paper's lam (mu - theta) with weights in the place of means. The two coincide for
+    First-order: lam (m - v), the paper's lam (mu - theta) with params in place of means. The two coincide for
     the spherical Gaussian, the prior of the paper's experiments.
     """
     if exact:

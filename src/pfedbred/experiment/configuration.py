@@ -21,6 +21,7 @@ from pfedbred.data.minibatches import Batch
 from pfedbred.data.population import Population
 from pfedbred.engine import Plan, Simulation, StreamedSimulation, client_store, devices, executors, selection
 from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment.sigma import with_sigma
 from pfedbred.settings.values import Count, Fraction, Minority, NonNegativeCount, Seed
 
 
@@ -221,7 +222,7 @@ class Experiment:
                 raise SettingError("held_out_clients needs all clients at hand, and these are made on demand")
             federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
         task = Task(models.get(experiment.model, federation.shape, federation.classes, federation.words))
-        algorithm = algorithms.make(experiment.algorithm, task, experiment.settings)
+        algorithm = algorithms.make(experiment.algorithm, task, with_sigma(experiment.settings))
         rule = rules.Rule(experiment.aggregate, experiment.outliers)
         rule.suits(algorithm.server.averages, experiment.algorithm)
         chosen = experiment.fixed_clients()

@@ -25,6 +25,7 @@ from pfedbred.engine import Evaluation, Simulation
 from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.sigma import with_sigma
 
 Grid = Mapping[str, Sequence[float]]
 _MEMORY = 4 * 2**30  # for the states of the points that run together
@@ -195,9 +196,9 @@ def _is_number(annotation: Any) -> bool:
 
 def _varying(experiment: Experiment, simulation: Simulation) -> Simulation:
     """The simulation with an algorithm whose settings may be numbers of the program."""
-    build = algorithms.factory(experiment.algorithm)
+    build, settings = algorithms.factory(experiment.algorithm), with_sigma(experiment.settings)
 
     def vary(own: Mapping[str, Any]) -> Any:
-        return build(simulation.task, **{**experiment.settings, **own})
+        return build(simulation.task, **{**settings, **own})
 
     return Simulation(simulation.algorithm, simulation.task, simulation.federation, simulation.plan, vary)

@@ -1,0 +1,1 @@
+"""Exponential families, one file each. The table of their names is :mod:`pfedbred.bregman.priors`."""
