@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pfedbred.engine.metrics.accuracy import accuracy
+from pfedbred.engine.metrics.auroc import auroc
 from pfedbred.engine.metrics.base import Metric, Predictions
+from pfedbred.engine.metrics.brier import brier
+from pfedbred.engine.metrics.ece import ece
+from pfedbred.engine.metrics.f1 import f1
 from pfedbred.engine.metrics.loss import loss
+from pfedbred.engine.metrics.regression import mae, r2, rmse
 from pfedbred.errors import SettingError, nearest
 
 __all__ = ["METRICS", "Metric", "Predictions", "check_task", "get", "resolve"]
@@ -15,6 +20,13 @@ __all__ = ["METRICS", "Metric", "Predictions", "check_task", "get", "resolve"]
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy(),
     "loss": loss(),
+    "f1": f1(),
+    "auroc": auroc(),
+    "ece": ece(),
+    "brier": brier(),
+    "rmse": rmse(),
+    "mae": mae(),
+    "r2": r2(),
 }
 
 _ALWAYS = {"classification": ("accuracy", "loss"), "regression": ("loss",)}

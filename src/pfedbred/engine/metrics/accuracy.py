@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-
 from pfedbred.engine.metrics.base import Mean, Metric, Predictions, mean, mean_value
+from pfedbred.engine.metrics.logits import correct
 
 
 def _sums(predictions: Predictions) -> Mean:
-    outputs, labels, _, mask = predictions
-    # A model that diverged to NaN predicts nothing; argmax would return label 0 and be right now and then.
-    correct = (jnp.argmax(outputs, -1) == labels) & jnp.all(jnp.isfinite(outputs), -1)
-    return mean(correct, mask)
+    return mean(correct(predictions), predictions.mask)
 
 
 def accuracy() -> Metric:

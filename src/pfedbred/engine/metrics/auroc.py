@@ -1,0 +1,83 @@
+"""Area under the ROC curve, one class against the rest."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from pfedbred.engine.metrics.base import Metric, Predictions, ratio
+from pfedbred.engine.metrics.logits import exponentials, finite, one_hot
+from pfedbred.types import Array
+
+BINS = 128
+_SCALE = 4.0
+_FARTHEST = 1e6  # a probability that rounds to 1 has infinite log-odds
+
+
+class Histograms(NamedTuple):
+    """Scores of the samples that are, and that are not, of each class, (classes, BINS); samples without a score."""
+
+    positive: Array
+    negative: Array
+    invalid: Array
+
+
+def _scores(outputs: Array) -> Array:
+    """(n, classes) log-odds of the softmax probabilities, relative to those of a uniform guess."""
+    each = exponentials(outputs)
+    classes = each.shape[-1]
+    top = one_hot(jnp.argmax(outputs, -1), classes)
+    # The rest of the largest is summed without it: subtracting it from the total would lose all digits near p = 1.
+    rest = jnp.where(top, jnp.sum(jnp.where(top, 0, each), -1, keepdims=True), jnp.sum(each, -1, keepdims=True) - each)
+    odds = jnp.log(each) - jnp.log(rest) + math.log(max(classes - 1, 1))
+    return jnp.clip(odds, -_FARTHEST, _FARTHEST)
+
+
+def bins(outputs: Array) -> Array:
+    """(n, classes) bins of the scores; arbitrary where a logit is not finite."""
+    scores = _scores(outputs)
+    place = (scores / (_SCALE + jnp.abs(scores)) + 1) * (BINS / 2)
+    return jnp.clip(place.astype(jnp.int32), 0, BINS - 1)
+
+
+def _sums(predictions: Predictions) -> Histograms:
+    outputs, labels, _, mask = predictions
+    classes = outputs.shape[-1]
+    valid = finite(outputs)
+    positive = one_hot(labels, classes)
+    index = (positive * classes + jnp.arange(classes)) * BINS + bins(outputs)
+    counted = jnp.broadcast_to((valid & mask)[:, None], index.shape)
+    # A scatter of integers: on a CPU ten times as fast as comparing with all bins, and exact in any order.
+    flat = jnp.zeros(2 * classes * BINS, jnp.int32).at[index.ravel()].add(counted.ravel().astype(jnp.int32))
+    negatives, positives = flat.reshape(2, classes, BINS)
+    return Histograms(positives, negatives, jnp.sum(mask & ~valid, dtype=jnp.int32))
+
+
+def _value(sums: Histograms) -> np.ndarray:
+    positive, negative = np.asarray(sums.positive, np.float64), np.asarray(sums.negative, np.float64)
+    below = np.cumsum(negative, -1) - negative / 2  # those of the same bin count half
+    positives, negatives = positive.sum(-1), negative.sum(-1)
+    areas = ratio((positive * below).sum(-1), positives * negatives)
+    defined = np.count_nonzero(positives * negatives, -1)
+    return np.where(np.asarray(sums.invalid) > 0, np.nan, ratio(np.nansum(areas, -1), defined))
+
+
+def auroc() -> Metric:
+    """Macro area under the ROC curve, one class against the rest, over the classes C with positives and negatives.
+
+    .. math:: \\frac{1}{|C|} \\sum_{c \\in C} P(s_{ic} > s_{jc}) + \\tfrac{1}{2} P(s_{ic} = s_{jc}),
+       \\quad y_i = c, \\; y_j \\neq c
+
+    Ranks do not add up over clients, histograms do. The score s is the log-odds of the softmax probability,
+    :math:`u = \\log p_c - \\log(1 - p_c) + \\log(\\text{classes} - 1)`, in 128 bins of equal width in
+    :math:`u / (4 + |u|)`: they cover all of the real line, 0.06 wide around a uniform guess, 0.25 at u = 4 and 0.6 at
+    u = 8. Scores in one bin count as equal, so the value is exact where no positive shares a bin with a negative, and
+    else typically within 0.005. NaN if a logit is not finite.
+
+    Reference: Hand and Till, Machine Learning 45, 2001; one against the rest as in Fawcett, Pattern Recognition
+    Letters 27, 2006, section 10.
+    """
+    return Metric("auroc", _sums, _value, True, "classification", True, "AUROC")

@@ -1,0 +1,27 @@
+"""Brier score."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from pfedbred.engine.metrics.base import Mean, Metric, Predictions, mean, mean_value
+from pfedbred.engine.metrics.logits import exponentials, one_hot
+
+
+def _sums(predictions: Predictions) -> Mean:
+    each = exponentials(predictions.outputs)
+    probabilities = each / jnp.sum(each, -1, keepdims=True)
+    errors = probabilities - one_hot(predictions.labels, each.shape[-1])
+    return mean(jnp.sum(errors**2, -1), predictions.mask)
+
+
+def brier() -> Metric:
+    """Brier score: squared distance of the softmax probabilities from the label, between 0 and 2.
+
+    .. math:: \\frac{1}{n} \\sum_i \\sum_c (p_{ic} - 1[y_i = c])^2
+
+    NaN if a logit is not finite.
+
+    Reference: Brier, Monthly Weather Review 78, 1950.
+    """
+    return Metric("brier", _sums, mean_value, False, "classification", False, "Brier score")

@@ -1,0 +1,48 @@
+"""Expected calibration error."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from pfedbred.engine.metrics.base import Metric, Predictions, count, ratio
+from pfedbred.engine.metrics.logits import correct, exponentials
+from pfedbred.types import Array
+
+BINS = 15
+
+
+class Gaps(NamedTuple):
+    """For each bin of confidence the sum of correctness minus confidence; and the number of samples."""
+
+    gaps: Array
+    samples: Array
+
+
+def _sums(predictions: Predictions) -> Gaps:
+    mask = predictions.mask
+    confidence = 1 / jnp.sum(exponentials(predictions.outputs), -1)  # the largest exponential is 1
+    gap = jnp.where(mask, correct(predictions) - confidence, 0)
+    bins = jnp.clip(jnp.ceil(confidence * BINS), 1, BINS)  # the interval is open below and closed above
+    # A NaN is in no bin: it goes to all of them, so that the error is NaN too.
+    inside = (bins[:, None] == jnp.arange(1, BINS + 1)) | jnp.isnan(gap)[:, None]
+    return Gaps(jnp.sum(jnp.where(inside, gap[:, None], 0), 0), count(mask))
+
+
+def _value(sums: Gaps) -> np.ndarray:
+    return ratio(np.abs(np.asarray(sums.gaps, np.float64)).sum(-1), sums.samples)
+
+
+def ece() -> Metric:
+    """Expected calibration error: how far confidence is from accuracy, in 15 bins of confidence of equal width.
+
+    .. math:: \\sum_{b=1}^{15} \\frac{n_b}{n} \\, |\\mathrm{accuracy}_b - \\mathrm{confidence}_b|
+
+    The confidence is the largest softmax probability; bin b holds those in ((b - 1) / 15, b / 15]. NaN if a logit is
+    not finite.
+
+    Reference: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation (3).
+    """
+    return Metric("ece", _sums, _value, False, "classification", True, "ECE")
