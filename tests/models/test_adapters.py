@@ -246,7 +246,7 @@ def test_other_state_is_refused():
             self.variable("calls", "count", lambda: jnp.zeros(()))
             return nn.Dense(3)(x)
 
-    with pytest.raises(SettingError, match=r"^the module keeps state \(calls\) besides its weights"):
+    with pytest.raises(SettingError, match=r"^the module keeps state \(calls\) besides its parameters"):
         models.from_flax(Counting(), (6,))
 
     class Remembering(nnx.Linear):
@@ -254,7 +254,7 @@ def test_other_state_is_refused():
             super().__init__(6, 3, rngs=rngs)
             self.seen = nnx.Cache(jnp.zeros(3))
 
-    with pytest.raises(SettingError, match=r"^the module keeps state \(Cache\) besides its weights"):
+    with pytest.raises(SettingError, match=r"^the module keeps state \(Cache\) besides its parameters"):
         models.from_flax(Remembering, (6,))
 
     class Spectral(eqx.Module):
@@ -263,9 +263,9 @@ def test_other_state_is_refused():
         def __init__(self, key):
             self.layer = eqx.nn.SpectralNorm(eqx.nn.Linear(6, 3, key=key), "weight", key=key)
 
-    with pytest.raises(SettingError, match=r"^the module keeps state \(eqx.nn.State\) besides its weights"):
+    with pytest.raises(SettingError, match=r"^the module keeps state \(eqx.nn.State\) besides its parameters"):
         models.from_equinox(Spectral)
-    with pytest.raises(SettingError, match=r"^the module keeps state \(eqx.nn.State\) besides its weights"):
+    with pytest.raises(SettingError, match=r"^the module keeps state \(eqx.nn.State\) besides its parameters"):
         models.from_equinox(eqx.nn.make_with_state(equinox_net()))
 
 
@@ -295,7 +295,7 @@ def test_modules_that_cannot_be_used():
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_a_head_must_name_weights(name):
-    with pytest.raises(SettingError, match=r"^head is lost, but the weights are called .*(last|layers.2)"):
+    with pytest.raises(SettingError, match=r"^head is lost, but the parameters are called .*(last|layers.2)"):
         ADAPTED[name](head=("lost",))
 
 

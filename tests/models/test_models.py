@@ -322,10 +322,10 @@ def test_get():
     with pytest.raises(SettingError, match="unknown model 'lstn'; did you mean 'lstm'"):
         models.get("lstn", (3,), 2)
     for name in ("mclr", "dnn", "cnn"):
-        with pytest.raises(SettingError, match=f"^{name} reads numbers, but this data holds word ids: use lstm$"):
+        with pytest.raises(SettingError, match=f"^{name} reads numbers, but the data holds word ids: use lstm$"):
             models.get(name, (25,), 2, Words(10))
     with pytest.raises(
-        SettingError, match=r"^lstm reads word ids, but this data holds numbers: use mclr or dnn or cnn$"
+        SettingError, match=r"^lstm reads word ids, but the data holds numbers: use mclr or dnn or cnn$"
     ):
         models.get("lstm", (25,), 2)
 
@@ -338,7 +338,7 @@ def test_get_gives_words_to_those_who_ask(monkeypatch):
     assert models.get("bag", (25,), 2, Words(17)).init(KEY).shape == (17, 2)
     with pytest.raises(SettingError, match="bag reads word ids"):
         models.get("bag", (25,), 2)
-    with pytest.raises(SettingError, match="mclr reads numbers, but this data holds word ids: use lstm or bag"):
+    with pytest.raises(SettingError, match="mclr reads numbers, but the data holds word ids: use lstm or bag"):
         models.get("mclr", (25,), 2, Words(17))
 
 

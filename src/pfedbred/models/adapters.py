@@ -1,7 +1,7 @@
-"""Models from modules of Flax (linen and nnx) and Equinox.
+"""Models from Flax (linen and nnx) and Equinox modules.
 
-Here a model is a pure function of weights and inputs, so that clients can have their own weights and average them.
-What a module keeps besides weights, or draws at random, has no place in that, and is refused when the model is made.
+A model here is a pure function of params and inputs, so that every client can have its own params and a server can
+average them. Modules with other state, or that draw random numbers, do not fit and are rejected when the model is made.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pfedbred.models.base import Model
 from pfedbred.types import Array, Key, Tree
 
 _BATCH_STATISTICS = "the module uses batch statistics, which clients cannot share: use LayerNorm or GroupNorm"
-_RANDOM = "dropout is active (or the module draws at random otherwise), and a model must not be random: "
+_RANDOM = "dropout is active (or the module draws other random numbers), but a model must be deterministic: "
 _DETERMINISTIC = _RANDOM + "build it with deterministic=True"
 _INFERENCE = _RANDOM + "build it with inference=True, or return eqx.nn.inference_mode(module)"
-_STATE = "the module keeps state ({}) besides its weights, which would differ from client to client: remove it"
+_STATE = "the module keeps state ({}) besides its parameters, which would differ from client to client: remove it"
 
 
 def from_flax(module: Any, shape: tuple[int, ...], *, head: tuple[str, ...] = (), dtype: Any = jnp.float32) -> Model:
-    """A model from a Flax module: one of linen, or a function that makes one of nnx.
+    """A model from a Flax module: a linen module, or a function that makes an nnx module.
 
     Args:
-      module: a ``linen.Module``, whose weights are its ``params``; or ``make(rngs)`` that returns an ``nnx.Module``,
-        whose weights are its ``nnx.Param`` in a nested dict.
+      module: a ``linen.Module``, whose params are its collection ``params``; or ``make(rngs)`` that returns an
+        ``nnx.Module``, whose params are its ``nnx.Param`` in a nested dict.
       shape: of one sample.
-      head: the parts of the weights, by their first key, that turn features into logits.
-      dtype: in which samples are given to the module; an integer type for word ids.
+      head: the top-level keys of the params that turn features into logits.
+      dtype: the type to which samples are converted; an integer type for word ids.
 
     Example (with Flax installed): ``from_flax(Net(), federation.shape, head=("Dense_1",))``
     """
@@ -46,13 +46,13 @@ def from_flax(module: Any, shape: tuple[int, ...], *, head: tuple[str, ...] = ()
 
 
 def from_equinox(make: Callable[[Key], Any], *, head: tuple[str, ...] = (), dtype: Any = jnp.float32) -> Model:
-    """A model from a function that makes an Equinox module, which is applied to one sample at a time.
+    """A model from a function that makes an Equinox module, applied to one sample at a time.
 
     Args:
-      make: ``make(key)`` returns an ``eqx.Module``. The weights are its floating-point arrays in a dict whose keys are
+      make: ``make(key)`` returns an ``eqx.Module``. The params are its floating-point arrays in a dict whose keys are
         paths, such as ``layers.0.weight``.
-      head: the parts of the weights, by the beginning of their path, that turn features into logits.
-      dtype: in which samples are given to the module; an integer type for word ids.
+      head: the path prefixes of the params that turn features into logits.
+      dtype: the type to which samples are converted; an integer type for word ids.
 
     Example (with Equinox installed): ``from_equinox(lambda key: Net(key=key), head=("layers.1",))``
     """
@@ -65,22 +65,22 @@ def from_equinox(make: Callable[[Key], Any], *, head: tuple[str, ...] = (), dtyp
     def init(key: Key) -> Tree:
         return dict(zip(names, jax.tree.leaves(eqx.filter(make(key), eqx.is_inexact_array)), strict=True))
 
-    def apply(weights: Tree, x: Array) -> Array:
-        module = eqx.combine(jax.tree.unflatten(structure, [weights[name] for name in names]), rest)
+    def apply(params: Tree, x: Array) -> Array:
+        module = eqx.combine(jax.tree.unflatten(structure, [params[name] for name in names]), rest)
         return jax.vmap(module)(x.astype(dtype))
 
     return _with_head(Model(init, apply), head)
 
 
 def _from_linen(module: Any, sample: jax.ShapeDtypeStruct) -> Model:
-    """Weights are the collection ``params``. No random numbers are passed, so that linen refuses to draw any."""
+    """The params are the collection ``params``. No random keys are passed, so linen refuses to draw any numbers."""
     errors = _library("flax.errors")
 
     def variables(key: Key) -> Tree:
         return module.init(key, jnp.zeros(sample.shape, sample.dtype))
 
-    def apply(weights: Tree, x: Array) -> Array:
-        return module.apply({"params": weights}, x.astype(sample.dtype))
+    def apply(params: Tree, x: Array) -> Array:
+        return module.apply({"params": params}, x.astype(sample.dtype))
 
     def check() -> Any:
         made = jax.eval_shape(variables, jax.random.key(0))
@@ -95,7 +95,7 @@ def _from_linen(module: Any, sample: jax.ShapeDtypeStruct) -> Model:
 
 
 def _from_nnx(make: Callable[[Any], Any], sample: jax.ShapeDtypeStruct) -> Model:
-    """Weights are the Params. Other variables are refused, but for keys that nobody uses (of dropout switched off)."""
+    """The params are the Params. Other variables are rejected, except unused keys (of dropout that is switched off)."""
     nnx = _library("flax.nnx")
 
     def made(key: Key | int) -> Any:
@@ -104,28 +104,28 @@ def _from_nnx(make: Callable[[Any], Any], sample: jax.ShapeDtypeStruct) -> Model
             raise SettingError(f"from_flax takes a function rngs -> nnx.Module; this one made a {_kind(module)}")
         return module
 
-    graph, params, _, others = nnx.split(nnx.eval_shape(lambda: made(0)), nnx.Param, nnx.RngState, ...)
+    graph, trained, _, others = nnx.split(nnx.eval_shape(lambda: made(0)), nnx.Param, nnx.RngState, ...)
     _refuse_state([type(variable).__name__ for _, variable in nnx.to_flat_state(others)], "BatchStat")
-    variables = dict(nnx.to_flat_state(params))
+    variables = dict(nnx.to_flat_state(trained))
     keys = dict(nnx.to_flat_state(jax.jit(lambda: nnx.state(made(0), nnx.RngState))()))
 
     def init(key: Key) -> Tree:
         return _named(nnx.to_pure_dict(nnx.state(made(key), nnx.Param)))
 
-    def module(weights: Tree) -> Any:
-        flat = {path: variable.replace(_at(weights, path)) for path, variable in variables.items()}
+    def module(params: Tree) -> Any:
+        flat = {path: variable.replace(_at(params, path)) for path, variable in variables.items()}
         flat |= {path: variable.replace(variable.get_value()) for path, variable in keys.items()}
         return nnx.merge(graph, nnx.from_flat_state(flat))
 
-    def apply(weights: Tree, x: Array) -> Array:
-        return module(weights)(x.astype(sample.dtype))
+    def apply(params: Tree, x: Array) -> Array:
+        return module(params)(x.astype(sample.dtype))
 
     def check() -> Any:
         drawn = False
 
-        def applied(weights: Tree, x: Array) -> Array:
+        def applied(params: Tree, x: Array) -> Array:
             nonlocal drawn
-            whole = module(weights)
+            whole = module(params)
             out = whole(x)
             for path, variable in nnx.to_flat_state(nnx.state(whole, nnx.RngState)):
                 drawn |= variable.get_value() is not keys[path].get_value()  # each draw is counted in the module
@@ -162,7 +162,7 @@ def _refuse_state(kinds: list[str], batch_statistics: str) -> None:
 
 
 def _check_output(check: Callable[[], Any], sample: jax.ShapeDtypeStruct) -> None:
-    """``check()`` must give the shape of one row of logits; an error of the module's own is told with its cause."""
+    """``check()`` must return the shape of one row of logits; the module's own errors are reported with their cause."""
     shape = sample.shape[1:]
     try:
         out = check()
@@ -182,9 +182,9 @@ def _kind(value: Any) -> str:
 
 def _with_head(model: Model, head: tuple[str, ...]) -> Model:
     model = model._replace(head=head)
-    weights = jax.eval_shape(model.init, jax.random.key(0))
-    if head and model.head_keys(weights) is None:
-        raise SettingError(f"head is {', '.join(head)}, but the weights are called {', '.join(weights)}")
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    if head and model.head_keys(params) is None:
+        raise SettingError(f"head is {', '.join(head)}, but the parameters are called {', '.join(params)}")
     return model
 
 

@@ -1,4 +1,4 @@
-"""The convolutional network of the paper's CIFAR-10 experiments, in a form that is fast with weights per client."""
+"""The convolutional network of the paper's CIFAR-10 experiments, in a form that is fast when every client has its own params."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SMALLEST = 16  # 16 -> conv 12 -> pool 6 -> conv 2 -> pool 1
 def cnn(shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> Model:
     """Two convolutions with pooling, three linear layers (LeNet-5 with ReLU).
 
-    conv 5x5x6, pool 2x2, conv 5x5x16, pool 2x2, linear 120, 84, classes; no padding, the maximum in every pool. Images
-    are (height, width) or (height, width, channels). Weights start as in PyTorch, uniform in +-1/sqrt(fan_in), where
-    the fan-in of a convolution is 25 times its input channels.
+    conv 5x5x6, pool 2x2, conv 5x5x16, pool 2x2, linear 120, 84, classes; no padding, max pooling. Images are (height,
+    width) or (height, width, channels). Params are initialised as in PyTorch, uniform in +-1/sqrt(fan_in), where the
+    fan-in of a convolution is 25 times its input channels.
 
     References: LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition", 1998.
     """
@@ -47,20 +47,20 @@ def cnn(shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> Model
             "output": dense_init(keys[4], widths[2], classes, dtype),
         }
 
-    def apply(weights: Tree, x: Array) -> Array:
-        x = x.reshape(x.shape[0], height, width, channels).astype(weights["conv1"]["weight"].dtype)
+    def apply(params: Tree, x: Array) -> Array:
+        x = x.reshape(x.shape[0], height, width, channels).astype(params["conv1"]["weight"].dtype)
         for stage in ("conv1", "conv2"):
-            x = _conv_pool(weights[stage], x)
+            x = _conv_pool(params[stage], x)
         x = x.reshape(x.shape[0], -1)
         for layer in ("hidden1", "hidden2"):
-            x = jax.nn.relu(dense(weights[layer], x))
-        return dense(weights["output"], x)
+            x = jax.nn.relu(dense(params[layer], x))
+        return dense(params["output"], x)
 
     return Model(init, apply, head=("output",))
 
 
 def _conv_init(key: Key, inputs: int, outputs: int, dtype: Any) -> Tree:
-    """A convolution as PyTorch starts it; its kernels have shape (outputs, height, width, inputs)."""
+    """A convolution initialised as in PyTorch; its kernels have shape (outputs, height, width, inputs)."""
     weight_key, bias_key = jax.random.split(key)
     shape = (outputs, _KERNEL, _KERNEL, inputs)
     fan_in = math.prod(shape[1:])
@@ -73,10 +73,10 @@ def _conv_init(key: Key, inputs: int, outputs: int, dtype: Any) -> Tree:
 def _conv_pool(layer: Tree, x: Array) -> Array:
     """ReLU(pool(conv(x))), as one matrix product.
 
-    A convolution whose kernels differ from client to client becomes a grouped convolution under ``vmap``, which is
-    slow; a matrix product only gets another axis. The rows of this one are the outputs of one pool, which read the
-    same 6x6 window: 36 multiplications in place of 25, but 9 numbers to copy for each pixel in place of 25, and a
-    product four times as wide. Pool, bias and ReLU commute, so the last two are left for a quarter of the outputs.
+    Under ``vmap`` a convolution with different kernels per client becomes a grouped convolution, which is slow; a
+    matrix product only gains an axis. Each row of this product computes the four outputs of one pool, which all read
+    the same 6x6 window: 36 multiplications instead of 25, but 9 numbers copied per pixel instead of 25, and a product
+    four times as wide. Pooling, bias and ReLU commute, so bias and ReLU run on a quarter of the outputs.
     """
     filters = layer["weight"].shape[0]
     products = _windows(x) @ _four_kernels(layer["weight"]).T
@@ -85,10 +85,10 @@ def _conv_pool(layer: Tree, x: Array) -> Array:
 
 
 def _windows(x: Array) -> Array:
-    """The 6x6 windows at every second row and column, flattened: those of the images in x of shape (n, h, w, c).
+    """The flattened 6x6 windows at every second row and column of the images in x, of shape (n, h, w, c).
 
-    Pixels are first grouped in cells of 2x2, of which a window has 3x3: nine slices to join in place of 36. The last
-    row and column of an odd size are never pooled.
+    Pixels are first grouped into cells of 2x2, so that a window is 3x3 cells: nine slices to concatenate instead of 36.
+    The last row or column of an odd size is never pooled.
     """
     n, height, width, channels = x.shape
     rows, columns = height // 2, width // 2
@@ -99,7 +99,7 @@ def _windows(x: Array) -> Array:
 
 
 def _four_kernels(kernel: Array) -> Array:
-    """The 5x5 kernels at the four places of a 6x6 window, zero elsewhere, in the order of :func:`_windows`."""
+    """The 5x5 kernels at their four offsets in a 6x6 window, zero elsewhere, in the order of :func:`_windows`."""
     filters, _, _, channels = kernel.shape
     places = [((0, 0), (i, 1 - i), (j, 1 - j), (0, 0)) for i in range(2) for j in range(2)]
     four = jnp.concatenate([jnp.pad(kernel, place) for place in places])

@@ -1,4 +1,4 @@
-"""Models of linear layers."""
+"""Models made of linear layers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pfedbred.types import Array, Key, Tree
 
 
 def uniform(key: Key, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Array:
-    """Weights or biases as PyTorch starts them: uniform in +-1/sqrt(fan_in)."""
+    """PyTorch's initialisation of weights and biases: uniform in +-1/sqrt(fan_in)."""
     bound = 1 / math.sqrt(fan_in)
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 def dense_init(key: Key, inputs: int, outputs: int, dtype: Any) -> Tree:
-    """A linear layer as PyTorch starts it: uniform in +-1/sqrt(inputs), weights and biases.
+    """A linear layer initialised as in PyTorch: weight and bias uniform in +-1/sqrt(inputs).
 
-    The weight has shape (outputs, inputs): on CPUs a step is about twice as fast as with the transpose.
+    The weight has shape (outputs, inputs): on CPUs a step is about twice as fast as with its transpose.
     """
     weight_key, bias_key = jax.random.split(key)
     return {
@@ -45,10 +45,10 @@ def mclr(shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> Mode
     def init(key: Key) -> Tree:
         return {"output": dense_init(key, math.prod(shape), classes, dtype)}
 
-    def apply(weights: Tree, x: Array) -> Array:
-        return dense(weights["output"], _flat(x, weights["output"]["weight"]))
+    def apply(params: Tree, x: Array) -> Array:
+        return dense(params["output"], _flat(x, params["output"]["weight"]))
 
-    return Model(init, apply, head=("output",), first="output", rest=lambda weights, z: z)
+    return Model(init, apply, head=("output",), first="output", rest=lambda params, z: z)
 
 
 def dnn(shape: tuple[int, ...], classes: int, hidden: int = 100, dtype: Any = jnp.float32) -> Model:
@@ -61,10 +61,10 @@ def dnn(shape: tuple[int, ...], classes: int, hidden: int = 100, dtype: Any = jn
             "output": dense_init(second, hidden, classes, dtype),
         }
 
-    def rest(weights: Tree, z: Array) -> Array:
-        return dense(weights["output"], jax.nn.leaky_relu(z, 0.1))
+    def rest(params: Tree, z: Array) -> Array:
+        return dense(params["output"], jax.nn.leaky_relu(z, 0.1))
 
-    def apply(weights: Tree, x: Array) -> Array:
-        return rest(weights, dense(weights["hidden"], _flat(x, weights["hidden"]["weight"])))
+    def apply(params: Tree, x: Array) -> Array:
+        return rest(params, dense(params["hidden"], _flat(x, params["hidden"]["weight"])))
 
     return Model(init, apply, head=("output",), first="hidden", rest=rest)

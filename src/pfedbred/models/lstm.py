@@ -14,7 +14,7 @@ from pfedbred.types import Array, Key, Tree, Words
 
 _EMBEDDING = 50
 _DENSE = 100
-_UNROLL = 25  # words that a GPU reads before it returns to the loop; a CPU is slower for it
+_UNROLL = 25  # loop iterations (words) unrolled on GPUs; on CPUs unrolling is slower
 
 
 def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50, dtype: Any = jnp.float32) -> Model:
@@ -25,16 +25,16 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
 
         c_t = sigma(f) c_{t-1} + sigma(i) tanh(g),    h_t = sigma(o) tanh(c_t)
 
-    The linear layers read the second layer's output at the last word, then the last h of each layer and direction (a
-    backward direction's last one is at the first word). Samples are word ids; ids of 0 at the end are padding, over
-    which no state changes, as in PyTorch's packed sequences. Weights start as in PyTorch.
+    The linear layers read the second layer's output at the last word, then the last h of each layer and direction (for
+    the backward direction, that at the first word). Samples are word ids; trailing ids of 0 are padding, which changes
+    no state, as in PyTorch's packed sequences. Params are initialised as in PyTorch.
 
     Args:
       shape: (length,), the number of ids in a sample.
       classes: number of labels.
-      words: how many ids there are, and their vectors; without those, 50 numbers a word are learned.
+      words: the number of word ids, and their vectors; without vectors, an embedding of size 50 is learned.
       hidden: size of h.
-      dtype: of the weights.
+      dtype: of the params.
 
     References: Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Gers, Schmidhuber and Cummins, "Learning to
     Forget", 2000.
@@ -50,35 +50,35 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
 
     def init(key: Key) -> Tree:
         keys = jax.random.split(key, 5)
-        weights = {
+        params = {
             "layer1": _layer_init(keys[0], dimensions, hidden, dtype),
             "layer2": _layer_init(keys[1], 2 * hidden, hidden, dtype),
             "hidden": dense_init(keys[2], 6 * hidden, _DENSE, dtype),
             "output": dense_init(keys[3], _DENSE, classes, dtype),
         }
         if frozen is None:
-            weights["embedding"] = jax.random.normal(keys[4], (words.count, dimensions), dtype)
-        return weights
+            params["embedding"] = jax.random.normal(keys[4], (words.count, dimensions), dtype)
+        return params
 
-    def apply(weights: Tree, x: Array) -> Array:
-        vectors = weights["embedding"] if frozen is None else frozen.astype(weights["output"]["weight"].dtype)
+    def apply(params: Tree, x: Array) -> Array:
+        vectors = params["embedding"] if frozen is None else frozen.astype(params["output"]["weight"].dtype)
         ids = x.T
         place = jnp.arange(1, ids.shape[0] + 1)[:, None]
         length = jnp.max(jnp.where(ids != 0, place, 0), axis=0)
-        first = _layer(weights["layer1"], vectors[ids], length)
-        second = _layer(weights["layer2"], first, length)
-        # A sum over time in place of an index: its gradient needs no scatter, whose order GPUs leave open.
+        first = _layer(params["layer1"], vectors[ids], length)
+        second = _layer(params["layer2"], first, length)
+        # A masked sum instead of an index: its gradient needs no scatter, which is not deterministic on GPUs.
         last = (place == length)[:, :, None]
         end1, end2 = (jnp.sum(jnp.where(last, layer, 0), axis=0) for layer in (first, second))
         states = (end1[:, :hidden], first[0, :, hidden:], end2[:, :hidden], second[0, :, hidden:])
         features = jnp.concatenate([end2, *states], axis=1)
-        return dense(weights["output"], jax.nn.leaky_relu(dense(weights["hidden"], features), 0.1))
+        return dense(params["output"], jax.nn.leaky_relu(dense(params["hidden"], features), 0.1))
 
     return Model(init, apply, head=("output",))
 
 
 def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
-    """Both directions, forward first: uniform in +-1/sqrt(hidden), all of it."""
+    """Both directions, forward first; all arrays are uniform in +-1/sqrt(hidden)."""
     keys = jax.random.split(key, 4)
     shapes = {
         "input": (2, 4 * hidden, inputs),
@@ -89,29 +89,29 @@ def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
     return {name: uniform(key, shape, hidden, dtype) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
 
 
-def _layer(weights: Tree, x: Array, length: Array) -> Array:
+def _layer(params: Tree, x: Array, length: Array) -> Array:
     """Both directions: from x of shape (time, batch, inputs) and the samples' lengths to (time, batch, 2 hidden)."""
     if jax.default_backend() == "gpu":
         from pfedbred.models import lstm_kernels
 
-        if lstm_kernels.usable(weights):
-            return lstm_kernels.layer(weights, x, length)
-    return scanned(weights, x, length)
+        if lstm_kernels.usable(params):
+            return lstm_kernels.layer(params, x, length)
+    return scanned(params, x, length)
 
 
-def scanned(weights: Tree, x: Array, length: Array) -> Array:
+def scanned(params: Tree, x: Array, length: Array) -> Array:
     """Both directions, word by word, as :func:`_layer`.
 
-    The backward direction reads the sequence reversed, padding first, so that one scan runs both. In it the batch comes
-    last: the four parts of the sums are then contiguous, and rows are as long as the batch is. W_x x is part of the
-    step's one product: computed for all words beforehand it is written and read once more than it need be, which
-    costs more than it saves (benchmarks/client_models.py). On a CPU, whose caches are small, gates are computed again
-    for the gradient and not kept, and words are a loop.
+    The backward direction reads the reversed sequence, padding first, so that one scan runs both. Inside the scan the
+    batch is the last axis: the four parts of the sums are then contiguous, and rows are as long as the batch. W_x x is
+    part of each step's single product: computing it for all words beforehand costs an extra write and read, more than
+    it saves (benchmarks/client_models.py). On a CPU, whose caches are small, the gates are recomputed for the gradient
+    rather than stored, and the loop is not unrolled.
     """
     on_cpu = jax.default_backend() == "cpu"
     cell, unroll = (jax.checkpoint(_cell), 1) if on_cpu else (_cell, min(_UNROLL, len(x)))
-    kernel = jnp.concatenate([weights["input"], weights["recurrent"]], axis=2)
-    bias = (weights["input_bias"] + weights["recurrent_bias"])[:, :, None]
+    kernel = jnp.concatenate([params["input"], params["recurrent"]], axis=2)
+    bias = (params["input_bias"] + params["recurrent_bias"])[:, :, None]
     x = x.transpose(0, 2, 1)
     real = jnp.arange(len(x))[:, None] < length
     both_real = jnp.stack([real, real[::-1]], axis=1)[:, :, None]
@@ -123,13 +123,13 @@ def scanned(weights: Tree, x: Array, length: Array) -> Array:
         h, c = cell(sums, c, real)
         return (h, c), h
 
-    start = jnp.zeros((2, weights["recurrent"].shape[2], x.shape[2]), x.dtype)
+    start = jnp.zeros((2, params["recurrent"].shape[2], x.shape[2]), x.dtype)
     _, out = jax.lax.scan(step, (start, start), (x, x[::-1], both_real), unroll=unroll)
     return jnp.concatenate([out[:, 0], out[::-1, 1]], axis=1).transpose(0, 2, 1)
 
 
 def _cell(sums: Array, c: Array, real: Array) -> tuple[Array, Array]:
-    """The next h and c; zero on padding, which comes before a backward direction's first word or after all words."""
+    """The next h and c; c is zero on padding, which the backward direction reads before its first word."""
     i, f, g, o = jnp.split(sums, 4, axis=1)
     c = jnp.where(real, jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g), 0)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c

@@ -1,16 +1,16 @@
-r"""A layer of the LSTM as two kernels for GPUs, one for its outputs and one for the gradient.
+r"""An LSTM layer as two GPU kernels, one for its outputs and one for the gradient.
 
-A word is too little work for a GPU, and each waits for the word before. Here a program takes some samples of one client
-through all words in one direction, its h and c staying in registers. What waits for nothing is left to large matrix
-products. With s_t = (i, f, g, o) the sums before sigma and tanh, d for the gradient of the loss, and h_-, c_- of the
-word before in the direction of reading:
+One word is too little work for a GPU, and each depends on the previous one. Here a program takes some samples of one
+client through all words in one direction, keeping h and c in registers. What does not depend on the previous word is
+left to large matrix products. With s_t = (i, f, g, o) the sums before sigma and tanh, d the gradient of the loss, and
+h_-, c_- the states at the previous word in the direction of reading:
 
     forward    s_t = W_x x_t + b + W_h h_-,    c_t = sigma(f) c_- + sigma(i) tanh(g),    h_t = sigma(o) tanh(c_t)
     backward   ds_t from dh_t and dc_t, last word first, with dh_- += W_h^T ds_t
     products   W_x x_t before;  dW_x = sum_t ds_t x_t^T,  dW_h = sum_t ds_t h_-^T,  dx_t = W_x^T ds_t  after
 
-Second derivatives are those of :func:`pfedbred.models.lstm.scanned`. The kernels go through Triton by way of Pallas,
-which JAX means to give up: where it is gone, :func:`usable` says so, and the scan does the work.
+Second derivatives are those of :func:`pfedbred.models.lstm.scanned`. The kernels use Pallas's Triton
+backend, which JAX plans to remove: without it :func:`usable` is false, and the scan is used instead.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ try:
 except ImportError:
     _IN_JAX = False
 
-_ROWS = 32  # samples of a program
-_WIDEST = 64  # h for which the four parts of W_h fit into registers
-_TRIED = "9.0"  # NVIDIA's compute capability of an H100 or H200; other GPUs may lack the memory that these need
+_ROWS = 32  # samples per program
+_WIDEST = 64  # largest h for which the four parts of W_h fit into registers
+_TESTED = "9.0"  # compute capability of NVIDIA's H100 and H200; other GPUs may lack the memory they need
 
 
-def usable(weights: Tree) -> bool:
-    """Whether this machine's GPU can run them, with weights of this kind."""
-    recurrent, capability = weights["recurrent"], getattr(jax.devices()[0], "compute_capability", None)
-    return _IN_JAX and capability == _TRIED and recurrent.dtype == jnp.float32 and recurrent.shape[2] <= _WIDEST
+def usable(params: Tree) -> bool:
+    """Whether this machine's GPU can run the kernels with params of this dtype and size."""
+    recurrent, capability = params["recurrent"], getattr(jax.devices()[0], "compute_capability", None)
+    return _IN_JAX and capability == _TESTED and recurrent.dtype == jnp.float32 and recurrent.shape[2] <= _WIDEST
 
 
 @jax.custom_vjp
-def layer(weights: Tree, x: Array, length: Array) -> Array:
+def layer(params: Tree, x: Array, length: Array) -> Array:
     """Both directions: from x of shape (time, batch, inputs) and the samples' lengths to (time, batch, 2 hidden)."""
-    return _run(_forward_kernel, weights, length, (2,), _products(weights, x), _bias(weights))[0]
+    return _run(_forward_kernel, params, length, (2,), _products(params, x), _bias(params))[0]
 
 
-def _layer_forward(weights: Tree, x: Array, length: Array) -> tuple[Array, Any]:
-    out, kept = _outputs(weights, x, length)
-    return out, (weights, x, length, out, kept)
+def _layer_forward(params: Tree, x: Array, length: Array) -> tuple[Array, Any]:
+    out, kept = _outputs(params, x, length)
+    return out, (params, x, length, out, kept)
 
 
 def _layer_backward(residuals: Any, d_out: Array) -> tuple[Tree, Array, None]:
@@ -63,65 +63,65 @@ layer.defvjp(_layer_forward, _layer_backward)
 
 
 @jax.custom_jvp
-def _outputs(weights: Tree, x: Array, length: Array) -> tuple[Array, tuple[Array, Array]]:
-    """The layer's, and what its gradient needs: the gates and c."""
-    out, gates, c = _run(_forward_kernel, weights, length, (2, 8, 2), _products(weights, x), _bias(weights))
+def _outputs(params: Tree, x: Array, length: Array) -> tuple[Array, tuple[Array, Array]]:
+    """The layer's outputs, and what its gradient needs: the gates and c."""
+    out, gates, c = _run(_forward_kernel, params, length, (2, 8, 2), _products(params, x), _bias(params))
     return out, (gates, c)
 
 
 @_outputs.defjvp
 def _outputs_jvp(primals: Any, tangents: Any) -> Any:
-    """What is kept counts as constant: the derivative of the gradients takes their inputs for all they depend on."""
+    """What is kept is treated as constant: the derivative of the gradients depends on their other inputs alone."""
     out, kept = _outputs(*primals)
     length = primals[2]
-    _, d_out = jax.jvp(lambda weights, x: scanned(weights, x, length), primals[:2], tangents[:2])
+    _, d_out = jax.jvp(lambda params, x: scanned(params, x, length), primals[:2], tangents[:2])
     return (out, kept), (d_out, jax.tree.map(jnp.zeros_like, kept))
 
 
 @jax.custom_jvp
-def _gradients(weights: Tree, x: Array, length: Array, out: Array, kept: Any, d_out: Array) -> tuple[Tree, Array]:
-    """With respect to the weights and to x."""
-    hidden, inputs = weights["recurrent"].shape[2], x.shape[2]
-    (d_sums,) = _run(_backward_kernel, weights, length, (8,), *kept, d_out)
+def _gradients(params: Tree, x: Array, length: Array, out: Array, kept: Any, d_out: Array) -> tuple[Tree, Array]:
+    """The gradients with respect to the params and to x."""
+    hidden, inputs = params["recurrent"].shape[2], x.shape[2]
+    (d_sums,) = _run(_backward_kernel, params, length, (8,), *kept, d_out)
     start = jnp.zeros_like(out[:1, :, :hidden])
     before = [jnp.concatenate([start, out[:-1, :, :hidden]]), jnp.concatenate([out[1:, :, hidden:], start])]
-    # A column of ones for the biases, and as many as make rows that a GPU likes.
+    # A column of ones for the biases, repeated to pad rows to a multiple of 16.
     ones = jnp.ones((*x.shape[:2], -(inputs + 2 * hidden) % 16 or 16), x.dtype)
     d_all = _over_time(d_sums, jnp.concatenate([x, *before, ones], axis=2)).reshape(2, 4 * hidden, -1)
     d_bias = d_all[:, :, -1]
     d_recurrent = [d_all[d, :, inputs + d * hidden : inputs + (d + 1) * hidden] for d in range(2)]
-    d_weights = {
+    d_params = {
         "input": d_all[:, :, :inputs],
         "recurrent": jnp.stack(d_recurrent),
         "input_bias": d_bias,
         "recurrent_bias": d_bias,
     }
-    return d_weights, d_sums @ weights["input"].reshape(8 * hidden, inputs)
+    return d_params, d_sums @ params["input"].reshape(8 * hidden, inputs)
 
 
 @_gradients.defjvp
 def _gradients_jvp(primals: Any, tangents: Any) -> Any:
-    def pulled_back(weights: Tree, x: Array, d_out: Array) -> tuple[Tree, Array]:
-        return jax.vjp(lambda weights, x: scanned(weights, x, primals[2]), weights, x)[1](d_out)
+    def pulled_back(params: Tree, x: Array, d_out: Array) -> tuple[Tree, Array]:
+        return jax.vjp(lambda params, x: scanned(params, x, primals[2]), params, x)[1](d_out)
 
     differentiable = [0, 1, 5]
     _, change = jax.jvp(pulled_back, [primals[i] for i in differentiable], [tangents[i] for i in differentiable])
     return _gradients(*primals), change
 
 
-def _products(weights: Tree, x: Array) -> Array:
+def _products(params: Tree, x: Array) -> Array:
     """W_x x for all words, both directions and the four parts: (time, batch, 8 hidden)."""
-    return x @ weights["input"].reshape(-1, x.shape[2]).T
+    return x @ params["input"].reshape(-1, x.shape[2]).T
 
 
-def _bias(weights: Tree) -> Array:
-    return (weights["input_bias"] + weights["recurrent_bias"]).reshape(-1)
+def _bias(params: Tree) -> Array:
+    return (params["input_bias"] + params["recurrent_bias"]).reshape(-1)
 
 
 def _over_time(left: Array, right: Array) -> Array:
-    """The sum over time and batch of left times right transposed.
+    """The sum over time and batch of left^T right.
 
-    In a few parts, side by side: as one product it is a few tiles with a long sum each, which leave most of a GPU idle.
+    Computed in up to eight parts: a single product has few tiles with a long sum each, which leaves most of a GPU idle.
     """
     time = left.shape[0]
     parts = max(k for k in range(1, 9) if time % k == 0)
@@ -129,10 +129,10 @@ def _over_time(left: Array, right: Array) -> Array:
     return jnp.sum(left.mT @ right, axis=0)
 
 
-def _run(kernel: Callable[..., None], weights: Tree, length: Array, widths: tuple[int, ...], *arrays: Array) -> Any:
-    """A kernel on W_h, the lengths and some arrays; its results are (time, batch, width hidden)."""
-    hidden = weights["recurrent"].shape[2]
-    recurrent = weights["recurrent"].reshape(2, 4, hidden, hidden)
+def _run(kernel: Callable[..., None], params: Tree, length: Array, widths: tuple[int, ...], *arrays: Array) -> Any:
+    """Runs a kernel on W_h, the lengths and some arrays; its results have shape (time, batch, width hidden)."""
+    hidden = params["recurrent"].shape[2]
+    recurrent = params["recurrent"].reshape(2, 4, hidden, hidden)
     time, batch = arrays[0].shape[:2]
     shapes = [jax.ShapeDtypeStruct((time, batch, width * hidden), arrays[0].dtype) for width in widths]
     call = pallas.pallas_call(
@@ -146,9 +146,9 @@ def _run(kernel: Callable[..., None], weights: Tree, length: Array, widths: tupl
 
 
 class _Tile:
-    """What one program sees: some samples, one direction.
+    """One program's view: some samples, one direction.
 
-    Its blocks are (samples, hidden), filled up with zeros to powers of two, as Triton wants them.
+    Its blocks are (samples, hidden), padded with zeros to powers of two, as Triton requires.
     """
 
     def __init__(self, batch: int, hidden: int, recurrent: Any, length: Any) -> None:
@@ -161,18 +161,18 @@ class _Tile:
         self._recurrent = recurrent
 
     def zeros(self, dtype: Any) -> Array:
-        """A block of them."""
+        """A block of zeros."""
         return jnp.zeros(self.inside.shape, dtype)
 
     def recurrent(self, part: int, *, transposed: bool) -> Array:
-        """W_h of one of the four parts."""
+        """One of the four parts of W_h."""
         rows, columns = self.columns[:, None], self.columns[None]
         mask = (rows < self.hidden) & (columns < self.hidden)
         rows, columns = (columns, rows) if transposed else (rows, columns)
         return triton.load(self._recurrent.at[self.direction, part, rows, columns], mask=mask, other=0)
 
     def row(self, bias: Any, part: int) -> Array:
-        """One of the parts of this direction, of a vector of 8 hidden."""
+        """This direction's slice for one part, from a vector of 8 hidden entries."""
         place = (4 * self.direction + part) * self.hidden + self.columns
         return triton.load(bias.at[place], mask=self.columns < self.hidden, other=0)[None]
 
@@ -180,19 +180,19 @@ class _Tile:
         return array.at[time, self.samples[:, None], part * self.hidden + self.columns[None]]
 
     def read(self, array: Any, time: Array, part: Any) -> Array:
-        """The block of a word: of an array (time, batch, parts times hidden)."""
+        """The block at one word of an array of shape (time, batch, parts * hidden)."""
         return triton.load(self._at(array, time, part), mask=self.inside, other=0)
 
     def write(self, array: Any, time: Array, part: Any, block: Array) -> None:
-        """Likewise."""
+        """Stores the block at one word of an array of shape (time, batch, parts * hidden)."""
         triton.store(self._at(array, time, part), block, mask=self.inside)
 
     def time(self, step: Array, steps: int) -> Array:
-        """Of a step in the direction of reading."""
+        """The position of a step in the direction of reading."""
         return jnp.where(self.direction == 0, step, steps - 1 - step)
 
     def gates(self) -> list[Any]:
-        """Where the four parts of this direction are."""
+        """The indices of this direction's four parts."""
         return [4 * self.direction + part for part in range(4)]
 
 
