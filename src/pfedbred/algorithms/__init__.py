@@ -1,4 +1,4 @@
-"""Algorithms: what one is, the table of their names, one file a method."""
+"""Algorithms: their interface, the table of names, and one file per method."""
 
 from pfedbred.algorithms.registry import ALGORITHMS, Factory, factory, make
 

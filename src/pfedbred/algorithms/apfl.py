@@ -15,7 +15,7 @@ from pfedbred.types import Array, Tree
 
 
 class Mixed(NamedTuple):
-    """A client's own model v_i and its share in the mixture."""
+    """A client's own model v_i and its weight a_i in the mixture."""
 
     v: Tree
     mixing: Array
@@ -25,7 +25,7 @@ class Mixed(NamedTuple):
 def apfl(
     task: Task, *, mixing: Fraction = 0.5, alpha: NonNegative = 0.01, eta_mixing: NonNegative = 0.01, R: Count = 20
 ) -> Algorithm:
-    r"""APFL: min_{v_i} f_i(a_i v_i + (1 - a_i) w), with w learnt as in FedAvg.
+    r"""APFL: min_{v_i} f_i(a_i v_i + (1 - a_i) w), with w learned as in FedAvg.
 
     Once a round a_i takes a gradient step, and then in each local step, all on the step's minibatch:
 
@@ -33,14 +33,14 @@ def apfl(
         w_i <- w_i - alpha grad f_i(w_i)
         v_i <- v_i - alpha a_i grad f_i(vbar_i),   vbar_i = a_i v_i + (1 - a_i) w_i (before this step)
 
-    The clip is the authors' code's; the paper leaves a_i free. w_i is averaged. G is w, P is
+    The clip is from the authors' code; the paper leaves a_i unconstrained. w_i is averaged. G is w, P is
     a_i v_i + (1 - a_i) w with the global w. With eta_mixing = 0, a_i = 1 is local training and a_i = 0 is FedAvg.
 
     Args:
       task: model and loss f.
-      mixing: a_i at the start.
+      mixing: the initial a_i.
       alpha: step size of both models.
-      eta_mixing: step size of a_i; 0 keeps it.
+      eta_mixing: step size of a_i; 0 keeps it fixed.
       R: local steps, each on one minibatch.
 
     References: Deng, Kamani and Mahdavi, arXiv 2003.13461, Algorithm 1.

@@ -1,4 +1,4 @@
-"""Ditto: a personal model beside FedAvg, held near the global one."""
+"""Ditto: FedAvg, plus a personal model held near the global one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def ditto(
 
     Args:
       task: model and loss f.
-      lam: lambda, how strongly v_i is held; in the paper each client picks 0.1, 1 or 2 by validation, or 1.
-      alpha: step size of both.
+      lam: lambda, how strongly v_i is held; in the paper each client chooses 0.1, 1 or 2 by validation, or uses 1.
+      alpha: step size of both models.
       R: steps for the global model.
       R_personal: steps for the personal model, the paper's s.
 

@@ -17,14 +17,14 @@ def fedavg(task: Task, *, alpha: Positive = 0.01, R: Count = 20, beta: Positive 
     r"""FedAvg: min_w E_i f_i(w), by R local steps w <- w - alpha grad f_i(w) and averaging.
 
     It is Algorithm 1 with mu = w, a single proximal step and alpha_m lam = 1: the proximal step from mu gives
-    theta = w - alpha grad f(w), and w - alpha_m lam (mu - theta) = theta. There is no personal model: G and P are
-    both the global model, P weighted over the clients' own test sets, so the two agree.
+    theta = w - alpha grad f(w), and w - alpha_m lam (mu - theta) = theta. There is no personal model: G and P
+    are both the global model, and evaluated on the same test samples they agree.
 
     Args:
       task: model and loss f.
       alpha: local step size.
       R: local steps, each on one minibatch.
-      beta: weight of the new average; 2 is the paper's aggregation momentum.
+      beta: coefficient of the new average; 2 is the paper's aggregation momentum.
 
     References: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
     AISTATS 2017.

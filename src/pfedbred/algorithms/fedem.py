@@ -15,7 +15,7 @@ from pfedbred.types import Array, Key, Tree
 
 
 class Mixture(NamedTuple):
-    """M models along the first axis, and the logarithms of their weights (up to a constant)."""
+    """M models along the first axis, and the logarithms of their mixture weights (up to a constant)."""
 
     components: Tree
     log_weights: Array
@@ -36,8 +36,8 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20) -
         server:  theta_m <- E_I theta_im
 
     pi_i stays on the client. P is the mixture of the shared components by pi_i, which is also what the pFedBreD
-    paper tests and prints in its "G" row; G here mixes them equally, since the server knows no pi. With M = 1 it is
-    FedAvg.
+    paper evaluates and prints in its "G" row; G here mixes them equally, since the server does not know pi.
+    With M = 1 it is FedAvg.
 
     Args:
       task: model and loss f; exp(-loss) must be a likelihood, as it is for cross-entropy.
@@ -50,7 +50,7 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20) -
     apply_each = jax.vmap(task.model.apply, in_axes=(0, None))
 
     def losses(components: Tree, batch: Batch) -> Array:
-        """Of each component on each sample: (M, samples)."""
+        """The loss of each component on each sample: (M, samples)."""
         return jax.vmap(lambda logits: task.losses(logits, batch.y))(apply_each(components, batch.x))
 
     def responsibilities(components: Tree, log_weights: Array, batch: Batch) -> Array:
@@ -61,12 +61,12 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20) -
             return total + jnp.sum(jnp.where(real, responsibilities(components, log_weights, batch), 0), axis=1)
 
         def weighted_gradient(moving: Tree, batch: Batch) -> Tree:
-            q = responsibilities(components, log_weights, batch)  # the E-step's, while the models move
+            q = responsibilities(components, log_weights, batch)  # from the E-step, fixed while the models move
             return jax.grad(lambda each: jnp.sum(jnp.mean(q * losses(each, batch), axis=1)))(moving)
 
         pi = data.fold(add, jnp.zeros_like(log_weights)) / data.size.astype(log_weights.dtype)
         upload = descend(weighted_gradient, components, data, alpha=alpha, steps=R)
-        return upload, jnp.log(jnp.maximum(pi, jnp.finfo(pi.dtype).tiny))  # a component that explains nothing: no -inf
+        return upload, jnp.log(jnp.maximum(pi, jnp.finfo(pi.dtype).tiny))  # no -inf where pi is zero
 
     def init(key: Key, clients: int) -> ServerState:
         keys = jnp.stack([key, *(jax.random.fold_in(key, m) for m in range(1, M))])

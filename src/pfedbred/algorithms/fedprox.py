@@ -21,7 +21,7 @@ def fedprox(task: Task, *, mu: NonNegative = 0.01, alpha: NonNegative = 0.01, R:
 
     Args:
       task: model and loss f.
-      mu: weight of the proximal term; the paper tries 0.001 to 1.
+      mu: coefficient of the proximal term; the paper tries 0.001 to 1.
       alpha: local step size.
       R: local steps, each on one minibatch.
 

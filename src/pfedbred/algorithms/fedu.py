@@ -1,4 +1,4 @@
-"""FedU: every client its own model, neighbours drawn together by the graph's Laplacian."""
+"""FedU: one model per client, with neighbours pulled together by the graph's Laplacian."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def fedu(task: Task, *, lam: NonNegative = 1.0, alpha: NonNegative = 0.01, R: Co
         client:  w_i <- w_i - alpha grad f_i(w_i),  R steps from the w_i received
         server:  w_i <- w_i - lam alpha R sum_{j in I} a_ij (w_i - w_j)      for i in I
 
-    P is the w_i that the server sends back, G is their mean. With lam = 0 every client is alone.
+    P is the w_i that the server sends back, G is their mean. With lam = 0 every client trains alone.
 
     Args:
       task: model and loss f.
-      lam: weight of the Laplacian, the paper's eta.
+      lam: coefficient of the Laplacian, the paper's eta.
       alpha: the clients' step size, the paper's mu.
       R: local steps, each on one minibatch.
 

@@ -1,4 +1,4 @@
-"""Local: no federation."""
+"""Local training, without a federation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pfedbred.settings.values import Count, NonNegative
 from pfedbred.types import Tree
 
 
-@method(paper="no federation, the baseline of all", year=None, G="the start model, untrained", P="w_i")
+@method(paper="no federation: a baseline", year=None, G="the start model, untrained", P="w_i")
 def local(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
-    r"""Every client alone: min_{w_i} f_i(w_i), by w_i <- w_i - alpha grad f_i(w_i), R steps a round.
+    r"""Every client trains alone: min_{w_i} f_i(w_i), by w_i <- w_i - alpha grad f_i(w_i), R steps a round.
 
-    Nothing is uploaded. P is w_i; G is the model everyone started from, which nothing trains.
+    Nothing is uploaded. P is w_i; G is the initial model, which is never trained.
 
     Args:
       task: model and loss f.
       alpha: step size.
-      R: steps in a round, each on one minibatch.
+      R: steps per round, each on one minibatch.
     """
 
     def train(start: Tree, w: Tree, data: ClientData) -> tuple[Tree, Tree]:

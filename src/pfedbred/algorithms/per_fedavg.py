@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model that is a good start for one local step."""
+"""Per-FedAvg: a global model from which one local step leads to a good personal model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def per_fedavg(
         w <- w - alpha_m (v - alpha Hess f(w; D'') v)
 
     ``first`` drops the Hessian, as the pFedBreD paper does; ``hessian-free`` takes
-    Hess f v = (grad f(w + delta v) - grad f(w - delta v)) / (2 delta); ``exact`` one Hessian-vector product.
+    Hess f v = (grad f(w + delta v) - grad f(w - delta v)) / (2 delta); ``exact`` computes one Hessian-vector product.
 
     G is w. P is w after two steps on two local training minibatches, of sizes alpha and alpha_m, as in the pFedBreD
     paper's appendix. With alpha = 0 training is FedAvg's.

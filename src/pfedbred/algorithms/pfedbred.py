@@ -1,4 +1,4 @@
-r"""Algorithm 1 of the paper, with every part exchangeable.
+r"""Algorithm 1 of the paper, with every part replaceable.
 
     min_w  E_i  F_i(w),    F_i(w) = min_theta f_i(theta) + lam D_{g*}(theta, mu_i(w))        (equ_main_problem_global)
 
@@ -23,7 +23,7 @@ from pfedbred.types import Array, Tree
 
 
 class PersonalState(NamedTuple):
-    """What a client keeps from round to round; a part that nothing reads is None.
+    """What a client keeps from round to round; a part that is never read is None.
 
     Attributes:
       theta: the personal model theta_{i,R}.
@@ -37,7 +37,7 @@ class PersonalState(NamedTuple):
 PAPER = "Shi et al., Personalized Federated Learning with Hidden Information on Personalized Prior"
 
 Start = Callable[[Tree, PersonalState], Tree]
-"""``start(w, state)``: where w_i or theta_i begins a round, from the global model and what the client kept."""
+"""``start(w, state)``: where w_i or theta_i starts a round, given the global model and the client's state."""
 
 STARTS: dict[str, Start] = {
     "global": lambda w, state: w,
@@ -85,23 +85,23 @@ def pfedbred(
       task: model and loss f.
       mean: mu_i, by name or a :class:`~pfedbred.means.Mean`.
       prior: g, by name or a :class:`~pfedbred.priors.Family`.
-      sigma: the Gaussian's Sigma: a number, an array, or the path of a .npy file.
-      lam: lambda, how strongly the prior holds.
+      sigma: the Gaussian's Sigma: a number or an array; in an experiment also the path of a .npy file.
+      lam: lambda, the strength of the prior.
       alpha: step size of the proximal solver.
       alpha_m: step size of the main problem.
       eta_a: eta_alpha, the mean's step along grad f.
       eta: the mean's step along (memory - theta).
       K: proximal steps.
       R: local steps, each on one minibatch.
-      beta: weight of the new average; 2 is the paper's aggregation momentum.
+      beta: coefficient of the new average; 2 is the paper's aggregation momentum.
       w_init: where w_i starts a round (line 5); the paper: the global model.
-      theta_init: where theta_i starts a round (line 6); the paper: where it ended.
+      theta_init: where theta_i starts a round (line 6); the paper: where it ended the previous one.
       prox_start: where the proximal steps start; the experiments: at the local model.
       prox_solver: ``gradient``, ``mirror``, an optax optimizer by name or as object, or a Solver.
       tol: stop the proximal steps when the gradient norm falls to it; 0 takes all K.
-      envelope: the envelope's gradient in mu: exact, or lam (mu - theta) in weights; the spherical Gaussian's agree.
+      envelope: the envelope's gradient in mu: exact, or lam (mu - theta) in params; equal for the spherical Gaussian.
       jacobian: Dmu as the identity (paper), or exact by one vector-Jacobian product.
-      personal: what P is: theta_i, or the global model for methods without a personal one.
+      personal: whether P is theta_i, or the global model for methods without a personal one.
 
     References: Shi et al., Algorithm 1 (alg_pFedBreD).
     """

@@ -1,4 +1,4 @@
-"""Reptile: move the start towards where local training leads."""
+"""Reptile: move the global model towards the result of local training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def reptile(
 
     Args:
       task: model and loss f.
-      epsilon: the outer step size; the paper begins near 1 and lowers it.
+      epsilon: the outer step size; the paper starts near 1 and decays it.
       alpha: local step size.
       R: local steps, the paper's k.
       adapt_steps: steps from w to a personal model; the paper's experiments use 5 to 100.

@@ -1,4 +1,4 @@
-"""Tricks over any algorithm, named by suffix as in the paper's table: ``mg-meta+am``, ``per-fedavg+ft``."""
+"""Tricks that wrap any algorithm, named by suffix as in the paper's table: ``mg-meta+am``, ``per-fedavg+ft``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pfedbred.types import Tree
 def ft(algorithm: Algorithm, task: Task, *, ft_alpha: NonNegative = 0.01) -> Algorithm:
     r"""Fine-tuning: P takes one more SGD step, of size ``ft_alpha``, on one minibatch of local training data.
 
-    Training is unchanged. The step is on all weights of P, by the loss of what P predicts.
+    Training is unchanged. The step updates all params of P, on the loss of its predictions.
 
     References: Shi et al., Section "Tricks".
     """
@@ -36,10 +36,10 @@ def ft(algorithm: Algorithm, task: Task, *, ft_alpha: NonNegative = 0.01) -> Alg
 
 
 def am(algorithm: Algorithm, task: Task, *, am_beta: NonNegative = 2.0) -> Algorithm:
-    r"""Aggregation momentum: the server's model goes ``am_beta`` times as far, w <- (1 - beta) w + beta w_new.
+    r"""Aggregation momentum: the server's model moves ``am_beta`` times as far, w <- (1 - beta) w + beta w_new.
 
-    It acts on what the server learns (``ServerState.model``): the global model, FedEM's components, the body of FedPer,
-    FedAMP's u_i and FedU's w_i. Control variates and momenta are left alone.
+    It applies to what the server learns (``ServerState.model``): the global model, FedEM's components, FedPer's body,
+    FedAMP's u_i and FedU's w_i. Control variates and momenta are unaffected.
 
     References: Shi et al., line 14 of Algorithm 1 and Section "Tricks".
     """
@@ -53,4 +53,4 @@ def am(algorithm: Algorithm, task: Task, *, am_beta: NonNegative = 2.0) -> Algor
 
 
 WRAPPERS: dict[str, Callable[..., Algorithm]] = {"am": am, "ft": ft}
-"""Every wrapper. A new one is a function ``(algorithm, task, *, settings...) -> Algorithm``, and a line here."""
+"""Every wrapper. To add one, write a function ``(algorithm, task, *, settings...) -> Algorithm`` and a line here."""
