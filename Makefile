@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
-.PHONY: run test test-slow lint types check bench clean
+.PHONY: run test test-slow lint types contracts check bench clean
 
 run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
 	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
@@ -22,7 +22,10 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test
+contracts: $(READY)  ## imports between the folders point one way
+	$(BIN)/lint-imports --no-logo
+
+check: lint types contracts test
 
 # Not compiled: Python compiles what is imported when it is, and most of what is installed never is.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -48,4 +51,4 @@ bench: $(READY)  ## a round beside a plain PyTorch loop, and out of a million cl
 	$(BIN)/python benchmarks/client_models.py --quick
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
