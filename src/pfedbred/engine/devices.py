@@ -78,8 +78,11 @@ def compiler_options() -> dict[str, Any]:
 
 
 def host_memory() -> int:
-    """Bytes that this machine has."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Bytes of memory of this machine; 8 GiB where the system does not report it, as on Windows."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 8 * 2**30
 
 
 def device_memory() -> int:

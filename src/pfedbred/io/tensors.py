@@ -133,7 +133,9 @@ PARTIAL = ".partial"
 
 
 def _settle(folder: Path) -> None:
-    """Sees that a new name in a folder reaches the disk."""
+    """Makes sure that a new name in a folder reaches the disk. Windows does so itself, and cannot open a folder."""
+    if os.name == "nt":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,8 +1,7 @@
-"""A lock on a run folder: two processes do not write into the same one."""
+"""The lock on a run folder: two processes never write into the same one."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import time
@@ -10,58 +9,60 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from pfedbred.errors import SettingError
 
 LOCK = ".lock"
+"""Name of the lock file inside the folder."""
 
 
 class InUse(SettingError):
-    """Another process has the lock."""
+    """Another process holds the lock."""
 
 
 @contextmanager
 def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
-    """Holds the folder's lock, or refuses if another process does, and still does after ``patience`` seconds.
+    """Holds the folder's lock; raises ``InUse`` if another process still holds it after ``patience`` seconds.
 
-    The lock is the operating system's, on a file in the folder, so it goes when the process does, however it ends: the
-    file of a process that was killed is found unlocked, and taken over. What is written in it is for people.
+    The operating system keeps the lock, so it is released however the process ends: the lock file of a killed process
+    is taken over. Its content, who holds the lock, is for people only.
     """
     path = folder / LOCK
-    handle, end = None, time.monotonic() + patience
-    while handle is None:
-        try:
-            handle = _take(path)
-        except InUse:
-            if time.monotonic() >= end:
-                raise
-            time.sleep(0.2)
+    # Without the operating system's locks the library could fall back to the mere existence of the file, which a killed
+    # process would leave behind.
+    lock = FileLock(path, timeout=patience, fallback_to_soft=False, on_acquired=_write_holder)
     try:
-        with suppress(OSError):  # on a full disk nobody can read who it is, and it is locked all the same
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n".encode(), 0)
+        lock.acquire()
+    except Timeout:
+        raise InUse(f"{folder} is in use by {_holder(path)}") from None
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise SettingError(f"cannot lock {folder}: {reason}; choose a folder on a writable file system") from None
+    try:
         yield
     finally:
-        with suppress(OSError):  # the folder may have been made read-only, or be gone
+        # Removed while the lock is held, so that nobody else's file is removed. Windows cannot remove an open file:
+        # there the release does it. The folder may also have become read-only, or be gone.
+        with suppress(OSError):
             path.unlink()
-        os.close(handle)
+        lock.release()
 
 
-def _take(path: Path) -> int:
-    while True:
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as problem:
-            raise SettingError(f"cannot write into {path.parent}: {problem.strerror}") from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            who = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
-            os.close(handle)
-            raise InUse(f"{path.parent} is in use by {who}") from None
-        except OSError as problem:
-            os.close(handle)
-            raise SettingError(f"cannot lock {path.parent}: {problem.strerror}; choose another place") from None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), path.stat()):
-                return handle
-        os.close(handle)  # its owner has just removed it: there may be a new one by now
+def _write_holder(descriptor: int) -> None:
+    """Writes who holds the lock into the lock file, after one byte that Windows locks against reading."""
+    holder = f" process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n"
+    with suppress(OSError):  # a full disk hides the holder, but the lock is held all the same
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, holder.encode())
+
+
+def _holder(path: Path) -> str:
+    """Who holds the lock, as far as the lock file tells."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(1)
+            text = file.read(200)
+    except OSError:  # just released
+        text = b""
+    return (text or b"").decode(errors="replace").strip() or "another process"
