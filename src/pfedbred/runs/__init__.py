@@ -1,0 +1,1 @@
+"""Run folders: layout, records, checkpoints, locks, saved models."""
