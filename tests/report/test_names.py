@@ -15,6 +15,8 @@ from support.browser import wait
 import pfedbred
 from pfedbred.cli.data import describe
 from pfedbred.errors import SettingError, file_name, is_file_name, printable
+from pfedbred.experiment.command import command
+from pfedbred.paper.page import section as paper_section
 from pfedbred.report import curves, page, terminal
 from pfedbred.report.distribution import draw_distribution
 from pfedbred.runs import records
@@ -229,7 +231,7 @@ def evil_page(finished, tmp_path):
     deviation = {"global": [0.1, 0.2], "local": [0.1, None], "samples": {"global": [1, 2], "local": [1, 0]}}
     deviation |= {"fingerprint": {"rounds": 3}, "platform": summary["platform"]}
     records.write_json(run / "cells" / "deviation" / "c<b>" / f"{EVIL.replace('/', '')}.json", deviation)
-    page.write_page([run, sweep], tmp_path / "page.html")
+    page.write_page([run, sweep], tmp_path / "page.html", [paper_section()], command)
     return tmp_path / "page.html"
 
 

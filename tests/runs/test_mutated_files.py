@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support import mutations
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 from conftest import small_federation
-from support.mutations import JSON, JSON_LINES, SAFETENSORS, View, npz_with_damaged_arrays
+from support import mutations
 from support.federations import images, words
 from support.memory import GIGABYTE, data_bytes
+from support.mutations import JSON, JSON_LINES, SAFETENSORS, View, npz_with_damaged_arrays
 
 import pfedbred
 from pfedbred import priors
@@ -34,6 +34,7 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.sigma import read_sigma
 from pfedbred.io import tensors
 from pfedbred.paper import table, tables
+from pfedbred.paper.page import section as paper_section
 from pfedbred.report import page, terminal
 from pfedbred.runs import checkpoints, records, saved_models
 
@@ -175,7 +176,7 @@ def from_sweep(folder):
 
 def report(path):
     folder = path.parents[3] if path.parent.parent.name == "deviation" else path.parent
-    return page.embedded(page.gather([folder]))
+    return page.embedded(page.gather([folder], [paper_section()]))
 
 
 def compared(folder):
@@ -213,7 +214,7 @@ def record(folder):
 
 def read_record(path):
     cells = table.read_cells(tables.TABLE2, path.parents[3])
-    page.embedded(page.gather([path.parents[3]]))
+    page.embedded(page.gather([path.parents[3]], [paper_section()]))
     return table.markdown(tables.TABLE2, cells), table.remembered(path, {"R": 1}, dict, table.CELL)
 
 

@@ -20,6 +20,8 @@ from pfedbred.cli.run import compare_command, run_command, stay_silent, sweep_co
 from pfedbred.data.sources.hub import cache_folder
 from pfedbred.engine import join_processes, keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest, printable
+from pfedbred.experiment.command import command as reproducing_command
+from pfedbred.paper.page import section as paper_section
 from pfedbred.report import page
 from pfedbred.runs import prediction, saved_models
 from pfedbred.runs.records import write_text
@@ -111,7 +113,7 @@ def report_command(
 ) -> None:
     """Write one HTML page of finished runs that needs nothing else to be read."""
     path = out or folders[0] / "report.html"
-    page.write_page(folders, path)
+    page.write_page(folders, path, [paper_section()], reproducing_command)
     print(f"page: {path}")
 
 

@@ -1,23 +1,26 @@
-"""What the page shows of the paper: its tables, measured beside printed, with the curves of their cells; deviations."""
+"""The paper's part of the HTML page: tables of measured beside printed figures, curves of their cells, deviations."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pfedbred.errors import SettingError, is_file_name
+from pfedbred.experiment.command import command
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
 from pfedbred.io.strict import read_json
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.table import CELL, read_remembered
 from pfedbred.paper.tables import TABLES
 from pfedbred.paper.tuned import TITLE as TUNED
+from pfedbred.report.content import Content, add_federations, add_sweep, platform_name, read_federation
+from pfedbred.report.page import Section
 from pfedbred.runs.records import DEVIATION
 
-TITLES = {**{name: table.title for name, table in TABLES.items()}, "tuned": TUNED}
-"""Of the tables that can be in a folder, as NAME.json."""
+_TITLES = {**{name: table.title for name, table in TABLES.items()}, "tuned": TUNED}  # of NAME.json in a folder
 
 _FIGURE = {
     **dict.fromkeys(("column", "row", "model"), str),
@@ -26,14 +29,41 @@ _FIGURE = {
 }
 
 
-def measured_on(record: Mapping[str, Any]) -> str:
-    """The platform of a record, for people."""
-    facts = record["platform"]
-    return f"{facts['device']} ({facts['backend']}), jax {facts['jax']}"
+def section() -> Section:
+    """The paper's results, for ``pfedbred.report.page.write_page``."""
+    script = (resources.files("pfedbred.paper") / "assets" / "paper.js").read_text(encoding="utf-8")
+    return Section("paper result", gather, {"tables": "table", "deviations": "deviation"}, script)
 
 
-def gather_table(folder: Path, name: str, content: dict[str, Any]) -> None:
-    """Adds a table, column by column, and the commands that make it."""
+def gather(folder: Path, content: Content) -> bool:
+    """Adds what ``pfedbred paper`` has written into a folder; returns whether there is anything."""
+    found = False
+    for name in _TITLES:
+        if (folder / f"{name}.json").exists():
+            _gather_table(folder, name, content)
+            found = True
+    for file in sorted(folder.glob("hyper-*.json")):
+        add_sweep(file, file.stem, content, command)
+        found = True
+    for column in sorted((folder / "cells" / "deviation").glob("*")):
+        found = _gather_deviation(column, content) or found
+    return _gather_data(folder, content) or found
+
+
+def _gather_data(folder: Path, content: Content) -> bool:
+    """Adds the data distributions in ``noniid-*.json``, with the command for those of the paper's datasets."""
+    datasets = [read_federation(file) for file in sorted(folder.glob("noniid-*.json"))]
+    add_federations(datasets, content)
+    first = {column.dataset: name for name, column in reversed(ALL.items())}
+    columns = [first[each["name"]] for each in datasets if each["name"] in first]
+    if columns:
+        words = f"pfedbred paper noniid --columns {','.join(columns)} --out {shlex.quote(folder.resolve().name)}"
+        content["commands"].append({"name": "Data distribution", "command": words, "settings": {}})
+    return bool(datasets)
+
+
+def _gather_table(folder: Path, name: str, content: Content) -> None:
+    """Adds a table, column by column, and the commands that reproduce it."""
     figures = read_json(folder / f"{name}.json")
     expect(figures, Some(_FIGURE), folder / f"{name}.json")
     by_column: dict[str, list[dict[str, Any]]] = {}
@@ -43,7 +73,7 @@ def gather_table(folder: Path, name: str, content: dict[str, Any]) -> None:
     for key, cells in by_column.items():
         column = ALL.get(key)
         records = _records(folder / "cells" / name, cells)
-        content["platforms"] += map(measured_on, records.values())
+        content["platforms"] += map(platform_name, records.values())
         columns.append(
             {
                 "title": column.title if column else key,
@@ -53,19 +83,17 @@ def gather_table(folder: Path, name: str, content: dict[str, Any]) -> None:
                 "curves": [_curves(row, record, cells) for row, record in records.items()],
             }
         )
-    content["tables"].append({"title": TITLES[name], "columns": columns})
-    _add_commands(name, TITLES[name], figures, folder, content)
+    content["tables"].append({"title": _TITLES[name], "columns": columns})
+    _add_commands(name, _TITLES[name], figures, folder, content)
 
 
-def _add_commands(
-    name: str, title: str, cells: Sequence[Mapping[str, Any]], folder: Path, content: dict[str, Any]
-) -> None:
+def _add_commands(name: str, title: str, cells: Sequence[Mapping[str, Any]], folder: Path, content: Content) -> None:
     commands = [f"{each} --out {shlex.quote(folder.resolve().name)}" for each in paper_commands(name, cells)]
     content["commands"].append({"name": title, "command": "\n".join(commands), "settings": {}})
 
 
-def gather_deviation(folder: Path, content: dict[str, Any]) -> bool:
-    """Adds the deviations of a column, if the folder has any, and the command that makes them."""
+def _gather_deviation(folder: Path, content: Content) -> bool:
+    """Adds the deviations of a column, if the folder has any, and the commands that reproduce them."""
     methods = {file.stem: read_json(file) for file in sorted(folder.glob("*.json"))}
     for name, each in methods.items():
         expect(each, DEVIATION, folder / f"{name}.json")
@@ -75,7 +103,7 @@ def gather_deviation(folder: Path, content: dict[str, Any]) -> bool:
     title = ALL[folder.name].title if folder.name in ALL else folder.name
     samples = next(iter(methods.values()))["samples"]
     content["deviations"].append({"title": title, "methods": kept, "samples": samples})
-    content["platforms"] += map(measured_on, methods.values())
+    content["platforms"] += map(platform_name, methods.values())
     cells = [
         {"column": folder.name, "row": name, "n": None, "rounds": each["fingerprint"]["rounds"]}
         for name, each in methods.items()
@@ -85,23 +113,23 @@ def gather_deviation(folder: Path, content: dict[str, Any]) -> bool:
 
 
 def _records(folder: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Those of a column's cells that are kept, by row."""
+    """The records of a column's cells, by row; a cell may have none."""
     found = {}
     for column, row in dict.fromkeys((cell["column"], cell["row"]) for cell in cells):
         file = folder / column / f"{row}.json"
-        known = is_file_name(column) and is_file_name(row)  # else it might lead elsewhere
+        known = is_file_name(column) and is_file_name(row)  # else the path could lead elsewhere
         record = read_remembered(file, CELL) if known else None
         if record is None:
             continue
         lengths = {len(record[model][kind]) for model in "GP" for kind in ("curve", "low", "high")}
         if lengths != {len(record["rounds"])}:
-            raise SettingError(f"{file} is damaged: its curves are not of the same rounds")
+            raise SettingError(f"{file} is damaged: its curves have different numbers of rounds")
         found[row] = record
     return found
 
 
 def _curves(row: str, record: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By round, of the models that the table shows of the row."""
+    """Accuracy by round, of the models that the table shows for the row."""
     models = {cell["model"] for cell in cells if cell["row"] == row}
     found: dict[str, Any] = {"row": row, "rounds": record["rounds"], "seeds": len(record["G"]["best"])}
     for model in sorted(models & {"G", "P"}):
@@ -111,31 +139,31 @@ def _curves(row: str, record: Mapping[str, Any], cells: Sequence[Mapping[str, An
 
 
 def _short(value: float | None) -> float | None:
-    """Two digits are more than a picture shows, and a page has ten thousands of them."""
+    """Two digits: more than a chart shows, and a page has tens of thousands of these numbers."""
     return None if value is None else round(value, 2)
 
 
 def beside_paper(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A figure, its difference from the printed one where they are of the same data, and its rounds."""
+    """A cell with its rounds, and its difference from the printed figure where both are of the same data."""
     column = ALL.get(cell["column"])
     compared = cell["paper"] is not None and cell["mean"] is not None and column and not column.not_compared
     difference = round(cell["mean"] - cell["paper"], 2) if compared else None
     kept = {name: cell[name] for name in ("row", "model", "mean", "std", "paper", "n")}
-    rounds = f"{cell['rounds']} of {column.rounds}" if column and _of_its_own(cell) else str(cell["rounds"])
+    rounds = f"{cell['rounds']} of {column.rounds}" if column and _unusual_rounds(cell) else str(cell["rounds"])
     return {**kept, "rounds": rounds, "difference": difference}
 
 
-def _of_its_own(cell: Mapping[str, Any]) -> int | None:
-    """The rounds of a cell, if they are not its column's."""
+def _unusual_rounds(cell: Mapping[str, Any]) -> int | None:
+    """The rounds of a cell, or None if they are its column's."""
     column = ALL.get(cell["column"])
     return None if column and column.rounds == cell["rounds"] else cell["rounds"]
 
 
 def paper_commands(name: str, cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What makes these cells of a table and no others: one command for columns with the same rows, seeds and rounds."""
+    """The commands that reproduce exactly these cells: one for all columns with the same rows, seeds and rounds."""
     rows: dict[tuple[str, int | None, int | None], dict[str, None]] = {}
     for cell in cells:
-        rows.setdefault((cell["column"], cell["n"], _of_its_own(cell)), {})[cell["row"]] = None
+        rows.setdefault((cell["column"], cell["n"], _unusual_rounds(cell)), {})[cell["row"]] = None
     columns: dict[tuple[str, int | None, int | None], list[str]] = {}
     for (column, seeds, rounds), names in rows.items():
         columns.setdefault((",".join(names), seeds, rounds), []).append(column)

@@ -1,0 +1,36 @@
+"""The command line that reproduces an experiment from what its record says."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pfedbred import algorithms
+from pfedbred import settings as settings_
+from pfedbred.errors import SettingError
+from pfedbred.experiment.configuration import Experiment
+
+_OMITTED = ("settings", "algorithm", "data_dir", "store_dir")  # given otherwise, or true of one machine only
+
+
+def command(experiment: Mapping[str, Any], verb: str = "run", without: Sequence[str] = ()) -> str:
+    """``pfedbred VERB`` with every option and setting that differs from its default, except the settings ``without``.
+
+    ``experiment`` is an experiment as plain values, as summary.json and sweep.json record it.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(Experiment)}
+    parts = [f"pfedbred {verb}", f"--algorithm {shlex.quote(experiment['algorithm'])}"]
+    for name, value in experiment.items():
+        if name in defaults and name not in _OMITTED and value is not None and value != defaults[name]:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            parts.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
+    try:
+        known = settings_.declared(algorithms.factory(experiment["algorithm"]))
+    except SettingError:
+        known = {}  # a custom algorithm: all of its settings are listed
+    for name, value in experiment["settings"].items():
+        if name not in without and value is not None and (name not in known or known[name].default != value):
+            parts.append(f"--set {shlex.quote(f'{name}={value}')}")
+    return " ".join(parts)

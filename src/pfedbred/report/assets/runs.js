@@ -1,0 +1,120 @@
+// Runs: outcome, curves, clients and diagnostics. One choice of metric governs the first three.
+
+const runs = content.runs.map((run, index) => ({ ...run, shade: colour(index), dash: dash(index) }));
+let metric = content.metrics.find((each) => each.name === ACCURACY.name) ?? content.metrics[0];
+const ofMetric = (run) => own(run.metrics, metric.name); // a run need not have been evaluated with it
+const metricLists = [], onMetric = [];
+
+const metricChoice = (parent, id) => {
+  if (content.metrics.length < 2) return;
+  metricLists.push(dropdown(parent, id, "Metric:", content.metrics.map((each) => each.title), content.metrics.indexOf(metric), (index) => {
+    metric = content.metrics[index];
+    for (const list of metricLists) list.value = index;
+    for (const show of onMetric) show();
+  }));
+};
+
+// The run whose best value is best, among those that have one.
+const leader = (model) => runs.filter((run) => (ofMetric(run)?.[model].best ?? null) !== null).reduce((a, b) => {
+  if (!a) return b;
+  const [first, second] = [a, b].map((run) => ofMetric(run)[model].best);
+  return (metric.higher_is_better ? second > first : second < first) ? b : a;
+}, null);
+
+addSection(() => {
+  if (!runs.length) return;
+  const element = section("table", "Outcome", "The best test value over the rounds, mean ± standard deviation over seeds. "
+    + "G is the global model on all test samples, P each client's personal model on its own test samples. Worst tenth: mean P over the "
+    + "tenth of the clients for which it is lowest, at the end.");
+  metricChoice(element, "table-metric");
+  const holder = element.appendChild(make("div"));
+  const measured = (model) => (!model ? "–" : model.diverged ? "diverged" : model.best === null ? "–"
+    : `${shownValue(model.best, metric)} ± ${shownValue(model.std, metric)}`);
+  const rejected = runs.some((run) => run.rejected);
+  const show = () => {
+    const first = leader("P");
+    const worst = runs.some((run) => (ofMetric(run)?.P.worst_tenth ?? null) !== null);
+    const rows = runs.map((run) => [run.name, run.dataset, run.model, measured(ofMetric(run)?.G), measured(ofMetric(run)?.P),
+      ...(worst ? [shownValue(ofMetric(run)?.P.worst_tenth, metric)] : []), String(run.seeds), String(run.rounds.at(-1)),
+      ...(rejected ? [String(run.rejected)] : []), run.milliseconds.toPrecision(3)]);
+    const columns = ["method", "data", "model", "G" + unit(metric), "P" + unit(metric), ...(worst ? ["worst tenth" + unit(metric)] : []),
+      "seeds", "rounds", ...(rejected ? ["rejected updates"] : []), "ms per round"];
+    const isBest = (r, c) => c === 4 && runs.length > 1 && first !== null && ofMetric(runs[r])?.P.best === ofMetric(first).P.best;
+    holder.replaceChildren(table(columns, rows, `Outcome of each run: ${metric.title}`, isBest));
+  };
+  onMetric.push(show);
+  show();
+});
+
+addSection(() => {
+  if (!runs.length) return;
+  const element = section("curves", "Curves by round", aboutSeeds(runs));
+  metricChoice(element, "curves-metric");
+  const shown = new Set(runs.map((run) => run.name));
+  const items = () => runs.filter(ofMetric).map((run) => ({ ...run, G: ofMetric(run).G, P: ofMetric(run).P }));
+  const words = () => {
+    const best = Object.keys(NAMES).map((model) => [model, leader(model)]).filter(([, run]) => run)
+      .map(([model, run]) => `best ${model}: ${run.name}, ${shownValue(ofMetric(run)[model].best, metric)}${metric.percent ? " %" : ""}`);
+    return `Test ${metric.title} by round of ${runs.length} run${runs.length > 1 ? "s" : ""}; ${best.join("; ") || "all diverged"}.`;
+  };
+  if (runs.length > 1) filter(element, runs, shown, () => show(), "Runs shown");
+  const show = chart(element, "curves-chart", words, () => byRound(items().filter((item) => shown.has(item.name)), metric),
+    () => atTheEnd(items(), metric, `${metric.title} at the end, mean over seeds`));
+  onMetric.push(show);
+});
+
+addSection(() => {
+  const having = runs.filter((run) => run.clients.length);
+  if (!having.length) return;
+  const element = section("clients", "Client by client", "Which clients gain from personalisation and which lose: each client's own test "
+    + "samples under the global model and under its personal model, at the end, mean over seeds, sorted by G.");
+  let current = having.includes(leader("P")) ? leader("P") : having[0];
+  const clients = () => {
+    const values = ofMetric(current);
+    if (!values) return [];
+    return current.clients.map((name, i) => ({ name, g: values.G.clients[i], p: values.P.clients[i] })).filter((each) => each.g !== null && each.p !== null);
+  };
+  const summary = () => {
+    const all = clients();
+    const [above, below] = [all.filter((client) => client.p > client.g).length, all.filter((client) => client.p < client.g).length];
+    const [gain, lose] = metric.higher_is_better ? [above, below] : [below, above];
+    return `${current.name}, ${metric.title}: of ${all.length} clients ${gain} gain, ${lose} lose, ${all.length - gain - lose} are unchanged.`;
+  };
+  if (having.length > 1) dropdown(element, "clients-run", "Run:", having.map((run) => run.name), having.indexOf(current), (index) => { current = having[index]; update(); });
+  metricChoice(element, "clients-metric");
+  const words = element.appendChild(make("p", { id: "clients-summary", "aria-live": "polite", text: summary() }));
+  const draw = () => {
+    const sorted = clients().sort((a, b) => a.g - b.g || a.p - b.p);
+    const joins = { x: sorted.flatMap((_, index) => [index, index, null]), y: sorted.flatMap((client) => [client.g, client.p, null]) };
+    const size = Math.max(3, Math.min(10, 600 / sorted.length));
+    const dots = (key, shade, title) => ({ x: sorted.map((_, index) => index), y: sorted.map((client) => client[key]), mode: "markers", name: title,
+      marker: { color: shade, size }, text: sorted.map((client) => plain(client.name)), hovertemplate: `client %{text}: ${hovered("y", metric)}<extra>${title}</extra>` });
+    return {
+      data: [{ ...joins, mode: "lines", line: { color: style("--line"), width: sorted.length > 300 ? 0.6 : 1.4 }, hoverinfo: "skip", showlegend: false },
+        dots("g", COLOURS[0], "G"), dots("p", COLOURS[1], "P")],
+      layout: { height: 400, showlegend: true, legend: { orientation: "h", y: 1.12 }, hovermode: "closest",
+        xaxis: { title: { text: "client, sorted by G" } }, yaxis: { title: { text: plain(`test ${metric.title}${unit(metric)}`) } } },
+    };
+  };
+  const rows = () => clients().map((client) => [client.name, shownValue(client.g, metric), shownValue(client.p, metric), shownValue(client.p - client.g, metric)]);
+  const show = chart(element, "clients-chart", () => `${current.name}: ${metric.title} of every client under the global model and under its personal model.`,
+    draw, () => numbers(["client", "G" + unit(metric), "P" + unit(metric), "difference"], rows(), `${metric.title} of each client, ${current.name}`));
+  const update = () => { words.textContent = summary(); show(); };
+  onMetric.push(update);
+});
+
+addSection(() => {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.diagnostics)))];
+  if (!names.length) return;
+  const element = section("diagnostics", "Diagnostics", "What the methods report about local training at each evaluation, averaged over clients. " + aboutSeeds(runs));
+  const grid = element.appendChild(make("div", { class: "grid" }));
+  names.forEach((name, index) => {
+    const having = runs.filter((run) => own(run.diagnostics, name));
+    const last = (run) => run.diagnostics[name].mean.findLast((value) => value !== null);
+    chart(grid, `diagnostic-${index}`, () => `${name} by round.`, () => ({
+      data: having.flatMap((run) => band(run, run.diagnostics[name], {}, "%{y:.4g}")),
+      layout: { height: 280, hovermode: "x unified", showlegend: runs.length > 1, legend: { orientation: "h", y: 1.2 },
+        xaxis: { title: { text: "round" } }, yaxis: { title: { text: plain(name) } } },
+    }), () => numbers(["method", "last value"], having.map((run) => [run.name, last(run)?.toPrecision(4) ?? "–"]), `${name}, last value, mean over seeds`));
+  });
+});
