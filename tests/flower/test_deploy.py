@@ -128,13 +128,15 @@ def test_keys(tmp_path):
     assert command("flower", "keys", tmp_path / "keys", "--node", "later").exit_code == 0  # the authority stays
     again = x509.load_pem_x509_certificate((tmp_path / "keys" / "ca.crt").read_bytes())
     assert again.serial_number == ca.serial_number
-    assert "has certificates already" in str(command("flower", "keys", tmp_path / "keys", "--host", "other").exception)
-    assert "a host is a name" in str(command("flower", "keys", tmp_path / "odd", "--host", "bücher.example").exception)
+    assert "already has certificates" in str(command("flower", "keys", tmp_path / "keys", "--host", "other").exception)
+    assert "a host must be an ASCII name or an IP address, not 'bücher.example'" in str(
+        command("flower", "keys", tmp_path / "odd", "--host", "bücher.example").exception
+    )
     assert "a node is called by letters" in str(
         command("flower", "keys", tmp_path / "new", "--node", "../evil").exception
     )
     assert not (tmp_path / "new").exists()
-    with pytest.raises(SettingError, match="exists already"):
+    with pytest.raises(SettingError, match="already exists"):
         certificates.node_key(tmp_path / "keys" / "north")
 
 

@@ -1,7 +1,11 @@
-"""Certificates and keys for development: an authority of one's own, the SuperLink's certificate, a key for each node.
+"""Certificates and keys for development: a private authority, the SuperLink's certificate, a key for each node.
 
-For a federation that matters, take the certificate from the authority that the organisation trusts, and let every node
-make its own key (``ssh-keygen -t ecdsa -b 384``) so that the private half never travels.
+In production, use a certificate from an authority that the organisation trusts, and let every node generate its own key
+(``ssh-keygen -t ecdsa -b 384``), so that private keys never travel.
+
+The certificates are built with ``cryptography``, which Flower brings along. ``trustme`` would be shorter, but its
+authority is valid until the year 3000, and its certificates may also sign code and authenticate clients; neither can be
+changed.
 """
 
 from __future__ import annotations
@@ -24,15 +28,15 @@ from pfedbred.runs import records
 
 _DAYS = 365
 FILES = ("ca.crt", "superlink.crt", "superlink.key")
-"""The authority's certificate, the SuperLink's, and its private key."""
+"""The authority's certificate, the SuperLink's certificate, and the SuperLink's private key."""
 
 
 class Authority(NamedTuple):
-    """Where the certificates are.
+    """Paths of the files that ``make`` has written.
 
     Attributes:
-      ca: the authority's, which everyone needs.
-      certificate: the SuperLink's.
+      ca: the authority's certificate, which every machine needs.
+      certificate: the SuperLink's certificate.
       key: the SuperLink's private key.
     """
 
@@ -42,13 +46,13 @@ class Authority(NamedTuple):
 
 
 def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Authority:
-    """An authority and a certificate for a SuperLink that is reached by these names and addresses."""
-    found = Authority(*(folder / name for name in FILES))
+    """Creates an authority, and a certificate for a SuperLink with these host names and addresses."""
+    paths = Authority(*(folder / name for name in FILES))
     names = [_name(host) for host in hosts]
     records.find_folder(folder)
-    if found.ca.exists():
-        raise SettingError(f"{folder} has certificates already")
-    ca_key, own_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    if paths.ca.exists():
+        raise SettingError(f"{folder} already has certificates")
+    ca_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pfedbred development authority")])
     ca = (
         _certificate(authority, authority, ca_key.public_key())
@@ -58,8 +62,8 @@ def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Aut
         .sign(ca_key, hashes.SHA384())
     )
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
-    own = (
-        _certificate(subject, authority, own_key.public_key())
+    certificate = (
+        _certificate(subject, authority, key.public_key())
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
@@ -67,10 +71,10 @@ def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Aut
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    found.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    found.certificate.write_bytes(own.public_bytes(serialization.Encoding.PEM))
-    _private(found.key, own_key, serialization.PrivateFormat.TraditionalOpenSSL)
-    return found  # the authority's own key is not kept: it signs this certificate and no other
+    paths.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    paths.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _write_private(paths.key, key, serialization.PrivateFormat.TraditionalOpenSSL)
+    return paths  # the authority's key is not kept: it signs this certificate and no other
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
@@ -101,20 +105,20 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _name(host: str) -> x509.GeneralName:
-    with suppress(ValueError):  # else it is a name
+    with suppress(ValueError):  # not an address, so a name
         return x509.IPAddress(ipaddress.ip_address(host))
     try:
         return x509.DNSName(host)
     except ValueError:
-        raise SettingError(f"a host is a name in ASCII or an address, not {host!r}") from None
+        raise SettingError(f"a host must be an ASCII name or an IP address, not {host!r}") from None
 
 
 def node_key(path: Path) -> Path:
-    """A node's private key, and beside it, with ``.pub``, the public one that the SuperLink has to know."""
+    """Creates a node's private key; returns the public key beside it (``.pub``), to be registered at the SuperLink."""
     if path.exists():
-        raise SettingError(f"{path} exists already")
+        raise SettingError(f"{path} already exists")
     key = ec.generate_private_key(ec.SECP384R1())
-    _private(path, key, serialization.PrivateFormat.OpenSSH)
+    _write_private(path, key, serialization.PrivateFormat.OpenSSH)
     public = path.with_name(f"{path.name}.pub")
     public.write_bytes(
         key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
@@ -122,8 +126,8 @@ def node_key(path: Path) -> Path:
     return public
 
 
-def _private(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
-    """Writes a private key that nobody else can read."""
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
+    """Writes a private key that only its owner can read."""
     text = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(text)
