@@ -1,4 +1,4 @@
-"""Modules of Flax and Equinox as models."""
+"""Flax and Equinox modules as models."""
 
 import sys
 
@@ -68,7 +68,7 @@ def equinox_net(dropout=None, norm=None, p=0.5):
             self.layers = [eqx.nn.Linear(*size, key=each) for size, each in zip(sizes, keys, strict=True)]
             self.norm = eqx.nn.LayerNorm(16) if norm is None else norm()
             self.dropout = eqx.nn.Identity() if dropout is None else eqx.nn.Dropout(p, inference=dropout)
-            self.steps = jnp.arange(3)  # not a weight
+            self.steps = jnp.arange(3)  # not trained
 
         def __call__(self, x):
             x = jnp.tanh(self.layers[0](x))
@@ -128,48 +128,48 @@ def test_adapted_modules_have_heads(name, larger_federation):
         assert not np.array_equal(a, b)
 
 
-def test_linen_module_as_it_is():
+def test_linen_module_unchanged():
     net = linen_net()
     model = models.from_flax(net, (6,))
-    weights, x = model.init(KEY), X.astype(np.float32)
-    assert set(weights) == {"body", "LayerNorm_0", "last"}
-    params = net.init(KEY, x)["params"]
-    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, weights, params)))
-    assert np.array_equal(model.apply(weights, x), net.apply({"params": params}, x))
+    params, x = model.init(KEY), X.astype(np.float32)
+    assert set(params) == {"body", "LayerNorm_0", "last"}
+    variables = net.init(KEY, x)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, params, variables["params"])))
+    assert np.array_equal(model.apply(params, x), net.apply(variables, x))
 
 
-def test_nnx_module_as_it_is():
+def test_nnx_module_unchanged():
     model = models.from_flax(nnx_net(), (6,))
-    weights, x = model.init(KEY), X.astype(np.float32)
+    params, x = model.init(KEY), X.astype(np.float32)
     net = nnx_net()(nnx.Rngs(KEY))
-    assert set(weights) == {"layers", "norm", "last"}
-    assert np.array_equal(weights["layers"]["1"]["kernel"], net.layers[1].kernel[...])
-    assert np.allclose(model.apply(weights, x), net(x), atol=1e-6)
-    moved = jax.tree.map(lambda leaf: leaf + 1, weights)
+    assert set(params) == {"layers", "norm", "last"}
+    assert np.array_equal(params["layers"]["1"]["kernel"], net.layers[1].kernel[...])
+    assert np.allclose(model.apply(params, x), net(x), atol=1e-6)
+    moved = jax.tree.map(lambda leaf: leaf + 1, params)
     assert not np.allclose(model.apply(moved, x), net(x), atol=1e-2)
 
 
-def test_equinox_module_as_it_is():
+def test_equinox_module_unchanged():
     model = models.from_equinox(equinox_net())
-    weights, x = model.init(KEY), X.astype(np.float32)
+    params, x = model.init(KEY), X.astype(np.float32)
     net = equinox_net()(KEY)
     layers = {f"layers.{i}.{part}" for i in range(3) for part in ("weight", "bias")}
-    assert set(weights) == layers | {"norm.weight", "norm.bias"}
-    assert np.array_equal(weights["layers.1.weight"], net.layers[1].weight)
-    assert np.allclose(model.apply(weights, x), jnp.stack([net(row) for row in x]), atol=1e-6)
+    assert set(params) == layers | {"norm.weight", "norm.bias"}
+    assert np.array_equal(params["layers.1.weight"], net.layers[1].weight)
+    assert np.allclose(model.apply(params, x), jnp.stack([net(row) for row in x]), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_adapted_modules_run_for_all_clients_at_once(name):
     model = ADAPTED[name]()
     keys, x = jax.random.split(KEY, 3), jnp.asarray(X)
-    weights = jax.jit(jax.vmap(model.init))(keys)
-    logits = jax.jit(jax.vmap(model.apply, (0, None)))(weights, x)
+    params = jax.jit(jax.vmap(model.init))(keys)
+    logits = jax.jit(jax.vmap(model.apply, (0, None)))(params, x)
     for i, key in enumerate(keys):
         assert np.allclose(logits[i], model.apply(model.init(key), x), atol=1e-6)
 
 
-def test_word_ids_reach_a_module_as_whole_numbers():
+def test_word_ids_reach_a_module_as_integers():
     x = jnp.asarray([[3, 8, 1, 0], [2, 2, 0, 0]], jnp.uint8)
     types = []
 
@@ -191,10 +191,10 @@ def test_word_ids_reach_a_module_as_whole_numbers():
         ),
         models.from_equinox(lambda key: Bag(eqx.nn.Embedding(9, 5, key=key)), dtype=jnp.int32),
     ):
-        weights = model.init(KEY)
+        params = model.init(KEY)
         types.clear()
-        (vectors,) = jax.tree.leaves(weights)
-        assert np.allclose(model.apply(weights, x), vectors[np.asarray(x, int)].mean(1), atol=1e-6)
+        (vectors,) = jax.tree.leaves(params)
+        assert np.allclose(model.apply(params, x), vectors[np.asarray(x, int)].mean(1), atol=1e-6)
         assert types in ([jnp.dtype(jnp.int32)], [jnp.dtype(int)])
 
 
@@ -203,13 +203,13 @@ STATISTICS = "^the module uses batch statistics, which clients cannot share: use
 
 
 @pytest.mark.parametrize("make", [lambda: linen_net(dropout=False), lambda: nnx_net(dropout=False)])
-def test_flax_dropout_is_refused(make):
+def test_flax_dropout_is_rejected(make):
     with pytest.raises(SettingError, match=DROPOUT.format("deterministic=True")):
         models.from_flax(make(), (6,))
 
 
-def test_dropout_that_is_off_is_not_refused():
-    """Nor is one that drops nothing."""
+def test_inactive_dropout_is_accepted():
+    """So is a rate of zero."""
     plain = {
         "linen": models.from_flax(linen_net(dropout=True), (6,)),
         "nnx": models.from_flax(nnx_net(dropout=True), (6,)),
@@ -222,12 +222,12 @@ def test_dropout_that_is_off_is_not_refused():
     for name, model in plain.items():
         logits = jax.jit(jax.vmap(model.apply, (0, None)))(jax.vmap(model.init)(jax.random.split(KEY, 2)), x)
         without = ADAPTED[name.split()[0].strip(",")]()
-        if name.startswith("linen"):  # in the others the dropout layer has a share of the keys
+        if name.startswith("linen"):  # in the others the dropout layer consumes keys
             assert np.allclose(logits[0], without.apply(without.init(jax.random.split(KEY, 2)[0]), x), atol=1e-6)
         assert np.all(np.isfinite(logits))
 
 
-def test_batch_statistics_are_refused():
+def test_batch_statistics_are_rejected():
     for norm in (True, False):
         with pytest.raises(SettingError, match=STATISTICS):
             models.from_flax(linen_net(use_running_average=norm), (6,))
@@ -239,7 +239,7 @@ def test_batch_statistics_are_refused():
             models.from_equinox(make)
 
 
-def test_other_state_is_refused():
+def test_other_state_is_rejected():
     class Counting(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -269,7 +269,7 @@ def test_other_state_is_refused():
         models.from_equinox(eqx.nn.make_with_state(equinox_net()))
 
 
-def test_equinox_dropout_is_refused():
+def test_equinox_dropout_is_rejected():
     with pytest.raises(SettingError, match=DROPOUT.format("inference=True, or return eqx.nn.inference_mode")):
         models.from_equinox(equinox_net(dropout=False))
     model = models.from_equinox(lambda key: eqx.nn.inference_mode(equinox_net(dropout=False)(key)))
@@ -294,17 +294,17 @@ def test_modules_that_cannot_be_used():
 
 
 @pytest.mark.parametrize("name", ADAPTED)
-def test_a_head_must_name_weights(name):
+def test_a_head_must_name_parameters(name):
     with pytest.raises(SettingError, match=r"^head is lost, but the parameters are called .*(last|layers.2)"):
         ADAPTED[name](head=("lost",))
 
 
 def test_head_names_stand_for_whole_paths():
-    weights = {name: jnp.zeros(2) for name in ("layers.1.weight", "layers.1.bias", "layers.10.weight", "layers")}
+    params = {name: jnp.zeros(2) for name in ("layers.1.weight", "layers.1.bias", "layers.10.weight", "layers")}
 
     def split(*head):
-        task = pfedbred.Task(models.Model(lambda key: weights, lambda w, x: x, head=head))
-        return heads.split(task, weights)
+        task = pfedbred.Task(models.Model(lambda key: params, lambda w, x: x, head=head))
+        return heads.split(task, params)
 
     assert set(split("layers.1").head) == {"layers.1.weight", "layers.1.bias"}
     assert set(split("layers.1").body) == {"layers.10.weight", "layers"}

@@ -1,4 +1,4 @@
-"""The kernels that GPUs use for the lstm, run here by Pallas' interpreter, beside the scan and the transcription."""
+"""The LSTM's GPU kernels, run by Pallas' interpreter, against the scan and the transcription."""
 
 import sys
 
@@ -16,27 +16,27 @@ from pfedbred.types import Words
 
 @pytest.fixture
 def by_kernels(monkeypatch):
-    """Makes models use them."""
+    """Makes models use the kernels."""
     monkeypatch.setattr(sys.modules["pfedbred.models.lstm"], "_layer", lstm_kernels.layer)
 
 
 def a_layer(hidden, inputs, batch, time=5, clients=3):
-    """Weights, inputs and lengths of a layer, for each client."""
+    """The params, inputs and lengths of a layer, for each client."""
     keys = jax.random.split(KEY, 3)
     start = jax.vmap(lambda key: _layer_init(key, inputs, hidden, jnp.float64))
-    weights = start(jax.random.split(keys[0], clients))
+    params = start(jax.random.split(keys[0], clients))
     x = jax.random.normal(keys[1], (clients, time, batch, inputs), jnp.float64)
-    return weights, x, jax.random.randint(keys[2], (clients, batch), 0, time + 1)
+    return params, x, jax.random.randint(keys[2], (clients, batch), 0, time + 1)
 
 
-def gradients(layer, weights, x, length):
-    """Of a function of all outputs."""
+def gradients(layer, params, x, length):
+    """The gradients of a function of all outputs."""
 
-    def loss(weights, x):
-        out = layer(weights, x, length)
+    def loss(params, x):
+        out = layer(params, x, length)
         return jnp.sum(jnp.sin(out + jnp.arange(out.size).reshape(out.shape)))
 
-    return jax.grad(loss, (0, 1))(weights, x)
+    return jax.grad(loss, (0, 1))(params, x)
 
 
 def assert_close(one, other):
@@ -47,30 +47,30 @@ def assert_close(one, other):
 @pytest.mark.usefixtures("by_kernels")
 def test_the_lstm_by_kernels_is_its_transcription():
     model = models.lstm((9,), 4, words=Words(30), hidden=6, dtype=jnp.float64)
-    weights, x = model.init(KEY), sentences(LENGTHS, 9, 30)
-    expected = numpy_lstm(as_numpy(weights), x, np.asarray(weights["embedding"]))
-    assert np.allclose(jax.jit(model.apply)(weights, x), expected, rtol=0, atol=1e-10)
+    params, x = model.init(KEY), sentences(LENGTHS, 9, 30)
+    expected = numpy_lstm(as_numpy(params), x, np.asarray(params["embedding"]))
+    assert np.allclose(jax.jit(model.apply)(params, x), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("hidden", "inputs", "batch"), [(20, 7, 37), (16, 16, 1)])
 def test_gradients_are_those_of_the_scan(hidden, inputs, batch):
     """Of several clients side by side; more samples than one program takes, and fewer."""
-    weights, x, length = a_layer(hidden, inputs, batch)
+    params, x, length = a_layer(hidden, inputs, batch)
     found, expected = (
-        jax.jit(jax.vmap(lambda *arguments, layer=layer: gradients(layer, *arguments)))(weights, x, length)
+        jax.jit(jax.vmap(lambda *arguments, layer=layer: gradients(layer, *arguments)))(params, x, length)
         for layer in (lstm_kernels.layer, scanned)
     )
     assert_close(found, expected)
-    outputs = [jax.vmap(layer)(weights, x, length) for layer in (lstm_kernels.layer, scanned)]
+    outputs = [jax.vmap(layer)(params, x, length) for layer in (lstm_kernels.layer, scanned)]
     assert_close(*outputs)
 
 
 def test_curvature_is_that_of_the_scan():
     """Per-FedAvg's exact order differentiates gradients along a direction."""
-    weights, x, length = jax.tree.map(lambda leaf: leaf[0], a_layer(5, 4, 3, clients=1))
-    along = jax.tree.map(jnp.cos, (weights, x))
+    params, x, length = jax.tree.map(lambda leaf: leaf[0], a_layer(5, 4, 3, clients=1))
+    along = jax.tree.map(jnp.cos, (params, x))
     found, expected = (
-        jax.jvp(lambda *inputs, layer=layer: gradients(layer, *inputs, length), (weights, x), along)
+        jax.jvp(lambda *inputs, layer=layer: gradients(layer, *inputs, length), (params, x), along)
         for layer in (lstm_kernels.layer, scanned)
     )
     assert_close(found, expected)
@@ -78,30 +78,30 @@ def test_curvature_is_that_of_the_scan():
 
 def test_they_are_lowered_for_gpus(monkeypatch):
     """To Triton, which is stricter than the interpreter; with clients and seeds side by side."""
-    weights, x, length = jax.tree.map(
+    params, x, length = jax.tree.map(
         lambda leaf: jnp.stack([leaf, leaf]).astype(jnp.float32 if leaf.dtype == jnp.float64 else leaf.dtype),
         a_layer(50, 50, 40),
     )
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     every = jax.vmap(jax.vmap(lambda *arguments: gradients(lstm_kernels.layer, *arguments)))
-    lowered = jax.jit(every).trace(weights, x, length).lower(lowering_platforms=("cuda",))
+    lowered = jax.jit(every).trace(params, x, length).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("xla.gpu.triton(") == 2
 
 
 def test_where_they_are_used(monkeypatch):
-    """On the kind of GPU they were tried on, in float32, if h is not too wide; elsewhere the scan."""
+    """On the kind of GPU they were tested on, in float32, if h is not too wide; elsewhere the scan."""
 
     class Device:
         compute_capability = "9.0"
 
-    weights = {"recurrent": jnp.zeros((2, 200, 50), jnp.float32)}
-    assert not lstm_kernels.usable(weights)  # this is no GPU
+    params = {"recurrent": jnp.zeros((2, 200, 50), jnp.float32)}
+    assert not lstm_kernels.usable(params)  # not a GPU
     monkeypatch.setattr(jax, "devices", lambda: [Device])
-    assert lstm_kernels.usable(weights)
+    assert lstm_kernels.usable(params)
     assert not lstm_kernels.usable({"recurrent": jnp.zeros((2, 200, 50), jnp.float64)})
     assert not lstm_kernels.usable({"recurrent": jnp.zeros((2, 260, 65), jnp.float32)})
     Device.compute_capability = "8.6"
-    assert not lstm_kernels.usable(weights)
+    assert not lstm_kernels.usable(params)
     Device.compute_capability = "9.0"
     monkeypatch.setattr(lstm_kernels, "_IN_JAX", False)
-    assert not lstm_kernels.usable(weights)
+    assert not lstm_kernels.usable(params)

@@ -1,4 +1,4 @@
-"""The models against plain NumPy transcriptions, finite differences and PyTorch's documented start."""
+"""The models against NumPy transcriptions, finite differences and PyTorch's documented initialisation."""
 
 import math
 
@@ -35,12 +35,12 @@ def images(shape, n=2, seed=0):
 # The cnn ------------------------------------------------------------------------------------------------------------
 
 
-def numpy_cnn(weights, x):
+def numpy_cnn(params, x):
     """conv, ReLU, pool, twice; three linear layers: an image, an output and a pool at a time."""
     logits = []
     for image in x.reshape(*x.shape[:3], -1):
         for layer in ("conv1", "conv2"):
-            kernels, biases = weights[layer]["weight"], weights[layer]["bias"]
+            kernels, biases = params[layer]["weight"], params[layer]["bias"]
             rows, columns = image.shape[0] - 4, image.shape[1] - 4
             out = np.zeros((rows, columns, len(kernels)))
             for r in range(rows):
@@ -54,16 +54,16 @@ def numpy_cnn(weights, x):
                     image[r, c] = out[2 * r : 2 * r + 2, 2 * c : 2 * c + 2].max((0, 1))
         vector = image.reshape(-1)
         for layer in ("hidden1", "hidden2"):
-            vector = np.maximum(weights[layer]["weight"] @ vector + weights[layer]["bias"], 0)
-        logits.append(weights["output"]["weight"] @ vector + weights["output"]["bias"])
+            vector = np.maximum(params[layer]["weight"] @ vector + params[layer]["bias"], 0)
+        logits.append(params["output"]["weight"] @ vector + params["output"]["bias"])
     return np.stack(logits)
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28), (16, 16, 1), (19, 22, 2)], ids=str)
 def test_cnn_is_its_transcription(shape):
     model = models.cnn(shape, CLASSES, dtype=jnp.float64)
-    weights, x = model.init(KEY), images(shape)
-    assert np.allclose(jax.jit(model.apply)(weights, x), numpy_cnn(as_numpy(weights), x), rtol=0, atol=1e-10)
+    params, x = model.init(KEY), images(shape)
+    assert np.allclose(jax.jit(model.apply)(params, x), numpy_cnn(as_numpy(params), x), rtol=0, atol=1e-10)
 
 
 def test_cnn_sizes():
@@ -89,13 +89,13 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def numpy_direction(weights, d, sequence):
+def numpy_direction(params, d, sequence):
     """The outputs of one direction for the vectors of one sample's words, in the order of reading."""
-    hidden = weights["recurrent"].shape[2]
+    hidden = params["recurrent"].shape[2]
     h, c, outputs = np.zeros(hidden), np.zeros(hidden), []
     for x in sequence:
-        sums = weights["input"][d] @ x + weights["input_bias"][d] + weights["recurrent"][d] @ h
-        sums = sums + weights["recurrent_bias"][d]
+        sums = params["input"][d] @ x + params["input_bias"][d] + params["recurrent"][d] @ h
+        sums = sums + params["recurrent_bias"][d]
         i, f = sigmoid(sums[:hidden]), sigmoid(sums[hidden : 2 * hidden])
         g, o = np.tanh(sums[2 * hidden : 3 * hidden]), sigmoid(sums[3 * hidden :])
         c = f * c + i * g
@@ -104,22 +104,22 @@ def numpy_direction(weights, d, sequence):
     return outputs
 
 
-def numpy_lstm(weights, x, vectors):
+def numpy_lstm(params, x, vectors):
     """A sample at a time, its padding cut off first: what PyTorch computes for packed sequences."""
-    hidden = weights["layer1"]["recurrent"].shape[2]
+    hidden = params["layer1"]["recurrent"].shape[2]
     logits = []
     for ids in x:
         sequence = [vectors[word] for word in ids if word != 0]
         states = []
         for layer in ("layer1", "layer2"):
-            forward = numpy_direction(weights[layer], 0, sequence)
-            backward = numpy_direction(weights[layer], 1, sequence[::-1])
+            forward = numpy_direction(params[layer], 0, sequence)
+            backward = numpy_direction(params[layer], 1, sequence[::-1])
             states += [forward[-1], backward[-1]] if sequence else [np.zeros(hidden)] * 2
             sequence = [np.concatenate(pair) for pair in zip(forward, backward[::-1], strict=True)]
         features = np.concatenate([sequence[-1] if sequence else np.zeros(2 * hidden), *states])
-        activity = weights["hidden"]["weight"] @ features + weights["hidden"]["bias"]
+        activity = params["hidden"]["weight"] @ features + params["hidden"]["bias"]
         activity = np.where(activity > 0, activity, 0.1 * activity)
-        logits.append(weights["output"]["weight"] @ activity + weights["output"]["bias"])
+        logits.append(params["output"]["weight"] @ activity + params["output"]["bias"])
     return np.stack(logits)
 
 
@@ -128,46 +128,46 @@ LENGTHS = (9, 1, 0, 4, 7, 2)
 
 @pytest.mark.parametrize("dimensions", [None, 50, 7])
 def test_lstm_is_its_transcription(dimensions):
-    """With learned vectors and with given ones; sequences of all lengths, none at all among them."""
+    """With learned and with given vectors; sequences of many lengths, including zero."""
     given = None if dimensions is None else np.random.default_rng(1).normal(size=(30, dimensions))
     model = models.lstm((9,), CLASSES, words=Words(30, given), hidden=6, dtype=jnp.float64)
-    weights, x = model.init(KEY), sentences(LENGTHS, 9, 30)
-    assert ("embedding" in weights) == (given is None)
-    vectors = np.asarray(weights["embedding"]) if given is None else given
-    expected = numpy_lstm(as_numpy(weights), x, vectors)
-    assert np.allclose(jax.jit(model.apply)(weights, x), expected, rtol=0, atol=1e-10)
+    params, x = model.init(KEY), sentences(LENGTHS, 9, 30)
+    assert ("embedding" in params) == (given is None)
+    vectors = np.asarray(params["embedding"]) if given is None else given
+    expected = numpy_lstm(as_numpy(params), x, vectors)
+    assert np.allclose(jax.jit(model.apply)(params, x), expected, rtol=0, atol=1e-10)
 
 
-def test_lstm_does_not_see_padding():
+def test_lstm_ignores_padding():
     """More padding changes nothing, and no gradient reaches the vector of the padding."""
     model = models.lstm((9,), 2, words=Words(30), hidden=6, dtype=jnp.float64)
-    weights, apply = model.init(KEY), jax.jit(model.apply)
+    params, apply = model.init(KEY), jax.jit(model.apply)
     long = sentences(LENGTHS, 14, 30)
     short = long[:, :9]
-    assert np.allclose(apply(weights, short), apply(weights, long), rtol=0, atol=1e-13)
-    gradient = jax.grad(lambda w: jnp.sum(apply(w, short) ** 2))(weights)["embedding"]
+    assert np.allclose(apply(params, short), apply(params, long), rtol=0, atol=1e-13)
+    gradient = jax.grad(lambda w: jnp.sum(apply(w, short) ** 2))(params)["embedding"]
     read = np.zeros(30, bool)
     read[np.unique(short)] = True
     assert np.array_equal(np.any(np.asarray(gradient) != 0, 1), read & (np.arange(30) > 0))
 
 
-def test_lstm_of_nothing_is_finite():
+def test_lstm_of_empty_samples_is_finite():
     model = models.lstm((5,), 2, words=Words(9))
-    weights, x = model.init(KEY), jnp.zeros((3, 5), int)
-    both = jax.jit(jax.value_and_grad(lambda w: jnp.sum(model.apply(w, x))))(weights)
+    params, x = model.init(KEY), jnp.zeros((3, 5), int)
+    both = jax.jit(jax.value_and_grad(lambda w: jnp.sum(model.apply(w, x))))(params)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(both))
 
 
 def test_lstm_unrolled_is_the_same(monkeypatch):
-    """GPUs get an unrolled scan."""
+    """The scan is unrolled on GPUs."""
     model = models.lstm((9,), 2, words=Words(30), hidden=6, dtype=jnp.float64)
-    weights, x = model.init(KEY), sentences(LENGTHS, 9, 30)
-    plain = jax.jit(model.apply).lower(weights, x)
+    params, x = model.init(KEY), sentences(LENGTHS, 9, 30)
+    plain = jax.jit(model.apply).lower(params, x)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    unrolled = jax.jit(lambda w, x: model.apply(w, x)).lower(weights, x)
+    unrolled = jax.jit(lambda w, x: model.apply(w, x)).lower(params, x)
     assert "while" in plain.as_text()
     assert "while" not in unrolled.as_text()
-    assert np.allclose(unrolled.compile()(weights, x), plain.compile()(weights, x), rtol=0, atol=1e-13)
+    assert np.allclose(unrolled.compile()(params, x), plain.compile()(params, x), rtol=0, atol=1e-13)
 
 
 def test_lstm_sizes():
@@ -182,7 +182,7 @@ def test_lstm_sizes():
     assert size(Words(20, np.zeros((20, 300))), 8, 5) == layers + (48 * 100 + 100) + (100 * 5 + 5)
 
 
-def test_lstm_refuses():
+def test_lstm_rejects_other_shapes():
     with pytest.raises(SettingError, match=r"lstm needs samples of shape \(length,\), not \(28, 28\)"):
         models.get("lstm", (28, 28), 2, Words(10))
     with pytest.raises(SettingError, match=r"one vector for each of the 10 word ids, not an array of shape \(9, 50\)"):
@@ -208,14 +208,14 @@ ALL = list(models.MODELS)
 @pytest.mark.parametrize("name", ALL)
 def test_gradient_is_a_finite_difference(name):
     model, x = every(name)
-    weights = model.init(KEY)
+    params = model.init(KEY)
     y = np.arange(len(x)) % CLASSES
 
-    def loss(weights):
-        return -jnp.mean(jax.nn.log_softmax(model.apply(weights, x))[jnp.arange(len(x)), y])
+    def loss(params):
+        return -jnp.mean(jax.nn.log_softmax(model.apply(params, x))[jnp.arange(len(x)), y])
 
-    leaves, structure = jax.tree.flatten(weights)
-    gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(weights))
+    leaves, structure = jax.tree.flatten(params)
+    gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
     value, rng, step = jax.jit(loss), np.random.default_rng(0), 1e-5
     for place, leaf in enumerate(leaves):
         direction = rng.normal(size=leaf.shape)
@@ -236,27 +236,27 @@ FAN_IN = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_weights_start_as_in_pytorch(name):
+def test_initialisation_is_pytorchs(name):
     """Uniform in +-1/sqrt(fan-in), biases too; word vectors standard normal; all independent of each other."""
     model, _ = every(name)
-    weights = as_numpy(jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 100)))
+    params = as_numpy(jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 100)))
     if name == "lstm":
-        vectors = weights.pop("embedding")
+        vectors = params.pop("embedding")
         assert scipy.stats.kstest(vectors.ravel()[:20_000], "norm").pvalue > 1e-3
-    assert set(weights) == set(FAN_IN[name])
+    assert set(params) == set(FAN_IN[name])
     scaled = []
     for layer, fan_in in FAN_IN[name].items():
-        for leaf in weights[layer].values():
+        for leaf in params[layer].values():
             values = leaf.ravel() * math.sqrt(fan_in)
             assert np.abs(values).max() <= 1
             assert scipy.stats.kstest(values[:20_000], "uniform", args=(-1, 2)).pvalue > 1e-3
             scaled.append(values)
     together = np.round(np.concatenate(scaled), 12)
-    assert len(np.unique(together)) > 0.9999 * len(together)  # no numbers are used twice
+    assert len(np.unique(together)) > 0.9999 * len(together)  # no random numbers are reused
 
 
-def test_linear_models_keep_their_start():
-    """Runs of earlier versions can be made again: layer by layer, the weight's key before the bias's."""
+def test_initialisation_of_linear_models_does_not_change():
+    """Runs of earlier versions stay reproducible: layer by layer, the weight's key before the bias's."""
 
     def same(layer, key, inputs):
         weight, bias = jax.random.split(key)
@@ -273,20 +273,20 @@ def test_linear_models_keep_their_start():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_clients_with_weights_of_their_own(name):
-    """Under vmap, outputs and gradients are those of one client after another."""
+def test_clients_with_different_params(name):
+    """Under vmap, outputs and gradients equal those of each client alone."""
     model, x = every(name)
-    weights = jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 3))
+    params = jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 3))
     batches = np.stack([x, x[::-1], np.roll(x, 2, 0)])
 
     @jax.jit
-    def both(weights, x):
-        logits = model.apply(weights, x)
-        return logits, jax.grad(lambda w: jnp.sum(jnp.sin(model.apply(w, x))))(weights)
+    def both(params, x):
+        logits = model.apply(params, x)
+        return logits, jax.grad(lambda w: jnp.sum(jnp.sin(model.apply(w, x))))(params)
 
-    together = jax.vmap(both)(weights, batches)
-    in_turn = jax.lax.map(lambda item: both(*item), (weights, batches))
-    alone = [both(jax.tree.map(lambda leaf, i=i: leaf[i], weights), batches[i]) for i in range(3)]
+    together = jax.vmap(both)(params, batches)
+    in_turn = jax.lax.map(lambda item: both(*item), (params, batches))
+    alone = [both(jax.tree.map(lambda leaf, i=i: leaf[i], params), batches[i]) for i in range(3)]
     alone = jax.tree.map(lambda *leaves: np.stack(leaves), *alone)
     for other in (together, in_turn):
         same = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=0, atol=1e-10), alone, other)
@@ -294,12 +294,12 @@ def test_clients_with_weights_of_their_own(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_type_follows_the_weights(name):
+def test_dtype_follows_the_params(name):
     for dtype in (jnp.float32, jnp.float64):
         model, x = every(name, dtype)
-        weights = jax.eval_shape(model.init, KEY)
-        assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype(dtype)}
-        logits = jax.eval_shape(model.apply, weights, x)
+        params = jax.eval_shape(model.init, KEY)
+        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
+        logits = jax.eval_shape(model.apply, params, x)
         assert logits.dtype == dtype
         assert logits.shape == (len(x), CLASSES)
     default = models.get(name, (16, 16) if name == "cnn" else (9,), 3, Words(9) if name == "lstm" else None)
@@ -309,8 +309,8 @@ def test_type_follows_the_weights(name):
 @pytest.mark.parametrize("name", ALL)
 def test_head_is_the_last_layer(name):
     model, x = every(name)
-    weights = model.init(KEY)
-    parts = heads.split(pfedbred.Task(model), weights)
+    params = model.init(KEY)
+    parts = heads.split(pfedbred.Task(model), params)
     assert list(parts.head) == ["output"]
     assert parts.head["output"]["bias"].shape == (CLASSES,)
     zero = heads.join(parts.body, jax.tree.map(jnp.zeros_like, parts.head))
@@ -330,7 +330,7 @@ def test_get():
         models.get("lstm", (25,), 2)
 
 
-def test_get_gives_words_to_those_who_ask(monkeypatch):
+def test_get_passes_words_to_models_that_take_them(monkeypatch):
     def bag_of_words(shape, classes, *, words):
         return models.Model(lambda key: jnp.zeros((words.count, classes)), lambda w, x: jnp.sum(w[x], 1))
 
