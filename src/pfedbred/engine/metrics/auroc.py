@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.engine.metrics.base import Metric, Predictions, ratio
-from pfedbred.engine.metrics.logits import exponentials, finite, one_hot
+from pfedbred.engine.metrics.logits import exponentials, finite, one_hot, shifted
 from pfedbred.types import Array
 
 BINS = 128
-_SCALE = 4.0
+_SCALE = 2.0
 _FARTHEST = 1e6  # a probability that rounds to 1 has infinite log-odds
 
 
@@ -27,12 +27,12 @@ class Histograms(NamedTuple):
 
 def _scores(outputs: Array) -> Array:
     """(n, classes) log-odds of the softmax probabilities, relative to those of a uniform guess."""
+    classes = outputs.shape[-1]
     each = exponentials(outputs)
-    classes = each.shape[-1]
     top = one_hot(jnp.argmax(outputs, -1), classes)
     # The rest of the largest is summed without it: subtracting it from the total would lose all digits near p = 1.
     rest = jnp.where(top, jnp.sum(jnp.where(top, 0, each), -1, keepdims=True), jnp.sum(each, -1, keepdims=True) - each)
-    odds = jnp.log(each) - jnp.log(rest) + math.log(max(classes - 1, 1))
+    odds = shifted(outputs) - jnp.log(rest) + math.log(max(classes - 1, 1))
     return jnp.clip(odds, -_FARTHEST, _FARTHEST)
 
 
@@ -73,9 +73,10 @@ def auroc() -> Metric:
 
     Ranks do not add up over clients, histograms do. The score s is the log-odds of the softmax probability,
     :math:`u = \\log p_c - \\log(1 - p_c) + \\log(\\text{classes} - 1)`, in 128 bins of equal width in
-    :math:`u / (4 + |u|)`: they cover all of the real line, 0.06 wide around a uniform guess, 0.25 at u = 4 and 0.6 at
-    u = 8. Scores in one bin count as equal, so the value is exact where no positive shares a bin with a negative, and
-    else typically within 0.005. NaN if a logit is not finite.
+    :math:`u / (2 + |u|)`: they cover the whole real line, 0.03 wide around a uniform guess, 0.3 at u = 4 and 0.8 at
+    u = 8. Scores in one bin count as equal, so the value is exact where no positive shares a bin with a negative. Else
+    it is within about 0.002 of that of exact ranks if the logits spread by 0.1 to 10, and 0.01 if by 0.05 to 40. NaN
+    if a logit is not finite.
 
     Reference: Hand and Till, Machine Learning 45, 2001; one against the rest as in Fawcett, Pattern Recognition
     Letters 27, 2006, section 10.

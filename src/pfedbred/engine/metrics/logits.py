@@ -28,8 +28,12 @@ def correct(predictions: Predictions) -> Array:
     return (jnp.argmax(outputs, -1) == predictions.labels) & finite(outputs)
 
 
-def exponentials(outputs: Array) -> Array:
-    """exp(z - max z), in at least float32; NaN for a sample with a logit that is not finite."""
+def shifted(outputs: Array) -> Array:
+    """z - max z, in at least float32; NaN for a sample with a logit that is not finite."""
     logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
-    shifted = logits - jnp.max(logits, -1, keepdims=True)
-    return jnp.where(finite(outputs)[:, None], jnp.exp(shifted), jnp.nan)
+    return jnp.where(finite(outputs)[:, None], logits - jnp.max(logits, -1, keepdims=True), jnp.nan)
+
+
+def exponentials(outputs: Array) -> Array:
+    """exp(z - max z), the softmax before it is normalised."""
+    return jnp.exp(shifted(outputs))
