@@ -10,7 +10,7 @@ import time
 import pytest
 
 from pfedbred.errors import SettingError
-from pfedbred.runs import locks, records
+from pfedbred.runs import layout, locks
 
 HOLDS = """
 import sys, time
@@ -41,7 +41,7 @@ def test_a_folder_in_use_names_its_holder_and_a_killed_holder_is_replaced(tmp_pa
 def test_the_lock_file_is_removed_and_does_not_occupy_the_folder(tmp_path):
     with locks.locked(tmp_path):
         assert [each.name for each in tmp_path.iterdir()] == [locks.LOCK]
-        assert records.is_free(tmp_path)
+        assert layout.is_free(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pfedbred.errors import SettingError
-from pfedbred.runs import records
+from pfedbred.runs import layout
 
 _DAYS = 365
 FILES = ("ca.crt", "superlink.crt", "superlink.key")
@@ -49,7 +49,7 @@ def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Aut
     """Creates an authority, and a certificate for a SuperLink with these host names and addresses."""
     paths = Authority(*(folder / name for name in FILES))
     names = [_name(host) for host in hosts]
-    records.find_folder(folder)
+    layout.ensure_folder(folder)
     if paths.ca.exists():
         raise SettingError(f"{folder} already has certificates")
     ca_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
