@@ -1,9 +1,13 @@
-"""Federations: made from clients or arrays, checked, taken apart."""
+"""Federations: loaded by name, by path or as an object, made from clients or arrays, checked, divided."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pfedbred
+from pfedbred import data
+from pfedbred.settings.values import Count
 
 
 def test_digits(digits):
@@ -40,7 +44,7 @@ def test_digits(digits):
         ),
     ],
 )
-def test_mistakes_are_named(train, test, words):
+def test_wrong_clients_are_named(train, test, words):
     with pytest.raises(pfedbred.SettingError, match=words):
         pfedbred.from_clients(train, test)
 
@@ -50,8 +54,84 @@ def test_unknown_datasets_are_named():
         pfedbred.load("didgits")
 
 
+def test_objects_are_accepted_like_names(prepared):
+    """A federation, a population or a function that returns one is used as it is; a Path is a path."""
+    federation, path = prepared
+    population = data.population("synthetic", clients=3)
+    assert pfedbred.load(federation) is federation
+    assert pfedbred.load(lambda: federation) is federation
+    assert pfedbred.load(population) is population
+    assert pfedbred.load(lambda: population) is population
+    assert data.population(population) is population
+    assert data.population(federation) is None
+    np.testing.assert_array_equal(pfedbred.load(path).train.x, federation.train.x)
+    for dataset in (federation, lambda: federation, population, path):
+        with pytest.raises(pfedbred.SettingError, match=r"is split already: clients cannot be chosen"):
+            pfedbred.load(dataset, clients=3)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (3, "dataset must be a name, a path, a Federation, a Population or a function returning one, not 3"),
+        (None, "dataset must be .*, not None"),
+        (lambda: [1, 2], "the dataset function must return a Federation, not a list"),
+        (Path("digits"), "there is no file digits"),
+    ],
+)
+def test_other_objects_are_rejected(dataset, words):
+    with pytest.raises(pfedbred.SettingError, match=words):
+        pfedbred.load(dataset)
+
+
+def every_third(pool, *, clients, seed=0):
+    """A user's split: one row in three for testing."""
+    rows = np.arange(len(pool.y)).reshape(clients, -1)
+    return data.Assignment([mine[1::3] for mine in rows], [mine[::3] for mine in rows])
+
+
+def test_a_split_can_be_a_function():
+    x, y = np.arange(12.0)[:, None], np.arange(12) % 2
+    federation = pfedbred.from_arrays(x, y, split=every_third, clients=2)
+    assert federation.train.x[:, 0].tolist() == [1, 4, 7, 10]
+    assert federation.test.x[:, 0].tolist() == [0, 3, 6, 9]
+    assert federation.about["split"].endswith("test_loading.every_third")
+    with pytest.raises(pfedbred.SettingError, match=r"every_third needs a number of clients"):
+        pfedbred.from_arrays(x, y, split=every_third)
+    with pytest.raises(pfedbred.SettingError, match=r"test_fraction cannot be chosen with the split .*every_third"):
+        pfedbred.from_arrays(x, y, split=every_third, clients=2, test_fraction=0.5)
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        (3, "split must be a name or a function that returns an Assignment, not 3"),
+        (lambda pool: [[0], [1]], "must return an Assignment, not a list"),
+        (lambda pool: data.Assignment([[0], [1]], [[2]]), "2 clients for training and 1 for test"),
+        (lambda pool: data.Assignment([], []), "0 clients for training and 0 for test"),
+        (lambda pool: data.Assignment([[0, 4]], [[1]]), "row numbers from 0 to 3"),
+        (lambda pool: data.Assignment([[0]], [[-1]]), "row numbers from 0 to 3"),
+        (lambda pool: data.Assignment([[0.5]], [[1]]), "row numbers from 0 to 3"),
+        (lambda pool: data.Assignment([[0], [1, 2]], [[], [2, 3]]), "row 2 both for training and for test"),
+        (lambda pool: data.Assignment([[0]], [[1]], np.zeros(3, int)), r"labels of shape \(3,\), not \(4,\)"),
+        (lambda pool: data.Assignment([[0], []], [[1], []]), "client 1 has no training samples"),
+    ],
+)
+def test_wrong_splits_are_rejected(split, words):
+    with pytest.raises(pfedbred.SettingError, match=words):
+        pfedbred.from_arrays(np.eye(4), [0, 1, 0, 1], split=split)
+
+
+def test_a_new_dataset_is_one_entry_of_the_table(monkeypatch):
+    def pool(data_dir, clients, seed, *, size: Count = 4):
+        return data.Pool("mine", np.eye(size, dtype=np.float32), np.arange(size, dtype=np.int32) % 2, 2)
+
+    monkeypatch.setitem(data.DATASETS, "mine", data.Dataset(pool, every_third, clients=2))
+    assert pfedbred.load("mine(6)").train.x.argmax(axis=1).tolist() == [1, 4]
+
+
 def test_arrays_with_names_for_clients_and_labels():
-    """Every client gets its own rows, labels are numbered in alphabetical order, a quarter is for testing."""
+    """Every client gets its rows, labels are numbered in alphabetical order, a quarter is for testing."""
     x = np.arange(16.0)[:, None]
     y = np.array(["cat", "dog"] * 8)
     shop = np.array(["b"] * 12 + ["a"] * 4)
@@ -77,7 +157,7 @@ def test_label_counts_by_hand():
 
 
 def test_clients_can_be_held_out(digits):
-    """Everybody is on one side or the other, with all of their samples; the seed decides who."""
+    """Every client is on one side or the other, with all of its samples; the seed decides on which."""
     training, new = digits.hold_out(0.2, seed=3)
     assert (training.clients, new.clients) == (16, 4)
     assert sorted(map(int, training.names + new.names)) == list(range(20))
@@ -91,6 +171,6 @@ def test_clients_can_be_held_out(digits):
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.99])
-def test_somebody_trains_and_somebody_is_held_out(digits, fraction):
-    with pytest.raises(pfedbred.SettingError, match="at least one must be kept out and one must train"):
+def test_at_least_one_client_trains_and_one_is_held_out(digits, fraction):
+    with pytest.raises(pfedbred.SettingError, match="at least one must be held out and one must train"):
         digits.hold_out(fraction, seed=0)

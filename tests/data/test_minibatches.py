@@ -1,4 +1,4 @@
-"""Minibatches: shuffled passes over a client's own samples, each order as likely as any other."""
+"""Minibatches: shuffled passes over a client's samples, with every order equally likely."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_passes_clients_and_seeds_have_different_orders():
 
 
 @given(n=st.integers(1, 40), offset=st.integers(0, 1000), rounds=st.integers(1, 4))
-def test_a_round_goes_on_where_the_last_one_stopped(n, offset, rounds):
+def test_a_round_continues_where_the_last_one_ended(n, offset, rounds):
     pieces = [three_batches(jnp.int32(offset), jnp.int32(n), jnp.uint32(r * 30)) for r in range(rounds)]
     rows = np.concatenate(pieces).ravel()
     whole_passes = rows[: len(rows) // n * n].reshape(-1, n) - offset

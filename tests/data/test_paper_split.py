@@ -1,4 +1,4 @@
-"""The paper's splits, on images made here and on the sizes of the real ones."""
+"""The paper's splits, on generated labels and on the label counts of MNIST."""
 
 import random
 
@@ -32,7 +32,7 @@ def test_the_papers_split(clients, labels, seed, rule):
     assignment = paper_split(pool, clients=clients, labels_per_client=labels, seed=seed, sizes=rule)
     assert len(assignment.train) == len(assignment.test) == clients
     taken = np.concatenate([*assignment.train, *assignment.test])
-    assert len(set(taken)) == len(taken)  # no sample twice, and so none in both train and test
+    assert len(set(taken)) == len(taken)  # no sample is used twice
     np.testing.assert_array_equal(assignment.y, pool.y)
     for u in range(clients):
         held = np.concatenate([assignment.train[u], assignment.test[u]])
@@ -100,6 +100,6 @@ def test_slot_labels_touch_ten_samples_of_each_label():
         ({"clients": 1000}, "use fewer clients"),
     ],
 )
-def test_impossible_splits_are_refused(options, words):
+def test_impossible_splits_are_rejected(options, words):
     with pytest.raises(pfedbred.SettingError, match=words):
         paper_split(numbered(1100), **{"clients": 20, "labels_per_client": 3, "seed": 0, **options})

@@ -1,4 +1,4 @@
-"""Prepared federations: what is read is what was written, or one clear line says what is wrong."""
+"""Prepared federations: a file is loaded as it was saved, or rejected with one clear line."""
 
 import json
 import struct
@@ -67,7 +67,7 @@ def test_every_cut_is_noticed(tmp_path):
 
 
 def write(path, arrays, facts, **metadata):
-    """A file that says of itself that it is sound."""
+    """A file with a correct checksum."""
     from safetensors.numpy import save_file
 
     text = json.dumps(facts)
@@ -84,13 +84,13 @@ def write(path, arrays, facts, **metadata):
         ({"test.y": np.array([0, -1, 2], np.int32)}, "client 0 \\('a'\\), sample 1 of the test set has label -1"),
         ({"train.offsets": np.array([0, 4, 4, 8], np.int32)}, "client 1 \\('b'\\) has no training samples"),
         ({"train.offsets": np.array([0, 5, 4, 8], np.int32)}, "client 1 \\('b'\\) has no training samples"),
-        ({"train.offsets": np.array([0, 4, 5, 99], np.int32)}, "do not belong together"),
+        ({"train.offsets": np.array([0, 4, 5, 99], np.int32)}, "do not match the clients' offsets"),
         ({"train.x": np.full((8, 5, 5), np.nan, np.float32)}, "client 0 .* not a finite number"),
         ({"train.x": np.zeros((8, 2), np.float32)}, "do not have the shapes"),
         ({"train.y": None}, "has no 'train.y'"),
     ],
 )
-def test_a_sound_file_with_nonsense_in_it_is_refused(change, words, tmp_path):
+def test_a_file_with_inconsistent_content_is_rejected(change, words, tmp_path):
     federation = images()
     prepared.save(federation, tmp_path / "good.fed")
     arrays = {**load_file(tmp_path / "good.fed"), **change}
@@ -100,7 +100,7 @@ def test_a_sound_file_with_nonsense_in_it_is_refused(change, words, tmp_path):
         prepared.load(tmp_path / "bad.fed")
 
 
-def test_other_files_are_refused(tmp_path):
+def test_other_files_are_rejected(tmp_path):
     path = tmp_path / "x.fed"
     with pytest.raises(pfedbred.SettingError, match=r"cannot read .*No such file"):
         prepared.load(path)

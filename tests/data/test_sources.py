@@ -1,7 +1,5 @@
-"""Named datasets: from the hub's files and from LEAF's, made here, and the real ones where they are."""
+"""Named datasets, from tiny files in the hub's layout and in LEAF's, and from the real files where there are any."""
 
-import io
-import json
 import os
 import sys
 import types
@@ -9,13 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow
-import pyarrow.parquet
 import pytest
-from PIL import Image
+from support.hub_files import png, write_leaf, write_parquet
 
 import pfedbred
+from pfedbred.data.datasets.cifar10 import cifar10
+from pfedbred.data.datasets.fashion_mnist import fashion_mnist
+from pfedbred.data.datasets.femnist import femnist
+from pfedbred.data.datasets.mnist import mnist
+from pfedbred.data.datasets.sent140 import sent140
 from pfedbred.data.pool import by_one_number, by_pixel, standardise, to_plus_minus_one
-from pfedbred.data.sources import hub
+from pfedbred.data.sources import tables
 from pfedbred.data.sources.tables import Table
 
 REAL = Path(os.environ.get("PFEDBRED_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -27,30 +29,9 @@ def needs(name):
     )
 
 
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return {"bytes": file.getvalue(), "path": None}
-
-
-def write_parquet(folder, part, columns):
-    folder.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{part}-00000-of-00001.parquet")
-
-
-def write_leaf(path, users):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "users": list(users),
-        "num_samples": [len(y) for _, y in users.values()],
-        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
-    }
-    path.write_text(json.dumps(content))
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder for data, and no other place to look."""
+    """An empty folder for data, and an empty cache."""
     monkeypatch.delenv("PFEDBRED_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "data"
@@ -73,13 +54,13 @@ def test_images_are_found(tiny_mnist, place, monkeypatch):
     if place == "cache":
         folder.rename(folder.parent / "pfedbred")
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
-    pool = hub.mnist_pool(str(folder) if place == "option" else None, "mnist")
+    pool = mnist(str(folder) if place == "option" else None, 100, 1)
     np.testing.assert_array_equal(pool.x, expected)
     assert pool.y.tolist() == [0, 1, 2, 3, 4, 7, 8, 9]
 
 
-def test_a_dataset_is_downloaded_when_it_is_nowhere(folder, monkeypatch):
-    """The `datasets` library is asked for the hub's address; what it gives becomes the same pool."""
+def test_a_dataset_that_is_nowhere_is_downloaded(folder, monkeypatch):
+    """The `datasets` library is asked for the hub's address, and only once: then the decoded images are cached."""
     pixels = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)
     asked = []
 
@@ -89,55 +70,65 @@ def test_a_dataset_is_downloaded_when_it_is_nowhere(folder, monkeypatch):
         return {"train": types.SimpleNamespace(data=types.SimpleNamespace(table=table))}
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    pool = hub.mnist_pool(None, "mnist")
-    assert asked == [("ylecun/mnist", None)]
-    assert pool.y.tolist() == [4, 2]
-    np.testing.assert_array_equal(pool.x[0], pixels)
+    for _ in range(2):
+        pool = mnist(None, 100, 1)
+        assert asked == [("ylecun/mnist", None)]
+        assert pool.y.tolist() == [4, 2]
+        np.testing.assert_array_equal(pool.x[0], pixels)
 
 
-def test_absent_sources_say_what_to_put_where(folder, monkeypatch):
+def test_errors_about_absent_files_say_what_to_put_where(folder, monkeypatch):
     with pytest.raises(pfedbred.SettingError, match=r"fashion-mnist is not here: put .*data/fashion_mnist/train-"):
-        hub.fashion_mnist_pool(str(folder))
+        fashion_mnist(str(folder), 100, 1)
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if not installed
     with pytest.raises(pfedbred.SettingError, match=r"cifar10 is not here: put .*cache/pfedbred/cifar10/train-.*pip"):
-        hub.cifar10_pool(None)
+        cifar10(None, 20, 1)
     with pytest.raises(pfedbred.SettingError, match=r"or LEAF's files as .*sent140/train/\*.json"):
-        hub.sent140_pool(str(folder))
+        sent140(str(folder), 10, 0)
 
     def offline(address, revision=None):
         raise ConnectionError("no route to the hub\nand a long story")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=offline))
     with pytest.raises(pfedbred.SettingError, match=r"downloading failed: no route to the hub$"):
-        hub.femnist_pool(None)
+        femnist(None, None, 0)
 
 
-def test_broken_sources_name_the_file_and_the_row(tiny_mnist):
+def test_errors_about_broken_files_name_the_file_and_the_row(tiny_mnist):
     folder, _ = tiny_mnist
     write_parquet(folder / "cifar10", "train", {"picture": [png(np.zeros((4, 4, 3), np.uint8))], "label": [0]})
     with pytest.raises(pfedbred.SettingError, match=r"train-.*parquet has no column 'img', only picture, label"):
-        hub.cifar10_pool(str(folder))
+        cifar10(str(folder), 20, 1)
     good, bad = png(np.zeros((28, 28), np.uint8)), {"bytes": b"no image", "path": None}
-    other = png(np.zeros((5, 5), np.uint8))
+    other, wide = png(np.zeros((5, 5), np.uint8)), png(np.zeros((28, 28), np.uint16))
     for column, row, words in (
         ({"image": [good, bad], "label": [0, 1]}, 1, "does not hold an image"),
-        ({"image": [good, other], "label": [0, 1]}, 1, "an image of shape"),
+        ({"image": [good, other], "label": [0, 1]}, 1, r"an image of uint8 of shape \(5, 5\)"),
+        ({"image": [good, wide], "label": [0, 1]}, 1, r"an image of uint16 of shape \(28, 28\)"),
         ({"image": [good, good], "label": [0, 10]}, 1, "label 10 is not one of 0 to 9"),
         ({"image": [good, good], "label": [0, -1]}, 1, "label -1 is not a whole number from 0"),
         ({"image": [good, good], "label": [None, 1]}, 0, "column 'label' is empty"),
     ):
         write_parquet(folder / "mnist", "test", column)
         with pytest.raises(pfedbred.SettingError, match=rf"test-00000-of-00001.parquet, row {row}.*{words}"):
-            hub.mnist_pool(str(folder), "mnist")
+            mnist(str(folder), 100, 1)
     write_parquet(folder / "mnist", "test", {"image": [good, good], "label": ["a", "b"]})
     with pytest.raises(pfedbred.SettingError, match="the files beside it do not have the same columns"):
-        hub.mnist_pool(str(folder), "mnist")
+        mnist(str(folder), 100, 1)
     write_parquet(folder / "mnist", "train", {"image": [good, good], "label": ["a", "b"]})
     with pytest.raises(pfedbred.SettingError, match="row 0: column 'label' must hold whole numbers"):
-        hub.mnist_pool(str(folder), "mnist")
+        mnist(str(folder), 100, 1)
     (folder / "mnist" / "train-00000-of-00001.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(pfedbred.SettingError, match=r"cannot read .*train-00000"):
-        hub.mnist_pool(str(folder), "mnist")
+        mnist(str(folder), 100, 1)
+
+
+def test_progress_is_shown_while_images_are_decoded(monkeypatch, capsys):
+    monkeypatch.setattr(tables, "_PROGRESS_SECONDS", -1.0)
+    cells = [png(np.full((2, 2), value, np.uint8)) for value in (3, 7)]
+    decoded = Table.of([pyarrow.table({"image": cells})], ["x.parquet"], ()).images("image")
+    assert decoded[:, 0, 0].tolist() == [3, 7]
+    assert capsys.readouterr().err.splitlines() == ["decoding images: 1 of 2", "decoding images: 2 of 2"]
 
 
 def test_labels_of_every_type():
@@ -159,7 +150,7 @@ def test_labels_of_every_type():
 
 
 def test_femnist_from_the_hub_and_from_leaf(folder):
-    """The same writers and pixels come out of both layouts; LEAF's own division is kept."""
+    """Both layouts give the same writers and pixels; LEAF's division into training and test is kept."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (40, 28, 28), dtype=np.uint8)
     writer, label = np.repeat(["w1", "w2"], 20), rng.integers(0, 5, 40)
@@ -239,7 +230,7 @@ def test_broken_leaf_files_name_the_user(folder, content, words):
     (folder / "sent140").mkdir(parents=True)
     (folder / "sent140" / "all_data.json").write_text(content)
     with pytest.raises(pfedbred.SettingError, match=f"all_data.json.*{words}"):
-        hub.sent140_pool(str(folder))
+        sent140(str(folder), 10, 0)
 
 
 def test_normalisations_by_hand():
@@ -259,13 +250,13 @@ def test_normalisations_by_hand():
 
 
 @needs("mnist")
-def test_real_mnist_is_normalised_on_the_device():
+def test_real_mnist_is_normalised_on_the_device(folder):
     """Bytes in memory; as inputs, mean 0 and variance 1 in every pixel that varies, over the pooled images."""
     federation = pfedbred.load("mnist", data_dir=str(REAL))
     assert federation.train.x.dtype == np.uint8
     assert (federation.clients, federation.shape, federation.classes) == (100, (28, 28), 10)
     assert (len(federation.train.y), len(federation.test.y)) == (44_383, 14_846)
-    pool = hub.mnist_pool(str(REAL), "mnist")
+    pool = mnist(str(REAL), 100, 1)
     assert len(pool.y) == 70_000
     inputs = (pool.x[:, 10:18, 10:18].astype(np.float64) - federation.shift[10:18, 10:18]) * federation.scale[
         10:18, 10:18
@@ -278,7 +269,7 @@ def test_real_mnist_is_normalised_on_the_device():
 
 
 @needs("sent140")
-def test_real_sent140():
+def test_real_sent140(folder):
     federation = pfedbred.load("sent140", data_dir=str(REAL))
     assert federation.clients == 10
     assert len(federation.train.y) + len(federation.test.y) == 8692
@@ -286,7 +277,7 @@ def test_real_sent140():
 
 
 @needs("femnist")
-def test_real_femnist():
+def test_real_femnist(folder):
     federation = pfedbred.load("femnist", data_dir=str(REAL))
     assert (federation.clients, federation.shape, federation.classes) == (12, (28, 28), 10)
     assert len(federation.train.y) + len(federation.test.y) == 5997
@@ -294,7 +285,7 @@ def test_real_femnist():
 
 @pytest.mark.slow
 @needs("cifar10")
-def test_real_cifar10():
+def test_real_cifar10(folder):
     federation = pfedbred.load("cifar10", data_dir=str(REAL))
     assert (federation.clients, federation.shape, federation.classes) == (20, (32, 32, 3), 10)
     inputs = np.asarray(federation.inputs(federation.train).take(np.arange(2000)))

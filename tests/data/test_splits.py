@@ -1,4 +1,4 @@
-"""Every split, on samples that can be told apart: who gets what, nothing twice, nothing shared, the seed decides."""
+"""Every split, on distinguishable samples: none is used twice or both trained and tested on; the seed decides."""
 
 import numpy as np
 import pytest
@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 
 import pfedbred
 from pfedbred import data
-from pfedbred.data.partition.splits import SPLITS, by_labels
+from pfedbred.data.partition import SPLITS
+from pfedbred.data.partition.cyclic import cyclic_labels
+from pfedbred.data.partition.leaf import by_groups, by_writer, sampled_owners
 from pfedbred.data.pool import Pool
-from pfedbred.data.sources.leaf import by_groups, by_writer, sampled_owners
 
 pytest.importorskip("flwr_datasets", reason="the general splits need flwr-datasets: pip install 'pfedbred[data]'")
 
 
 def numbered(y, classes=None, owner=None, **more):
-    """Samples that can be told apart: x is the sample's own number."""
+    """Distinguishable samples: x is the number of the sample."""
     y = np.asarray(y, np.int32)
     owners = None if owner is None else tuple(f"u{i}" for i in range(int(np.max(owner)) + 1))
     return Pool(
@@ -52,7 +53,7 @@ def test_every_split_uses_each_sample_at_most_once(name, clients, classes, sampl
     assert len(assignment.train) == len(assignment.test) == clients
     rows = used(assignment)
     assert len(set(rows)) == len(rows)  # none twice, and so none in both training and test
-    if name != "labels":  # which may leave out a label that nobody holds
+    if name != "labels":  # which leaves out labels that no client holds
         assert sorted(rows) == list(range(samples))
     for train, test in zip(assignment.train, assignment.test, strict=True):
         assert len(train) >= 1
@@ -80,12 +81,12 @@ def test_iid_is_equal_and_mixed():
 
 def test_dirichlet_is_uneven_for_small_alpha_and_even_for_large():
     """The variance of a Dirichlet(alpha) share over N clients is (1/N)(1 - 1/N) / (N alpha + 1)."""
-    pool = numbered(np.repeat(np.arange(10), 2000))
+    pool = numbered(np.repeat(np.arange(10), 400))
 
     def shares(alpha):
         assignment = split("dirichlet", pool, 10, 1, alpha=alpha)
         rows = [np.concatenate(both) for both in zip(assignment.train, assignment.test, strict=True)]
-        return np.array([[np.mean(pool.y[mine] == label) * len(mine) / 2000 for mine in rows] for label in range(10)])
+        return np.array([[np.mean(pool.y[mine] == label) * len(mine) / 400 for mine in rows] for label in range(10)])
 
     for alpha in (0.3, 3.0, 100.0):
         expected = 0.1 * 0.9 / (10 * alpha + 1)
@@ -103,15 +104,15 @@ def test_labels_gives_k_labels():
 
 def test_quantity_changes_sizes_and_not_labels():
     """The variance of a Dirichlet(alpha) share over N clients is (1/N)(1 - 1/N) / (N alpha + 1)."""
-    pool = numbered(np.tile(np.arange(2), 5000))
+    pool = numbered(np.tile(np.arange(2), 1000))
     shares = []
     for seed in range(10):
         assignment = split("quantity", pool, 20, seed, alpha=0.5)
         clients = [np.concatenate(both) for both in zip(assignment.train, assignment.test, strict=True)]
         sizes = np.array([len(mine) for mine in clients])
-        assert sizes.sum() == 10_000
+        assert sizes.sum() == 2_000
         assert sizes.min() >= 2
-        shares.append(sizes / 10_000)
+        shares.append(sizes / 2_000)
         for mine in clients:
             assert abs(pool.y[mine].mean() - 0.5) < 2.5 / np.sqrt(len(mine))  # five standard deviations
     assert 0.7 < np.var(shares) / (0.05 * 0.95 / (20 * 0.5 + 1)) < 1.4
@@ -135,7 +136,7 @@ def test_column_keeps_owners_together():
 def test_the_split_by_labels(clients, classes, labels, samples, seed):
     labels = min(labels, classes)
     pool = numbered(np.repeat(np.arange(classes), samples))
-    assignment = by_labels(pool, clients=clients, labels_per_client=labels, seed=seed, test_fraction=0.25)
+    assignment = cyclic_labels(pool, clients=clients, labels_per_client=labels, seed=seed, test_fraction=0.25)
     rows = used(assignment)
     assert len(set(rows)) == len(rows)  # no sample twice, and so none in both train and test
     held = np.unique([(u + j) % classes for u in range(clients) for j in range(labels)])
@@ -169,8 +170,8 @@ def test_writers_keep_nine_tenths_for_training():
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 500), divided=st.booleans())
-def test_groups_hold_whole_users(seed, divided):
-    """Users stay together, every group has ten samples, and LEAF's own division is kept where there is one."""
+def test_groups_keep_users_whole(seed, divided):
+    """A user's samples stay together, every group has ten samples, and LEAF's division into parts is kept."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 6, 300)
     owner = np.repeat(np.arange(300), sizes)
@@ -200,16 +201,16 @@ def test_groups_hold_whole_users(seed, divided):
         ({"split": "labels(2"}, "split must be a name, or a name with values"),
         ({"split": "column"}, "does not say whose its samples are"),
         ({"split": "quantity", "clients": 1000}, "too few for 1000 clients"),
-        ({"split": "dirichlet(0.001)", "clients": 200}, "cannot be split so over 200 clients"),
-        ({"split": "iid", "labels_per_client": 2}, r"there is labels\(2\)"),
+        ({"split": "dirichlet(0.001)", "clients": 200}, "cannot be split like this over 200 clients"),
+        ({"split": "iid", "labels_per_client": 2}, r"does not apply to the split iid; use labels\(2\)"),
         ({"split": "paper", "test_fraction": 0.1}, None),
-        ({"client_column": "x"}, "client_column is for a file of one's own"),
+        ({"client_column": "x"}, "client_column is for your own files"),
         ({"clients": 500}, "use fewer clients"),
         ({"labels_per_client": 11}, "labels_per_client must be 1 to 10"),
         ({"glove": "g.txt"}, "glove is for texts"),
     ],
 )
-def test_impossible_splits_are_refused(options, words):
+def test_impossible_splits_are_rejected(options, words):
     if words is None:
         assert len(pfedbred.load("digits", **options).test.y) < 200
         return

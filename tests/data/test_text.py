@@ -29,7 +29,7 @@ def test_the_vocabulary_is_the_most_frequent_words():
 
 
 def test_the_vocabulary_knows_no_test_text():
-    """Every text has a word of its own, twice: those of the training texts are known, those of the tests are not."""
+    """Every text has a unique word, twice: those of the training texts are known, those of the test texts are not."""
     x = np.array([f"shared word{i} word{i}" for i in range(16)], object)
     federation = from_arrays(x, np.arange(16) % 2, np.repeat([0, 1], 8), test_fraction=0.25)
     assert len(federation.train.y) == 12
@@ -60,7 +60,7 @@ def test_glove_vectors(tmp_path):
         (b"sun\n", "line 1: expected a word"),
         (b"sun 1 x\n", "line 1: a vector must be numbers"),
         (b"sun 1 nan\n", "line 1: a vector must be finite"),
-        (b"fog 1 2\n", "has a vector for none of the 2 words"),
+        (b"fog 1 2\n", "has none of the 2 words"),
         (b"\xff\xfe", "not a text file in UTF-8"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Data of one's own, from every kind of file."""
+"""The user's own data, from every kind of file."""
 
 import numpy as np
 import pyarrow
@@ -95,7 +95,7 @@ def test_columns_of_texts_and_of_chosen_features(tmp_path):
         ({}, {"client_column": None}, "(does not say whose|does not hold numbers)"),
     ],
 )
-def test_mistakes_name_the_file_and_the_column(change, options, words, tmp_path):
+def test_errors_name_the_file_and_the_column(change, options, words, tmp_path):
     write_csv(tmp_path / "mine.csv", {**table(), **change})
     with pytest.raises(pfedbred.SettingError, match=words):
         pfedbred.load(str(tmp_path / "mine.csv"), **{**OPTIONS, **options})
@@ -129,7 +129,7 @@ def test_npz_mistakes(tmp_path):
     path = tmp_path / "mine.npz"
     good = {"x": np.ones((4, 2)), "y": np.arange(4) % 2, "client": np.zeros(4)}
     for change, words in (
-        ({"x": np.ones((3, 2))}, "one row and one label a sample"),
+        ({"x": np.ones((3, 2))}, "one row and one label for each sample"),
         ({"client": np.zeros(3)}, "client has shape"),
         ({"x": np.array([[1.0, 2], [np.nan, 0], [0, 0], [0, 0]])}, "mine.npz, row 1: a feature is not"),
         ({"y": np.array([0, 1, -2, 0])}, "mine.npz, row 2: label -2"),
@@ -145,15 +145,15 @@ def test_npz_mistakes(tmp_path):
         pfedbred.load(str(path))
 
 
-def test_a_path_that_is_not_there():
+def test_paths_that_cannot_be_read():
     with pytest.raises(pfedbred.SettingError, match="there is no file"):
         pfedbred.load("absent/mine.npz")
     with pytest.raises(pfedbred.SettingError, match="not a kind of file that can be read"):
         pfedbred.load(__file__)
 
 
-def test_the_same_experiment_is_the_same_data(tmp_path):
-    """What a run records of a file that names its clients gives the same training and test samples again."""
+def test_a_resolved_experiment_loads_the_same_data(tmp_path):
+    """The settings that a run records give the same training and test samples again."""
     columns = table()
     columns |= {"client": columns.pop("shop"), "label": columns.pop("bought")}
     write_csv(tmp_path / "mine.csv", columns)
@@ -165,12 +165,12 @@ def test_the_same_experiment_is_the_same_data(tmp_path):
     assert first.experiment.aggregated == 1
 
 
-def test_numbers_that_devices_do_not_have(tmp_path):
-    """64-bit whole numbers are kept if they fit into 32 bits; what cannot be told apart in 32 bits is refused."""
+def test_numbers_wider_than_devices_support(tmp_path):
+    """64-bit whole numbers are kept if they fit into 32 bits; values that 32 bits cannot tell apart are rejected."""
     y, client = np.arange(8) % 2, np.repeat([0, 1], 4)
     small = pfedbred.from_arrays(np.arange(16).reshape(8, 2), y, client)
     assert small.train.x.dtype == np.int32
-    with pytest.raises(pfedbred.SettingError, match=r"feature 1 varies by 7 around 1.7e\+12, more finely"):
+    with pytest.raises(pfedbred.SettingError, match=r"feature 1 varies by 7 around 1.7e\+12, too little"):
         pfedbred.from_arrays(np.stack([np.arange(8), 1_700_000_000_000 + np.arange(8)], axis=1), y, client)
     np.savez(tmp_path / "mine.npz", x=np.arange(16, dtype=np.uint16).reshape(8, 2), y=y, client=client)
     federation = pfedbred.load(str(tmp_path / "mine.npz"))
@@ -207,7 +207,7 @@ def test_labels_that_are_large_numbers_are_numbered(tmp_path):
         (b"client,x,z,label\na,1,1,no\na,2,1,no\na,abc,1,yes\n", "row 2: column 'x' does not hold numbers"),
     ],
 )
-def test_cells_that_are_missing_or_strange(content, words, tmp_path):
+def test_empty_and_malformed_cells(content, words, tmp_path):
     (tmp_path / "mine.csv").write_bytes(content)
     with pytest.raises(pfedbred.SettingError, match=words):
         pfedbred.load(str(tmp_path / "mine.csv"))
@@ -216,19 +216,19 @@ def test_cells_that_are_missing_or_strange(content, words, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((np.ones((0, 2)), np.ones(0), np.ones(0)), "one row and one label a sample"),
-        ((np.array([["a"], ["b"]]), np.array([0, 1]), np.array([0, 1])), "one row and one label a sample"),
+        ((np.ones((0, 2)), np.ones(0), np.ones(0)), "one row and one label for each sample"),
+        ((np.array([["a"], ["b"]]), np.array([0, 1]), np.array([0, 1])), "one row and one label for each sample"),
         ((np.ones((2, 2)), np.array([b"\xff", b"a"]), np.array([0, 1])), "y must be names or numbers, not bytes"),
         ((np.ones((2, 2)), np.array([0, 1]), np.array(["a", None], object)), "client is empty in row 1"),
         ((np.ones((2, 2)), np.array([0, 1]), np.array([0.0, np.nan])), "client is empty in row 1"),
     ],
 )
-def test_strange_arrays_are_refused(arguments, words):
+def test_wrong_arrays_are_rejected(arguments, words):
     with pytest.raises(pfedbred.SettingError, match=words):
         pfedbred.from_arrays(*arguments)
 
 
-def test_clients_of_mixed_kinds_are_told_apart_by_their_names():
+def test_clients_of_mixed_types_are_told_apart_by_name():
     federation = pfedbred.from_arrays(np.ones((4, 2)), np.array([0, 1, 0, 1]), np.array([1, "a", 1, "a"], object))
     assert federation.names == ("1", "a")
 

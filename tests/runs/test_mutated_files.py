@@ -28,7 +28,8 @@ from support.mutations import JSON, JSON_LINES, SAFETENSORS, View, npz_with_dama
 import pfedbred
 from pfedbred import priors
 from pfedbred.data import prepared, text
-from pfedbred.data.sources import hub
+from pfedbred.data.datasets import femnist, sent140
+from pfedbred.data.sources.hub import find_files
 from pfedbred.experiment import keeping
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.sigma import read_sigma
@@ -323,8 +324,10 @@ READERS = {
         from_run("models.safetensors"), lambda path: saved_models.export(path.parent, client=1), 600, [SAFETENSORS]
     ),
     "exported model": Reader(from_run("client-1.safetensors"), pfedbred.load_model, 400, [SAFETENSORS]),
-    "LEAF images": Reader(leaf(_pixels), lambda path: hub.femnist_pool(str(path.parents[2])), 300, [JSON]),
-    "LEAF tweets": Reader(leaf(_tweet), lambda path: hub.sent140_pool(str(path.parents[2])), 500, [JSON]),
+    "LEAF images": Reader(
+        leaf(_pixels), lambda path: femnist.read(find_files(femnist.SOURCE, str(path.parents[2]))), 300, [JSON]
+    ),
+    "LEAF tweets": Reader(leaf(_tweet), lambda path: sent140.sent140(str(path.parents[2]), 10, 0), 500, [JSON]),
     "npz": Reader(npz, load_own, 800, [npz_with_damaged_arrays]),
     "csv": Reader(csv, load_own, 600),
     "parquet": Reader(parquet, load_own, 600),

@@ -1,28 +1,19 @@
-"""Data: from a source to a pool of samples, through a partition, to a federation."""
+"""Data: from a source to a pool of samples, through a split, to a federation."""
 
 from pfedbred.data import prepared
+from pfedbred.data.datasets import DATASETS, Dataset
 from pfedbred.data.federation import Federation, Split, from_clients
-from pfedbred.data.loading import (
-    DATASETS,
-    TEST_FRACTION,
-    Dataset,
-    find,
-    find_split,
-    from_arrays,
-    from_dataset,
-    is_file,
-    load,
-    population,
-)
+from pfedbred.data.loading import find, find_split, from_arrays, from_dataset, is_file, load, population
+from pfedbred.data.partition import SPLITS
 from pfedbred.data.partition.paper import paper_split
-from pfedbred.data.partition.splits import SPLITS
-from pfedbred.data.pool import Pool
+from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool
 from pfedbred.data.population import Population
 
 __all__ = [
     "DATASETS",
     "SPLITS",
     "TEST_FRACTION",
+    "Assignment",
     "Dataset",
     "Federation",
     "Pool",

@@ -1,4 +1,4 @@
-"""A federation: every client's samples in flat arrays with offsets, so that no client is padded to the largest."""
+"""A federation: all clients' samples in flat arrays with offsets, so that no client is padded to the largest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pfedbred.types import Words
 
 
 class Split(NamedTuple):
-    """Samples of all clients: client i owns rows offsets[i] to offsets[i + 1]."""
+    """Samples of all clients: client i has the rows from offsets[i] up to, but not including, offsets[i + 1]."""
 
     x: np.ndarray
     y: np.ndarray
@@ -34,14 +34,14 @@ class Split(NamedTuple):
         return self.x[rows], self.y[rows]
 
     def label_counts(self, classes: int) -> np.ndarray:
-        """How often each client has each label: clients x classes."""
+        """How many samples of each label each client has: clients x classes."""
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         counts = np.zeros((len(self.sizes), classes), np.int64)
         np.add.at(counts, (owner, self.y), 1)
         return counts
 
     def take(self, clients: np.ndarray) -> Split:
-        """The samples of these clients alone."""
+        """The samples of these clients only."""
         rows = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients]
         chosen = np.concatenate(rows).astype(np.int64)
         return Split(self.x[chosen], self.y[chosen], offsets_of([len(each) for each in rows]))
@@ -52,17 +52,17 @@ class Federation:
     """Clients with their own training and test samples.
 
     Attributes:
-      name: of the data.
+      name: name of the data.
       train: training samples.
       test: test samples; no sample is in both.
       classes: number of labels.
-      shift: with ``scale``, how stored samples become inputs on the device: (x - shift) * scale.
-      scale: likewise.
-      text: for word ids, what they stand for.
-      names: of the clients, if they have any.
-      labels: what the labels stand for, if it is known.
-      features: of a table, the columns that samples are from: one for each number, or one of images or texts.
-      about: where it comes from: the source, the split and its seed, for people to read.
+      shift: stored samples become inputs on the device as (x - shift) * scale.
+      scale: see ``shift``.
+      text: the vocabulary, if samples are word ids.
+      names: names of the clients, if they have any.
+      labels: names of the labels, if they have any.
+      features: names of the columns, if samples come from a table: one per number, or a single one of images or texts.
+      about: where the data comes from (source, split, seed), for people to read.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Federation:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def inputs(self, split: Split) -> Inputs:
-        """The samples of a split, and how they become inputs."""
+        """The samples of a split, with their normalisation."""
         if self.shift is None or self.scale is None:
             return Inputs(split.x)
         return Inputs(split.x, self.shift, self.scale)
@@ -95,12 +95,12 @@ class Federation:
 
     @property
     def bytes(self) -> int:
-        """What its samples take."""
+        """Size of the samples in bytes."""
         return self.train.x.nbytes + self.test.x.nbytes
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it holds, in a few numbers."""
+        """Its size in a few numbers, and where it comes from."""
         counted = {
             "name": self.name,
             "clients": self.clients,
@@ -108,28 +108,28 @@ class Federation:
             "test_samples": len(self.test.y),
             "classes": self.classes,
         }
-        return {**counted, **self.about, **counted}  # whatever else it says, these are so
+        return {**counted, **self.about, **counted}  # whatever a file says about itself, these are counted
 
     @property
     def words(self) -> Words | None:
-        """What a model has to know of word ids; None if the samples are numbers."""
+        """What a model needs to know about word ids; None if the samples are numbers."""
         return None if self.text is None else Words(self.text.count, self.text.vectors)
 
     def hold_out(self, fraction: float, seed: int) -> tuple[Federation, Federation]:
-        """Two federations: the clients who train, and those who come afterwards. The seed decides who."""
+        """Two federations: the clients that train, and the newcomers, drawn by the seed."""
         count = round(fraction * self.clients)
         if not 1 <= count < self.clients:
             raise SettingError(
-                f"held_out_clients = {fraction} of {self.clients} clients keeps {count} out; "
-                "at least one must be kept out and one must train"
+                f"held_out_clients = {fraction} of {self.clients} clients holds out {count}; "
+                "at least one must be held out and one must train"
             )
         order = np.random.default_rng([seed, 1]).permutation(self.clients)
         return self.take(np.sort(order[count:])), self.take(np.sort(order[:count]))
 
     def validation(self, fraction: float, seed: int) -> Federation:
-        """The same clients without their test samples, a fraction of their training samples in the place of those.
+        """The same clients with a fraction of their training samples as test samples.
 
-        For choosing settings: what is chosen has then not seen the test samples. A client keeps at least one sample.
+        For choosing settings without seeing the real test samples. Every client keeps at least one training sample.
         """
         kept: list[np.ndarray] = []
         held: list[np.ndarray] = []
@@ -147,12 +147,12 @@ class Federation:
         return dataclasses.replace(self, train=split(kept), test=split(held), about=about)
 
     def take(self, clients: np.ndarray) -> Federation:
-        """The federation of these clients alone, named by their numbers in this one."""
+        """The federation of these clients only; those without a name are named by their number here."""
         names = tuple(self.names[i] if self.names else str(i) for i in clients)
         return dataclasses.replace(self, train=self.train.take(clients), test=self.test.take(clients), names=names)
 
     def ordered(self, features: Sequence[str], where: str) -> Federation:
-        """With these columns, in this order."""
+        """The same federation with these columns only, in this order; ``where`` starts the error message."""
         places = columns_at(self.features, features, where)
         if places is None:
             return self
@@ -163,17 +163,20 @@ class Federation:
         return dataclasses.replace(self, train=train, test=test, shift=shift, scale=scale, features=tuple(features))
 
     def client_name(self, i: int) -> str:
-        """For messages: the client's number, and its name if it has one."""
+        """The client's number, and its name if it has one: for messages."""
         return f"client {i} ({self.names[i]!r})" if self.names else f"client {i}"
 
 
-Samples = tuple[np.ndarray, np.ndarray]
+Arrays = tuple[np.ndarray, np.ndarray]
+"""Inputs and labels of one client."""
 
 
-def from_clients(train: Sequence[Samples], test: Sequence[Samples], *, name: str = "custom") -> Federation:
-    """A federation from one (x, y) pair of training samples and one of test samples for each client."""
+def from_clients(train: Sequence[Arrays], test: Sequence[Arrays], *, name: str = "custom") -> Federation:
+    """A federation from one pair (x, y) of training samples and one of test samples per client."""
     if len(train) != len(test) or not train:
-        raise SettingError(f"need training and test samples of the same clients, got {len(train)} and {len(test)}")
+        raise SettingError(
+            f"need training and test samples of the same clients, got {len(train)} and {len(test)} clients"
+        )
     for i, (x, y) in enumerate(train):
         if len(x) == 0 or len(x) != len(y):
             raise SettingError(
@@ -186,7 +189,7 @@ def from_clients(train: Sequence[Samples], test: Sequence[Samples], *, name: str
         if np.ndim(y) != 1 or np.ndim(x) < 2:
             raise SettingError(
                 f"client {i % len(train)} has inputs of shape {np.shape(x)} and labels of shape {np.shape(y)}; "
-                "one row and one label a sample"
+                "expected one row and one label for each sample"
             )
     shape = np.shape(train[0][0])[1:]
     for i, (x, _) in enumerate([*train, *test]):
@@ -201,40 +204,40 @@ def from_clients(train: Sequence[Samples], test: Sequence[Samples], *, name: str
     return federation
 
 
-def _flatten(clients: Sequence[Samples]) -> Split:
+def _flatten(clients: Sequence[Arrays]) -> Split:
     filled = [(np.asarray(x), np.asarray(y)) for x, y in clients if len(y)]
     if not filled:
         return Split(np.zeros((0, *np.shape(clients[0][0])[1:])), np.zeros(0, np.int32), offsets_of([0] * len(clients)))
     x, y = (np.concatenate(parts) for parts in zip(*filled, strict=True))
     if x.dtype.kind not in "biuf":
-        raise SettingError(f"inputs must be numbers, not {x.dtype}; for texts there is from_arrays")
+        raise SettingError(f"inputs must be numbers, not {x.dtype}; use from_arrays for texts")
     if x.dtype.kind in "iu" and x.dtype.itemsize > 4:
         if len(x) and np.abs(x.astype(float)).max() >= 2**31:
-            raise SettingError("whole-number inputs must be below 2**31: scale them, or give them as floating point")
+            raise SettingError("whole-number inputs must be below 2**31: scale them, or convert them to floating point")
         x = x.astype(np.int32)
     return Split(x, y, offsets_of([len(y) for _, y in clients]))
 
 
 def offsets_of(sizes: Sequence[int]) -> np.ndarray:
-    """Where each client's samples begin, and where the last one's end."""
+    """Where each client's samples begin, and where the last client's end."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
 def check(federation: Federation, where: str = "") -> None:
-    """Refuses a federation that cannot be trained on, naming the client and the sample; ``where`` begins the line."""
+    """Rejects a federation that cannot be trained on, naming client and sample; ``where`` starts the message."""
     classes, clients = federation.classes, federation.clients
     check_classes(classes, where)
     for what, texts, count in (("clients", federation.names, clients), ("labels", federation.labels, classes)):
         if texts is not None and len(texts) != count:
-            raise SettingError(f"{where}there are {count} {what}, and names for {len(texts)}")
+            raise SettingError(f"{where}there are {count} {what}, but names for {len(texts)}")
     if not names_fit(federation.features, federation.shape):
-        raise SettingError(f"{where}samples of shape {federation.shape} are not from {federation.features}")
+        raise SettingError(f"{where}samples of shape {federation.shape} do not match the columns {federation.features}")
     if not federation.shape or 0 in federation.shape:
         raise SettingError(f"{where}samples have shape {federation.shape}: there is nothing in them")
     for part, split in (("training", federation.train), ("test", federation.test)):
         offsets, rows = split.offsets, len(split.y)
         if len(offsets) != clients + 1 or offsets[0] != 0 or offsets[-1] != rows or len(split.x) != rows:
-            raise SettingError(f"{where}the {part} samples and the clients' offsets do not belong together")
+            raise SettingError(f"{where}the {part} samples do not match the clients' offsets")
         if np.any(split.sizes < (1 if part == "training" else 0)):
             empty = int(np.argmin(split.sizes))
             raise SettingError(f"{where}{federation.client_name(empty)} has no {part} samples")
@@ -244,9 +247,9 @@ def check(federation: Federation, where: str = "") -> None:
             raise SettingError(
                 f"{where}{place} of the {part} set has label {split.y[wrong[0]]}, not one of 0 to {classes - 1}"
             )
-        strange = first_strange_row(split.x)
-        if strange is not None:
-            place = _place(federation, split, strange)
+        bad = first_nonfinite_row(split.x)
+        if bad is not None:
+            place = _place(federation, split, bad)
             raise SettingError(f"{where}{place} of the {part} set has a feature that is not a finite number")
     text = federation.text
     if text is not None:
@@ -258,12 +261,12 @@ def check(federation: Federation, where: str = "") -> None:
 
 
 def names_fit(features: Sequence[str] | None, shape: Sequence[int]) -> bool:
-    """Whether samples of that shape can be from these columns."""
+    """Whether samples of this shape can come from these columns."""
     return features is None or len(features) == 1 or tuple(shape) == (len(features),)
 
 
 def columns_at(have: Sequence[str] | None, wanted: Sequence[str] | None, where: object) -> list[int] | None:
-    """Where the wanted columns are among those there are; None if they are in their places, or have no names."""
+    """Positions of the wanted columns among ``have``; None if they are the same, or have no names."""
     if have is None or wanted is None or list(have) == list(wanted) or len(have) == len(wanted) == 1:
         return None
     for name in wanted:
@@ -276,11 +279,11 @@ MOST_CLASSES = 100_000
 
 
 def check_classes(classes: int, where: str = "") -> None:
-    """Refuses labels of which there would be so many that no model has room for them: postcodes, say, or times."""
+    """Rejects a number of labels too large for any model, as when postcodes or times are taken for labels."""
     if not 1 <= classes <= MOST_CLASSES:
         raise SettingError(
-            f"{where}labels from 0 to {classes - 1:,}, but there can be {MOST_CLASSES:,} at most; "
-            "numbers that only tell labels apart can be given as texts"
+            f"{where}labels from 0 to {classes - 1:,}, but at most {MOST_CLASSES:,} labels are supported; "
+            "give labels that are arbitrary numbers as texts"
         )
 
 
@@ -289,8 +292,8 @@ def _place(federation: Federation, split: Split, row: int) -> str:
     return f"{federation.client_name(client)}, sample {row - int(split.offsets[client])}"
 
 
-def first_strange_row(x: np.ndarray) -> int | None:
-    """The first row with a NaN or an infinity, looked for a few thousand rows at a time."""
+def first_nonfinite_row(x: np.ndarray) -> int | None:
+    """The first row with a NaN or an infinity; x is read in pieces because it may be larger than memory."""
     if not np.issubdtype(x.dtype, np.floating):
         return None
     for begin in range(0, len(x), 4096):

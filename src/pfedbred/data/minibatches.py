@@ -2,8 +2,8 @@ r"""Minibatches by index: shuffled passes over each client's samples, without st
 
 A client of n samples reads an endless sequence: pass 0 is a random order of its samples, then pass 1 another, and so
 on. Minibatch number b of size B is positions bB .. bB + B - 1 of that sequence. The sample at a position is computed
-from (key, position, n) alone, so nothing is kept but how far each client has read, clients of any size run in one
-compiled program, and the same minibatches come out whichever clients run together.
+from (key, position, n) alone, so nothing is stored but how far each client has read, clients of any size run in one
+compiled program, and a client gets the same minibatches whichever clients it runs with.
 
 The random order is a swap-or-not shuffle: a keyed permutation of {0, ..., n - 1} for any n that gives one image at a
 time (Hoang, Morris and Rogaway, "An Enciphering Scheme Based on a Card Shuffle", CRYPTO 2012). jax.random.permutation
@@ -33,9 +33,9 @@ class Batch(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Samples as they are stored, and how they become a model's inputs: (x - shift) * scale, if given.
+    """Samples as they are stored, and their normalisation: a model's inputs are (x - shift) * scale, if given.
 
-    Images stay bytes until a minibatch is taken, so that they need a quarter of the memory and of the traffic.
+    Images stay bytes until a minibatch is taken, which saves three quarters of the memory and of the traffic.
     """
 
     x: Array | np.ndarray
@@ -51,14 +51,14 @@ class Inputs(NamedTuple):
 
 
 class ClientData(NamedTuple):
-    """What a client's half of an algorithm sees of the data: its own minibatches of this round.
+    """What the client half of an algorithm sees of the data: the client's minibatches of this round.
 
     Attributes:
-      x: the training inputs of every client in this program, one after another.
+      x: training inputs of all clients in this program, one after another.
       y: their labels.
-      rows: rows[b] are the samples of the round's minibatch b, all of them this client's own.
-      offset: the client's first training sample.
-      size: how many training samples the client has.
+      rows: rows[b] are the samples of the round's minibatch b, all of them this client's.
+      offset: row of the client's first training sample.
+      size: number of the client's training samples.
     """
 
     x: Inputs
@@ -73,10 +73,9 @@ class ClientData(NamedTuple):
         return Batch(self.x.take(rows), self.y[rows])
 
     def fold(self, step: Callable[[Tree, Batch, Array], Tree], start: Tree) -> Tree:
-        """Goes once through all of the client's training samples, a piece at a time.
+        """Goes through all of the client's training samples once, a piece at a time.
 
-        ``step(carry, batch, real)`` returns the next carry; ``real`` marks the samples of the piece that are the
-        client's own and not there to fill it up.
+        ``step(carry, batch, real)`` returns the next carry; ``real`` marks the samples that are not padding.
         """
 
         def advance(piece: Array, carry: Tree) -> Tree:
@@ -91,10 +90,10 @@ def draw_rows(key: Key, offset: Array, size: Array, drawn: Array, draws: int, ba
     """The next ``draws`` minibatches, as row numbers of shape (draws, batch_size).
 
     Args:
-      key: the client's own; it never changes during a run.
+      key: the client's key, which never changes during a run.
       offset: the client's first row.
-      size: its number of rows, at least 1.
-      drawn: how many samples it has read so far, as uint32.
+      size: number of the client's rows, at least 1.
+      drawn: number of samples that the client has read so far, as uint32.
     """
     position = drawn + jnp.arange(draws * batch_size, dtype=jnp.uint32)
     rows = offset + shuffled(key, position, size).astype(offset.dtype)
@@ -109,7 +108,7 @@ def shuffled(key: Key, position: Array, size: Array) -> Array:
 
 
 def permute(key: Key, stream: Array, place: Array, n: Array) -> Array:
-    """The image of ``place`` under a random permutation of {0, ..., n - 1}, one for each (key, stream)."""
+    """The image of ``place`` under a random permutation of {0, ..., n - 1} that (key, stream) determines."""
     words = jax.random.key_data(key).ravel().astype(jnp.uint32)
     seed = _mix(words[0] ^ _mix(words[-1] ^ _mix(stream.astype(jnp.uint32))))
 

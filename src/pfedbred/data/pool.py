@@ -1,4 +1,4 @@
-"""A pool: the samples of one dataset before they are split over clients; and from a pool to a federation."""
+"""A pool: the samples of a dataset before they are split over clients. And the step from a pool to a federation."""
 
 from __future__ import annotations
 
@@ -8,31 +8,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred.data.federation import Federation, Split, check, check_classes, first_strange_row, offsets_of
+from pfedbred.data.federation import Federation, Split, check, check_classes, first_nonfinite_row, offsets_of
 from pfedbred.data.text import glove_vocabulary, learned_vocabulary
 from pfedbred.errors import SettingError
 
 Normalise = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""``normalise(x, training rows)`` gives shift and scale: inputs are (x - shift) * scale."""
+"""``normalise(x, training rows)`` returns shift and scale: inputs are (x - shift) * scale."""
+
+TEST_FRACTION = 0.25
+"""Share of a client's samples that are for testing, unless the split decides it."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples, and whose they are by nature if they are anyone's.
+    """Samples, with their natural clients if they have any.
 
     Attributes:
-      name: of the data.
-      x: one sample in each row; for texts, one text.
+      name: name of the data.
+      x: one sample per row, which may be a text.
       y: labels, whole numbers from 0.
       classes: number of labels.
-      owner: the number of each sample's natural client.
-      owners: the names of those clients.
-      is_test: the source's own test samples, if it divides them itself.
-      labels: what the labels stand for.
-      features: of a table, the columns that samples are from.
+      owner: number of the natural client of each sample.
+      owners: names of these clients.
+      is_test: which samples are for testing, if the source decides it.
+      labels: names of the labels, if they have any.
+      features: names of the columns, if samples come from a table.
       normalise: how samples become inputs.
-      origin: for messages about a row: where the samples were read.
-      raw: whether LEAF's sampling is still to be done.
+      origin: ``origin(row)`` says where a row was read, for errors.
+      raw: whether users still have to be sampled as LEAF does.
     """
 
     name: str
@@ -57,9 +60,9 @@ class Pool:
             row = int(wrong[0])
             raise SettingError(f"{where(row)}: label {self.y[row]} is not one of 0 to {self.classes - 1}")
         check_classes(self.classes, f"{self.name}: ")
-        strange = first_strange_row(self.x)
-        if strange is not None:
-            raise SettingError(f"{where(strange)}: a feature is not a finite number")
+        bad = first_nonfinite_row(self.x)
+        if bad is not None:
+            raise SettingError(f"{where(bad)}: a feature is not a finite number")
 
     @property
     def is_text(self) -> bool:
@@ -68,7 +71,7 @@ class Pool:
 
 
 class Assignment(NamedTuple):
-    """Which rows of a pool each client trains on and is tested on; and other labels, if the split makes any."""
+    """The rows of a pool that each client is trained and tested on; new labels and names, if the split makes any."""
 
     train: list[np.ndarray]
     test: list[np.ndarray]
@@ -77,7 +80,7 @@ class Assignment(NamedTuple):
 
 
 def divide(clients: Sequence[np.ndarray], test_fraction: float, rng: np.random.Generator) -> Assignment:
-    """Each client's rows, shuffled, into training and test; a client keeps at least one for training."""
+    """Divides each client's rows at random into training and test, with at least one for training."""
     train, test = [], []
     for rows in clients:
         mixed = rng.permutation(rows)
@@ -88,12 +91,13 @@ def divide(clients: Sequence[np.ndarray], test_fraction: float, rng: np.random.G
 
 
 def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, about: Mapping[str, Any]) -> Federation:
-    """The federation that the assignment makes of the pool."""
-    for i, rows in enumerate(assignment.train):
+    """The federation that an assignment makes of a pool."""
+    trains, tests = _checked(pool, assignment)
+    for i, rows in enumerate(trains):
         if not len(rows):
             name = f" ({assignment.names[i]!r})" if assignment.names else ""
             raise SettingError(f"{pool.name}: client {i}{name} has no training samples")
-    train, test = (np.concatenate(part).astype(np.int64) for part in (assignment.train, assignment.test))
+    train, test = np.concatenate(trains), np.concatenate(tests)
     x, text, about = pool.x, None, dict(about)
     if pool.is_text:
         words = (str(each) for each in pool.x[train])
@@ -101,8 +105,8 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
         x = text.encode(pool.x)
         about["embedding"] = f"from {glove}" if glove else "learned"
     elif glove:
-        raise SettingError(f"glove is for texts, but {pool.name} holds numbers")
-    y = (pool.y if assignment.y is None else assignment.y).astype(np.int32)
+        raise SettingError(f"glove is for texts, but {pool.name} has numbers")
+    y = np.asarray(pool.y if assignment.y is None else assignment.y).astype(np.int32)
     shift, scale = pool.normalise(x, train) if pool.normalise else (None, None)
 
     def split(rows: np.ndarray, clients: list[np.ndarray]) -> Split:
@@ -110,8 +114,8 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
 
     federation = Federation(
         name=pool.name,
-        train=split(train, assignment.train),
-        test=split(test, assignment.test),
+        train=split(train, trains),
+        test=split(test, tests),
         classes=pool.classes,
         shift=None if shift is None else np.asarray(shift, np.float32),
         scale=None if scale is None else np.asarray(scale, np.float32),
@@ -125,10 +129,30 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
     return federation
 
 
+def _checked(pool: Pool, assignment: Assignment) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Each client's training and test rows, if they are rows of the pool and none is used for both."""
+    where = f"{pool.name}: the split"
+    train, test = ([np.asarray(rows) for rows in part] for part in (assignment.train, assignment.test))
+    if len(train) != len(test) or not train:
+        raise SettingError(f"{where} has {len(train)} clients for training and {len(test)} for test")
+    if assignment.y is not None and np.shape(assignment.y) != pool.y.shape:
+        raise SettingError(f"{where} has labels of shape {np.shape(assignment.y)}, not {pool.y.shape}")
+    for rows in [*train, *test]:
+        if len(rows) and (rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(pool.y)):
+            raise SettingError(f"{where} must give row numbers from 0 to {len(pool.y) - 1}")
+    train, test = ([rows.astype(np.int64) for rows in part] for part in (train, test))
+    trained = np.zeros(len(pool.y), bool)
+    trained[np.concatenate(train)] = True
+    tested = np.concatenate(test)
+    if trained[tested].any():
+        raise SettingError(f"{where} has row {tested[trained[tested]][0]} both for training and for test")
+    return train, test
+
+
 def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of each feature, without a copy of x in floating point.
 
-    Measured from the first sample, so that a feature far from zero does not lose its digits and a constant one is.
+    Measured from the first sample, so that a feature far from zero keeps its precision and a constant one is exact.
     """
     total, squares, first = np.zeros(x.shape[1:]), np.zeros(x.shape[1:]), x[0].astype(np.float64)
     for begin in range(0, len(x), 4096):
@@ -140,7 +164,7 @@ def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_pixel(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x - mean) / (std + 0.001), pixel by pixel over the whole pool, x in bytes: the paper's MNIST."""
+    """(x - mean) / (std + 0.001) for each pixel over the whole pool, x in bytes: the paper's MNIST."""
     mean, spread = _moments(x)
     return mean, 1 / (spread + 0.001)
 
@@ -163,6 +187,6 @@ def to_plus_minus_one(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def standardise(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean 0 and variance 1 in every feature of the training samples; a constant feature becomes 0."""
+    """Mean 0 and variance 1 for every feature of the training samples; a constant feature becomes 0."""
     mean, spread = _moments(x[train])
     return mean, 1 / np.where(spread > 0, spread, 1.0)

@@ -1,6 +1,6 @@
-"""Prepared federations: one file, memory-mapped, with a checksum: see :mod:`pfedbred.io.tensors`.
+"""Prepared federations: one memory-mapped file with a checksum, see :mod:`pfedbred.io.tensors`.
 
-Samples stay as they are stored until a minibatch of them is on the device.
+Samples stay in the file as they are until a minibatch of them is put on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KIND = tensors.Kind("pfedbred federation 1", "prepared federation", "make one w
 
 
 def save(federation: Federation, path: Path) -> None:
-    """Writes the federation."""
+    """Writes a federation."""
     arrays: dict[str, np.ndarray] = {}
     for part, split in (("train", federation.train), ("test", federation.test)):
         for name, array in split._asdict().items():
@@ -45,7 +45,7 @@ def save(federation: Federation, path: Path) -> None:
 
 
 def load(path: Path) -> Federation:
-    """Reads a prepared federation, checks it, and leaves its samples in the file."""
+    """Loads and checks a prepared federation; its samples stay in the file."""
     return _assemble(path, *tensors.load(_KIND, path))
 
 
@@ -58,7 +58,7 @@ _FACTS = {
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether an array of that shape can be applied to every sample of the other."""
+    """Whether an array of this shape broadcasts to the wanted shape."""
     try:
         return np.broadcast_shapes(shape, wanted) == wanted
     except ValueError:
@@ -66,8 +66,8 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Federation:
-    """The federation, refused if it does not hold together: a checksum only says that it is as it was written."""
-    facts = {"features": None, **facts}  # files of before did not name them
+    """The federation, if it is consistent: a checksum only shows that the file is as it was written."""
+    facts = {"features": None, **facts}  # older files do not have them
     expect(facts, _FACTS, path)
     try:
         train, test = (Split(*(arrays[f"{part}.{name}"] for name in Split._fields)) for part in ("train", "test"))
@@ -103,12 +103,12 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
     for name in ("shift", "scale"):
         array = arrays.get(name)
         if array is not None and (not _fits(array.shape, federation.shape) or not np.isfinite(array).all()):
-            raise SettingError(f"{path}: {name!r} is not a finite number for each feature")
+            raise SettingError(f"{path}: {name!r} must be a finite number for each feature")
     if text is not None:
         vectors = arrays.get("vectors")
         if train.x.dtype.kind not in "iu" or test.x.dtype.kind not in "iu":
             raise SettingError(f"{path}: word ids must be whole numbers")
         if vectors is not None and (vectors.ndim != 2 or len(vectors) != text.count or not np.isfinite(vectors).all()):
-            raise SettingError(f"{path}: 'vectors' is not one vector of finite numbers for each of {text.count} words")
+            raise SettingError(f"{path}: 'vectors' must be one vector of finite numbers for each of {text.count} words")
     check(federation, f"{path}: ")
     return federation

@@ -1,7 +1,7 @@
 """Words as numbers: a tokeniser, a vocabulary, and word vectors from a GloVe file.
 
 Id 0 is padding, id 1 an unknown word; the words of the vocabulary follow. The vocabulary is made from training texts
-alone, so that the tests hold words that the model has not seen, as they would in use.
+only, so that test texts contain unknown words, as they will in use.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _TOKEN = re.compile(r"[\w']+|[.,!?;]")
 
 @dataclass(frozen=True)
 class Text:
-    """What word ids stand for.
+    """A vocabulary of word ids.
 
     Attributes:
       vocabulary: word k has the id k + 2.
-      vectors: one row for each id, if they are given; otherwise a model learns its own.
+      vectors: one row for each id, if given; otherwise the model learns them.
     """
 
     vocabulary: tuple[str, ...]
@@ -55,18 +55,18 @@ def tokens(text: str) -> list[str]:
 
 
 def learned_vocabulary(texts: Iterable[str], *, most: int = 10_000, at_least: int = 2) -> Text:
-    """The words that occur at least ``at_least`` times, the ``most`` frequent of them, in that order."""
+    """Of the words that occur at least ``at_least`` times, the ``most`` most frequent ones, in that order."""
     counts = Counter(word for text in texts for word in tokens(text))
     ordered = sorted((-count, word) for word, count in counts.items() if count >= at_least)
     return Text(tuple(word for _, word in ordered[:most]))
 
 
 def glove_vocabulary(texts: Iterable[str], path: str) -> Text:
-    """The words of the texts that the file knows, with its vectors; unknown words get the mean, padding zeros."""
+    """The words of the texts that are in the file, with its vectors; unknown words get the mean, padding zeros."""
     wanted = {word for text in texts for word in tokens(text)}
     found = _read_glove(Path(path), wanted)
     if not found:
-        raise SettingError(f"{path} has a vector for none of the {len(wanted)} words of the data")
+        raise SettingError(f"{path} has none of the {len(wanted)} words of the data")
     words = sorted(found)
     vectors = np.stack([found[word] for word in words])
     special = np.stack([np.zeros_like(vectors[0]), vectors.mean(axis=0)])
@@ -74,7 +74,7 @@ def glove_vocabulary(texts: Iterable[str], path: str) -> Text:
 
 
 def _read_glove(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
-    """The vectors of the wanted words. A line is a word and its numbers, with single spaces between them."""
+    """The vectors of the wanted words. A line is a word and its numbers, separated by single spaces."""
     found: dict[str, np.ndarray] = {}
     width = None
     try:
@@ -97,7 +97,7 @@ def _read_glove(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
 
 def _vector(path: Path, line: int, entries: Sequence[str]) -> np.ndarray:
     try:
-        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused below
+        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is rejected below
             vector = np.array([float(entry) for entry in entries], np.float32)
     except ValueError:
         raise SettingError(f"{path}, line {line}: a vector must be numbers") from None

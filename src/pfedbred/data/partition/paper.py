@@ -1,4 +1,4 @@
-"""The paper's splits of MNIST, Fashion-MNIST and CIFAR-10: few labels a client, sizes by a power law."""
+"""The paper's splits of MNIST, Fashion-MNIST and CIFAR-10: few labels per client, sizes by a power law."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def paper_split(
         int(props[l, u // (N / 10), j]) * randint(1, 10) + randint(10, 200)          (``mnist``)
         2 (int(props[l, u // (N / 10), j]) + randint(300, 600))                      (``cifar10``)
 
-    more, if that many are left (both ends of randint included). No sample is used twice; the seed decides all.
-    Sizes are drawn from NumPy's and Python's older generators, in the order in which the experiments drew them, so
-    that seed 1 gives the clients of the paper's MNIST column their sizes.
+    more, if that many are left (randint includes both ends). No sample is used twice; the seed decides everything.
+    Sizes are drawn from NumPy's and Python's legacy generators, in the order in which the paper's experiments drew
+    them, so that seed 1 reproduces the client sizes of the paper's MNIST column.
 
     Args:
       pool: the official training and test sets together.
       clients: N, a multiple of ten.
       labels_per_client: L.
-      seed: of the split.
-      sizes: which of the two rules.
-      slot_labels: gives the first ten samples of each label the number j in place of the label: the label noise
+      seed: seed of the split.
+      sizes: which of the two rules to use.
+      slot_labels: whether the first ten samples of a client's j-th label are labelled j instead: the label noise
         behind the paper's MNIST column.
     """
     if clients % _LABELS:

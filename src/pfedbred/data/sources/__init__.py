@@ -1,1 +1,1 @@
-"""Where samples come from: the public hub, LEAF, files and arrays of the user, generators."""
+"""Sources of samples: the public hub, LEAF's files, and the user's own files and arrays."""

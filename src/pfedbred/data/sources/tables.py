@@ -1,6 +1,6 @@
-"""Tables with named columns: parquet files, CSV files, `datasets.Dataset`; and their columns as arrays.
+"""Tables with named columns (parquet files, CSV files, `datasets.Dataset`), and their columns as arrays.
 
-Every complaint names the file and the row.
+Every error names the file and the row.
 """
 
 from __future__ import annotations
@@ -8,19 +8,21 @@ from __future__ import annotations
 import bisect
 import io
 import struct
+import sys
+import time
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pfedbred.data.sources import png
 from pfedbred.errors import SettingError
 from pfedbred.io.npy import refuse_bomb
 
 _MOST_PIXELS = 2**24
+_PROGRESS_SECONDS = 3.0  # between two lines of progress
 _NEEDS = "needs pyarrow and pillow: pip install 'pfedbred[data]'"
 
 
@@ -32,7 +34,7 @@ class Table:
 
     @staticmethod
     def of(parts: Sequence[Any], names: Sequence[str], columns: Sequence[str]) -> Table:
-        """The rows of some Arrow tables, of which only these columns are kept; all of them if none are named."""
+        """The rows of some Arrow tables, with these columns only, or with all if none are named."""
         import pyarrow
 
         for part, name in zip(parts, names, strict=True):
@@ -52,14 +54,14 @@ class Table:
 
     @property
     def columns(self) -> list[str]:
-        """Their names."""
+        """Names of the columns."""
         return list(self._table.column_names)
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
     def origin(self, row: int) -> str:
-        """The file and the row in it."""
+        """The file that a row is from, and its number in that file: for errors."""
         part = bisect.bisect_right(self._begins, row) - 1
         return f"{self._names[part]}, row {row - self._begins[part]}"
 
@@ -69,7 +71,7 @@ class Table:
         cells = self._table.column(column)
         try:
             cells.validate(full=True)
-        except (ValueError, TypeError):  # Arrow's own errors are of these kinds
+        except (ValueError, TypeError):  # what Arrow's errors derive from
             raise SettingError(f"{self._names[0]}: column {column!r} is damaged, or not text in UTF-8") from None
         if cells.null_count:
             row = int(np.argmax(np.asarray(cells.is_null())))
@@ -82,7 +84,7 @@ class Table:
 
         cells = self._cells(column)
         try:
-            if pyarrow.types.is_integer(cells.type):  # Arrow's own way imports pandas, a fifth of a second
+            if pyarrow.types.is_integer(cells.type):  # to_numpy imports pandas, a fifth of a second
                 values = np.array(cells.to_pylist(), cells.type.to_pandas_dtype())
             else:
                 values = np.asarray(cells.to_numpy())
@@ -96,7 +98,7 @@ class Table:
         return values.astype(np.int32)
 
     def names(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-        """A column of names or numbers: which of its different values each row has, and those values in order."""
+        """A column of names or numbers: for each row the index of its value, and the distinct values in order."""
         values = np.asarray(self._cells(column).to_numpy())
         for row, value in enumerate(values.tolist()):
             if isinstance(value, bytes):
@@ -104,19 +106,19 @@ class Table:
             if value == "" or value != value:
                 raise SettingError(f"{self.origin(row)}: column {column!r} is empty")
         try:
-            different, number = np.unique(values, return_inverse=True)
+            distinct, number = np.unique(values, return_inverse=True)
         except (TypeError, ValueError):
             raise SettingError(f"{self.origin(0)}: column {column!r} must hold names or numbers") from None
-        return number.astype(np.int64), tuple(str(each) for each in different)
+        return number.astype(np.int64), tuple(str(each) for each in distinct)
 
     def holds_images(self, column: str) -> bool:
-        """Whether a column's cells are encoded images, as the hub stores them."""
+        """Whether a column holds encoded images, as the hub stores them."""
         import pyarrow
 
         return column in self.columns and bool(pyarrow.types.is_struct(self._table.column(column).type))
 
     def holds_texts(self, column: str) -> bool:
-        """Whether a column's cells are texts."""
+        """Whether a column holds texts."""
         import pyarrow
 
         kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
@@ -138,48 +140,51 @@ class Table:
             if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
                 row = next((row for row, value in enumerate(values.tolist()) if not _is_number(value)), 0)
                 raise SettingError(
-                    f"{self.origin(row)}: column {column!r} does not hold numbers; name the features to use, or the "
-                    "client's column if it is that: --features and --client-column of 'pfedbred data prepare'"
+                    f"{self.origin(row)}: column {column!r} does not hold numbers; choose columns with --features, or "
+                    "name the client's with --client-column of 'pfedbred data prepare'"
                 )
             found.append(values.astype(np.float64))
         return np.stack(found, axis=1)
 
     def images(self, column: str) -> np.ndarray:
-        """A column of encoded images, all of one shape, as bytes."""
-        cells = self._cells(column).to_pylist()
-        plain = png.decoded([cell.get("bytes") for cell in cells]) if self.holds_images(column) else None
-        if plain is not None:
-            return plain
-        images = list(self._decoded(cells))
-        for row, image in enumerate(images):
-            if image.shape != images[0].shape:
-                raise SettingError(
-                    f"{self.origin(row)}: an image of shape {image.shape}; the first is {images[0].shape}"
-                )
-        return np.stack(images)
-
-    def _decoded(self, cells: Sequence[Any]) -> Iterator[np.ndarray]:
+        """A column of encoded images of one size, decoded: bytes, rows x height x width (x channels)."""
         try:
-            from PIL import Image, UnidentifiedImageError
+            from PIL import Image
         except ImportError:
             raise SettingError(f"reading images {_NEEDS}") from None
-        for row, cell in enumerate(cells):
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of strange metadata, and of sizes that are refused here
-                    image = Image.open(io.BytesIO(cell["bytes"]))
-                    small = image.width * image.height <= _MOST_PIXELS
-                    pixels = np.asarray(image) if small else None
-            except (
-                *(UnidentifiedImageError, Image.DecompressionBombError, OSError, EOFError),
-                *(LookupError, TypeError, ValueError, SyntaxError, AttributeError, struct.error, zlib.error),
-            ):
-                raise SettingError(f"{self.origin(row)} does not hold an image") from None
-            if pixels is None:
-                raise SettingError(
-                    f"{self.origin(row)}: an image of {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}"
-                )
-            yield pixels
+        cells = self._cells(column).to_pylist()
+        images = np.empty(0)
+        shown = time.monotonic()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about odd metadata, and about sizes that are refused here
+            for row, cell in enumerate(cells):
+                pixels = self._decode(Image, cell, row)
+                if row == 0:
+                    images = np.empty((len(cells), *pixels.shape), pixels.dtype)
+                if pixels.shape != images.shape[1:] or pixels.dtype != images.dtype:
+                    raise SettingError(
+                        f"{self.origin(row)}: an image of {pixels.dtype} of shape {pixels.shape}; "
+                        f"the first is {images.dtype} of shape {images.shape[1:]}"
+                    )
+                images[row] = pixels
+                if time.monotonic() - shown > _PROGRESS_SECONDS:
+                    shown = time.monotonic()
+                    print(f"decoding images: {row + 1:,} of {len(cells):,}", file=sys.stderr)
+        return images
+
+    def _decode(self, image_module: Any, cell: Any, row: int) -> np.ndarray:
+        """The pixels of one image."""
+        try:
+            image = image_module.open(io.BytesIO(cell["bytes"]))
+            width, height = image.size
+            if width * height <= _MOST_PIXELS:
+                return np.asarray(image)
+        except (
+            *(image_module.DecompressionBombError, OSError, EOFError),  # OSError includes UnidentifiedImageError
+            *(LookupError, TypeError, ValueError, SyntaxError, AttributeError, struct.error, zlib.error),
+        ):
+            raise SettingError(f"{self.origin(row)} does not hold an image") from None
+        raise SettingError(f"{self.origin(row)}: an image of {width} x {height} pixels, more than {_MOST_PIXELS:,}")
 
 
 def _is_number(value: Any) -> bool:

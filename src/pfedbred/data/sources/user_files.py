@@ -1,4 +1,4 @@
-"""Data of one's own: arrays, .npz, .csv, parquet files, a `datasets.Dataset`."""
+"""The user's own data: arrays, .npz, .csv and .parquet files, a `datasets.Dataset`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from pfedbred.io.npy import Npz
 def pool_from_arrays(
     x: Any, y: Any, client: Any = None, *, name: str = "custom", normalise: Normalise | None = None, where: str = ""
 ) -> Pool:
-    """A pool from one array of samples, one of labels, and one that says whose each sample is.
+    """A pool from an array of samples, one of labels, and one with the client of each sample.
 
     Labels and clients may be numbers or names. Whole-number labels from 0 are kept as they are; others are numbered
-    in order.
+    in sorted order.
     """
     where = where or name
     x, y = np.asarray(x), np.asarray(y)
     texts = x.dtype.kind in "US" or (x.dtype == object and all(isinstance(each, str) for each in x.ravel()))
     if (x.ndim != 1 if texts else x.ndim < 2) or y.ndim != 1 or len(x) != len(y) or not len(y):
-        raise SettingError(f"{where}: x of shape {x.shape} and y of shape {y.shape}; one row and one label a sample")
+        raise SettingError(
+            f"{where}: x of shape {x.shape} and y of shape {y.shape}; expected one row and one label for each sample"
+        )
     x = x.astype(str).astype(object) if texts else compact(x, where)
     owner, owners = None, None
     if client is not None:
@@ -51,7 +53,7 @@ def pool_from_arrays(
 
 
 def _labels(y: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...] | None, int]:
-    """Labels as numbers, what they stand for if they were names, and how many there are."""
+    """Labels as numbers, their names if they had any, and how many there are."""
     if y.dtype.kind == "f" and len(y) and np.all(np.isfinite(y)) and np.all(y == np.round(y)):
         y = y.astype(np.int64)  # whole numbers, as a CSV or a spreadsheet may write them
     if y.dtype.kind in "iu":
@@ -67,20 +69,20 @@ def _labels(y: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...] | No
 
 
 def _numbered(values: np.ndarray, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Names or numbers as numbers from 0, and what each stands for."""
+    """Names or numbers as numbers from 0, and the name of each."""
     if values.dtype.kind == "S":
         raise SettingError(f"{what} must be names or numbers, not bytes")
     missing = np.flatnonzero([each is None or each != each or each == "" for each in values.tolist()])
     if len(missing):
         raise SettingError(f"{what} is empty in row {missing[0]}")
-    different, number = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
-    return number, tuple(str(each) for each in different)
+    distinct, number = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
+    return number, tuple(str(each) for each in distinct)
 
 
 def compact(x: np.ndarray, where: str) -> np.ndarray:
-    """Numbers in a type that devices have: bytes stay, whole numbers become 32-bit ones, others float32.
+    """Numbers in a type that devices support: bytes stay, whole numbers become int32, others float32.
 
-    What 32 bits cannot tell apart is refused rather than rounded away.
+    Values that 32 bits cannot tell apart are rejected, not rounded.
     """
     if x.dtype.kind not in "biuf":
         raise SettingError(f"{where}: x must be numbers or texts, not {x.dtype}")
@@ -94,10 +96,10 @@ def compact(x: np.ndarray, where: str) -> np.ndarray:
         fine = np.flatnonzero((spread > 0) & (spread < 1e-4 * size))
         if len(fine):
             raise SettingError(
-                f"{where}: feature {fine[0]} varies by {spread[fine[0]]:g} around {values[0, fine[0]]:g}, more finely "
-                "than 32-bit numbers can tell: subtract an offset from it"
+                f"{where}: feature {fine[0]} varies by {spread[fine[0]]:g} around {values[0, fine[0]]:g}, too little "
+                "for 32-bit numbers to tell apart: subtract an offset from it"
             )
-    with np.errstate(over="ignore"):  # what does not fit becomes infinite, and a pool refuses that
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite, and a pool rejects that
         return x.astype(np.float32)
 
 
@@ -108,7 +110,9 @@ def pool_from_file(
     if os.path.isdir(path):
         parts = sorted(path.glob("*.parquet"))
         if not parts and leaf_files(path):
-            raise SettingError(f"{path} holds LEAF's files: use --dataset femnist or sent140 with --data-dir above it")
+            raise SettingError(
+                f"{path} holds LEAF's files: use --dataset femnist or sent140, with its parent folder as --data-dir"
+            )
         if not parts:
             raise SettingError(f"{path} holds no .parquet files")
         return _pool_from_table(read_parquet(parts), str(path), client_column, label_column, features)
@@ -122,7 +126,9 @@ def pool_from_file(
         return _pool_from_table(read_csv(path), str(path), client_column, label_column, features)
     if path.suffix == ".parquet":
         return _pool_from_table(read_parquet([path]), str(path), client_column, label_column, features)
-    raise SettingError(f"{path} is not a kind of file that can be read: .fed, .npz, .csv, .parquet or a folder of them")
+    raise SettingError(
+        f"{path} is not a kind of file that can be read: expected .fed, .npz, .csv, .parquet or a folder of .parquet"
+    )
 
 
 def pool_from_dataset(
@@ -135,8 +141,10 @@ def pool_from_dataset(
 ) -> Pool:
     """A pool from a `datasets.Dataset`."""
     if not hasattr(dataset, "with_format") or not hasattr(dataset, "num_rows") or isinstance(dataset, dict):
-        raise SettingError(f"from_dataset takes a datasets.Dataset, one of its parts, not a {type(dataset).__name__}")
-    table = dataset.with_format("arrow")[:]  # in the dataset's own order: shuffles and selections count
+        raise SettingError(
+            f"from_dataset takes a datasets.Dataset (one part, such as train), not a {type(dataset).__name__}"
+        )
+    table = dataset.with_format("arrow")[:]  # keeps the order after shuffle and select
     return _pool_from_table(Table.of([table], [name], ()), name, client_column, label_column, features)
 
 
@@ -155,24 +163,24 @@ def _pool_from_npz(path: Path, client_column: str | None, label: str) -> Pool:
 def _pool_from_table(
     table: Table, where: str, client_column: str | None, label_column: str | None, features: Sequence[str] | None
 ) -> Pool:
-    """Features are numbers, or one column of images or of texts."""
+    """A pool whose features are columns of numbers, or one column of images or texts."""
     label = label_column or next((each for each in ("label", "y") if each in table.columns), "label")
     client = client_column or next((each for each in ("client",) if each in table.columns), None)
     if not len(table):
         raise NoSamples(f"{where} has no rows")
     if label not in table.columns and label_column is None:
         raise SettingError(
-            f"{where} has no column 'label' or 'y', only {', '.join(table.columns)}: say which has the labels, with "
+            f"{where} has no column 'label' or 'y', only {', '.join(table.columns)}: name the label column with "
             "--label-column of 'pfedbred data prepare'"
         )
     number, names = table.names(label)
     y, labels = number, names
     if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
-        y, labels = np.asarray([int(each) for each in names])[number], ()  # numbers already, with few left out
+        y, labels = np.asarray([int(each) for each in names])[number], ()  # already numbers, with few gaps
     owner, owners = table.names(client) if client else (None, None)
     chosen = list(features) if features else [each for each in table.columns if each not in (label, client)]
     if not chosen:
-        raise SettingError(f"{where} has no column beside the label and the client")
+        raise SettingError(f"{where} has no columns other than the label and the client")
     x, normalise = inputs_of(table, chosen, where)
     return Pool(
         Path(where).stem,
@@ -189,7 +197,7 @@ def _pool_from_table(
 
 
 def inputs_of(table: Table, columns: Sequence[str], where: str) -> tuple[np.ndarray, Normalise | None]:
-    """The samples in these columns, one of images or of texts or all of numbers; and how they become inputs."""
+    """The samples in these columns (one of images or texts, or all of numbers) and their normalisation."""
     if len(columns) == 1 and table.holds_images(columns[0]):
         return table.images(columns[0]), to_unit_interval
     if len(columns) == 1 and table.holds_texts(columns[0]):

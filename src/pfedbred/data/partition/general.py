@@ -1,0 +1,76 @@
+"""Splits of any pool by its labels or at random, made by flwr-datasets' partitioners."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from pfedbred.data.pool import Assignment, Pool, divide
+from pfedbred.errors import SettingError
+from pfedbred.settings.values import Count, Positive
+
+
+def iid(pool: Pool, *, clients: int, seed: int, test_fraction: float) -> Assignment:
+    """Every client gets an equal share, drawn at random."""
+    from flwr_datasets.partitioner import IidPartitioner
+
+    rng = np.random.default_rng(seed)
+    parts = _partition(IidPartitioner(clients), pool, rng.permutation(len(pool.y)), clients)
+    return divide(parts, test_fraction, rng)
+
+
+def dirichlet(pool: Pool, *, clients: int, seed: int, test_fraction: float, alpha: Positive = 0.5) -> Assignment:
+    """Each label is divided in proportions drawn from Dirichlet(alpha); the smaller alpha, the more uneven."""
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    rng = np.random.default_rng(seed)
+    partitioner = DirichletPartitioner(clients, "label", alpha, min_partition_size=2, self_balancing=False, seed=seed)
+    parts = _partition(partitioner, pool, np.arange(len(pool.y)), clients)
+    return divide(parts, test_fraction, rng)
+
+
+def labels(pool: Pool, *, clients: int, seed: int, test_fraction: float, k: Count = 3) -> Assignment:
+    """Every client gets k labels, the first in turn and the others at random; a label is divided into equal shares."""
+    from flwr_datasets.partitioner import PathologicalPartitioner
+
+    if k > pool.classes:
+        raise SettingError(f"labels({k}): {pool.name} has only {pool.classes} labels")
+    rng = np.random.default_rng(seed)
+    partitioner = PathologicalPartitioner(
+        clients, "label", k, class_assignment_mode="first-deterministic", shuffle=True, seed=seed
+    )
+    parts = _partition(partitioner, pool, np.arange(len(pool.y)), clients)
+    return divide(parts, test_fraction, rng)
+
+
+def quantity(pool: Pool, *, clients: int, seed: int, test_fraction: float, alpha: Positive = 0.5) -> Assignment:
+    """Clients differ in size only: sizes are drawn from Dirichlet(alpha), at least two samples each."""
+    from flwr_datasets.partitioner import SizePartitioner
+
+    rng = np.random.default_rng(seed)
+    spare = len(pool.y) - 2 * clients
+    if spare < 0:
+        raise SettingError(f"{pool.name} has {len(pool.y)} samples, too few for {clients} clients: use fewer clients")
+    cuts = np.floor(np.cumsum(rng.dirichlet(np.full(clients, float(alpha))))[:-1] * spare).astype(int)
+    sizes = np.diff(np.concatenate([[0], cuts, [spare]])) + 2
+    parts = _partition(SizePartitioner(sizes.tolist()), pool, rng.permutation(len(pool.y)), clients)
+    return divide(parts, test_fraction, rng)
+
+
+def _partition(partitioner: Any, pool: Pool, order: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Each client's rows by one of flwr-datasets' partitioners, which sees the labels in this order and no samples."""
+    import datasets
+
+    if clients > len(order):
+        raise SettingError(f"{pool.name} has {len(order)} samples, too few for {clients} clients: use fewer clients")
+    table = datasets.Dataset.from_dict({"row": order, "label": pool.y[order]})
+    partitioner.dataset = table
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about unused labels, which some splits leave out on purpose
+            return [np.asarray(partitioner.load_partition(i)["row"], np.int64) for i in range(clients)]
+    except ValueError as problem:
+        reason = str(problem).split(". ")[0].strip()
+        raise SettingError(f"{pool.name} cannot be split like this over {clients} clients: {reason}") from None

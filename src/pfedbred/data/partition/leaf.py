@@ -1,0 +1,82 @@
+"""LEAF's splits of FEMNIST and Sent140: a sample of the users, each a client or one of a group.
+
+Reference: Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pfedbred.data.partition.owners import of_owners, rows_by_owner
+from pfedbred.data.pool import Assignment, Pool, divide
+from pfedbred.errors import SettingError
+
+
+def sampled_owners(
+    pool: Pool, *, fraction: float, min_samples: int, at_least: int, rng: np.random.Generator
+) -> np.ndarray:
+    """LEAF's sample: users in random order until they hold ``fraction`` of all samples, then those with enough.
+
+    At least ``at_least`` users are drawn if there are that many, so that a pool which is itself a small part of the
+    data is used whole.
+    """
+    assert pool.owner is not None
+    assert pool.owners is not None
+    sizes = np.bincount(pool.owner, minlength=len(pool.owners))
+    order = rng.permutation(len(sizes))
+    held = np.cumsum(sizes[order])
+    enough = max(int(np.searchsorted(held, fraction * len(pool.y))) + 1, at_least)
+    taken = np.sort(order[:enough])
+    return taken[sizes[taken] >= min_samples]
+
+
+def by_writer(pool: Pool, *, clients: int | None = None, seed: int, test_fraction: float = 0.1) -> Assignment:
+    """LEAF's FEMNIST: writers who hold 5 % of the samples (198 in the paper), nine tenths of each for training."""
+    rng = np.random.default_rng(seed)
+    if pool.owners is None:
+        raise SettingError(f"{pool.name} does not say who wrote what")
+    if clients is not None:
+        if clients > len(pool.owners):
+            raise SettingError(f"{pool.name} has {len(pool.owners)} writers here, not {clients}")
+        chosen = np.sort(rng.choice(len(pool.owners), clients, replace=False))
+    elif pool.raw:
+        chosen = sampled_owners(pool, fraction=0.05, min_samples=2, at_least=198, rng=rng)
+    else:
+        chosen = np.arange(len(pool.owners))
+    if not len(chosen):
+        raise SettingError(f"{pool.name} has no writer with at least 2 samples")
+    return of_owners(pool, chosen, test_fraction, rng)
+
+
+def by_groups(pool: Pool, *, clients: int, seed: int, test_fraction: float = 0.1) -> Assignment:
+    """LEAF's Sent140 with its users in groups, whose shares of the users are drawn from Dirichlet(0.5).
+
+    Users come from LEAF's sample: 5 % of the samples, at least 3 for each user. Every group has at least 10 samples.
+    """
+    rng = np.random.default_rng(seed)
+    if pool.owner is None or pool.owners is None:
+        raise SettingError(f"{pool.name} does not say who wrote what")
+    users = np.arange(len(pool.owners))
+    if pool.raw:
+        users = sampled_owners(pool, fraction=0.05, min_samples=3, at_least=1000, rng=rng)
+    rows = rows_by_owner(pool.owner, len(pool.owners))
+    sizes = np.array([len(rows[user]) for user in users])
+    if sizes.sum() < 20 * clients:
+        raise SettingError(f"{pool.name} has {sizes.sum()} samples, too few for {clients} groups: use fewer clients")
+    for _ in range(10_000):
+        shares = rng.dirichlet(np.full(clients, 0.5))
+        group = rng.permutation(np.searchsorted(np.cumsum(shares), (np.arange(len(users)) + 0.5) / len(users)))
+        group = np.minimum(group, clients - 1)
+        if np.bincount(group, sizes, clients).min() >= 10:
+            break
+    else:
+        raise SettingError(f"{pool.name}: found no {clients} groups of at least 10 samples each: use fewer clients")
+    grouped = np.full(len(pool.y), -1, np.int64)
+    for user, number in zip(users, group, strict=True):
+        grouped[rows[user]] = number
+    kept = np.flatnonzero(grouped >= 0)
+    order = kept[np.argsort(grouped[kept], kind="stable")]
+    parts = np.split(order, np.searchsorted(grouped[order], np.arange(1, clients)))
+    if pool.is_test is not None:
+        return Assignment([p[~pool.is_test[p]] for p in parts], [p[pool.is_test[p]] for p in parts])
+    return divide(parts, test_fraction, rng)
