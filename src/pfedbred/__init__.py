@@ -2,35 +2,84 @@
 
 from pfedbred import models
 from pfedbred._version import __version__
+from pfedbred.aggregation import RULES, Gathered, Rule
 from pfedbred.algorithms import ALGORITHMS, make
-from pfedbred.algorithms.base import Algorithm, Client, Server, Task
+from pfedbred.algorithms.base import (
+    Algorithm,
+    Client,
+    Server,
+    ServerState,
+    Task,
+    Uploads,
+    averaging_server,
+    descend,
+    method,
+)
 from pfedbred.bregman import means, priors
 from pfedbred.bregman import proximal as prox
 from pfedbred.data import DATASETS, Federation, from_arrays, from_clients, from_dataset, load
-from pfedbred.engine import Evaluation, Plan, Simulation, State, use_all_cores
+from pfedbred.data.minibatches import Batch, ClientData
+from pfedbred.engine import Backend, Evaluation, Plan, ResidentBackend, State, StreamedBackend, use_all_cores
+from pfedbred.engine.history import Point
+from pfedbred.engine.metrics import METRICS, Metric, Predictions
+from pfedbred.engine.selection import SELECTIONS
 from pfedbred.errors import SettingError
+from pfedbred.experiment.callbacks import Callback, Interruption, Patience
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.experiment.loop import Run, run
+from pfedbred.experiment.progress import Progress
+from pfedbred.experiment.result import Run
+from pfedbred.experiment.run import run
 from pfedbred.experiment.sweep import Sweep, sweep
-from pfedbred.runs.saved_models import load_model
+from pfedbred.models import MODELS, Model
+from pfedbred.runs.record import RunRecord
+from pfedbred.runs.saved_models import TrainedModel, load_model
+from pfedbred.settings import Count, Fraction, NonNegative, Positive
 
 __all__ = [
     "ALGORITHMS",
     "DATASETS",
+    "METRICS",
+    "MODELS",
+    "RULES",
+    "SELECTIONS",
     "Algorithm",
+    "Backend",
+    "Batch",
+    "Callback",
     "Client",
+    "ClientData",
+    "Count",
     "Evaluation",
     "Experiment",
     "Federation",
+    "Fraction",
+    "Gathered",
+    "Interruption",
+    "Metric",
+    "Model",
+    "NonNegative",
+    "Patience",
     "Plan",
+    "Point",
+    "Positive",
+    "Predictions",
+    "Progress",
+    "ResidentBackend",
+    "Rule",
     "Run",
+    "RunRecord",
     "Server",
+    "ServerState",
     "SettingError",
-    "Simulation",
     "State",
+    "StreamedBackend",
     "Sweep",
     "Task",
+    "TrainedModel",
+    "Uploads",
     "__version__",
+    "averaging_server",
+    "descend",
     "from_arrays",
     "from_clients",
     "from_dataset",
@@ -38,6 +87,7 @@ __all__ = [
     "load_model",
     "make",
     "means",
+    "method",
     "models",
     "priors",
     "prox",

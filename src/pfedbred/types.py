@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 Tree: TypeAlias = Any
-"""A pytree of arrays: the weights of a network, a message, a client's state."""
+"""A pytree of arrays: the parameters of a network, a message, a client's state."""
 
 Array: TypeAlias = jax.Array
 Key: TypeAlias = jax.Array
@@ -26,3 +26,8 @@ class Words:
 
     count: int
     vectors: np.ndarray | None = None
+
+
+def tree_bytes(tree: Tree) -> int:
+    """Bytes that the arrays of a tree take, or would take if they are only shapes and types."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,1 +1,46 @@
-"""Aggregation rules: how a server combines a round's uploads into one."""
+"""Aggregation rules: how a server combines a round's uploads into one, the weighted mean or a robust rule."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from pfedbred.aggregation.base import Gathered, Rule
+from pfedbred.aggregation.clipped import clipped
+from pfedbred.aggregation.krum import krum
+from pfedbred.aggregation.mean import mean, weighted_mean
+from pfedbred.aggregation.median import median
+from pfedbred.aggregation.trimmed import trimmed
+from pfedbred.errors import SettingError, nearest
+from pfedbred.settings.signatures import declared, parse_call, resolve_call
+
+__all__ = ["RULES", "Gathered", "Rule", "get", "weighted_mean"]
+
+RULES: dict[str, Callable[..., Rule]] = {
+    "mean": mean,
+    "median": median,
+    "trimmed": trimmed,
+    "clipped": clipped,
+    "krum": krum,
+}
+"""Every named rule. A new one is a function ``(*, settings...) -> Rule``, and a line here."""
+
+
+def get(rule: str | Callable[..., Any], **defaults: Any) -> Rule:
+    """The rule of that name, such as ``krum`` or ``trimmed(0.3)``; or a Rule, or a function that builds one.
+
+    ``defaults`` are settings for a named rule that has them and is not given any in parentheses.
+    """
+    if isinstance(rule, str):
+        name, values = parse_call("aggregate", rule)
+        if name not in RULES:
+            raise SettingError(f"unknown aggregation rule {name!r}{nearest(name, RULES)}")
+        build = RULES[name]
+        settings = resolve_call(name, build, values)
+        return build(**settings if values else {key: defaults.get(key, each) for key, each in settings.items()})
+    if not callable(rule):
+        raise SettingError(f"aggregate must be the name of a rule or a function, not {rule!r}{nearest('', RULES)}")
+    takes = inspect.signature(rule).parameters.values()
+    builds = all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in takes)
+    return rule(**{key: value for key, value in defaults.items() if key in declared(rule)}) if builds else rule

@@ -6,28 +6,27 @@ federation runs each in its own process. Messages, uploads, states and models ar
     server.init(key, clients)          -> server state
     server.send(server state, i)       -> message to client i          (may differ from client to client)
     client.init(message)               -> client state                 (at the start, or when a client joins)
-    client.train(message, state, data) -> upload, client state         (one round of local work)
+    client.train(message, state, data) -> upload, client state[, info] (one round of local work)
     server.aggregate(state, uploads)   -> server state
     server.model(state)                -> the global model, G
     client.model(message, state, data) -> the client's personal model, P
 
 ``predict(model, x)`` gives logits for G and P alike. What a client keeps is in its own state and never in the
-server's. An algorithm that needs to ask the selected clients something before they train (Mime) has a ``prepare`` in
-both halves.
+server's. An algorithm that has to query the selected clients before they train (Mime) has a ``prepare`` in both halves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.aggregation.rules import Rule
+from pfedbred.aggregation import Gathered, Rule, weighted_mean
 from pfedbred.bregman.first_layer import FirstLayer
-from pfedbred.data.minibatches import Batch, ClientData, Inputs
+from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.models import Model
 from pfedbred.types import Array, Key, Tree
 
@@ -43,17 +42,18 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 
 
 class Task(NamedTuple):
-    """What is to be learnt: a model, and the loss of each sample given logits and labels."""
+    """What is to be learned: a model, and the loss of each sample given the model's outputs and the labels."""
 
     model: Model
     losses: Callable[[Array, Array], Array] = cross_entropy
+    kind: Literal["classification", "regression"] = "classification"
 
     def loss(self, params: Tree, batch: Batch) -> Array:
         """f_i on one minibatch: the mean loss."""
         return jnp.mean(self.losses(self.model.apply(params, batch.x), batch.y))
 
     def first_layer(self, batch: Batch) -> FirstLayer | None:
-        """The loss on one minibatch as one of a network that begins with a linear layer, if samples are long."""
+        """The minibatch loss split after the network's first, linear layer; None if that would save nothing."""
         model, x = self.model, batch.x.reshape(batch.x.shape[0], -1)
         rest = model.rest
         if model.first is None or rest is None or 4 * x.shape[0] > x.shape[1]:
@@ -74,21 +74,23 @@ class Task(NamedTuple):
 
 
 class Uploads(NamedTuple):
-    """What the server receives in a round: one entry for each selected client, along the first axis.
+    """What the server receives in a round: one entry per selected client along the first axis.
 
     Attributes:
-      upload: what they sent; zeros where it is not taken.
-      client: who they are.
-      weight: of each; 0 where its upload is not taken, else in the run's proportions. They sum to one.
-      taken: whose upload counts; a sick client's does not.
-      rule: how uploads are averaged.
+      upload: what they sent; zeros where the update was rejected.
+      client: their numbers.
+      weight: averaging weights; 0 where the update was rejected, and they sum to one.
+      valid: whose update counts.
+      key: randomness for this round's aggregation.
+      rule: how uploads are combined.
     """
 
     upload: Tree
     client: Array
     weight: Array
-    taken: Array
-    rule: Rule = Rule()
+    valid: Array
+    key: Key
+    rule: Rule = weighted_mean
 
     def average(
         self,
@@ -96,22 +98,36 @@ class Uploads(NamedTuple):
         *,
         around: Tree | None = None,
         weighted: bool = True,
+        draw: int = 0,
     ) -> Tree:
-        """The average of the uploads by the run's rule, E_I in Algorithm 1; of a part of them if ``select`` says which.
+        """The uploads, or the part of them that ``select`` picks, combined by the run's rule: E_I in Algorithm 1.
 
-        ``around`` is what the server has in place of that average now. The weights are the run's, by training samples
-        unless it says otherwise, or with ``weighted=False`` all alike. Some methods' papers print a plain mean here:
-        ``--weights uniform``.
+        Args:
+          select: picks a part of an upload.
+          around: what the server holds in place of that average now; some rules clip around it.
+          weighted: average by the run's weights (training samples, by default), or all clients alike. Where a paper
+            prints a plain mean, use ``--weights uniform``.
+          draw: tells several averages of one round apart, for rules that draw random numbers.
         """
-        weight = self.weight if weighted else self.taken / jnp.maximum(jnp.sum(self.taken), 1)
-        return self.rule.average(select(self.upload), weight, self.taken, around)
+        weights = self.weight if weighted else self.valid / jnp.maximum(jnp.sum(self.valid), 1)
+        key = jax.random.fold_in(self.key, draw)
+        return self.rule(Gathered(select(self.upload), weights, self.valid, around, key))
 
-    def total(self, select: Callable[[Tree], Tree] = lambda upload: upload, *, around: Tree | None = None) -> Tree:
-        """The sum of the uploads; by a robust rule, what it takes for their mean times how many there are."""
-        if self.rule.name == "mean":
+    def total(
+        self, select: Callable[[Tree], Tree] = lambda upload: upload, *, around: Tree | None = None, draw: int = 0
+    ) -> Tree:
+        """The sum of the uploads; under a robust rule, its estimate of their mean times how many are valid."""
+        if self.rule is weighted_mean:
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), select(self.upload))
-        mean = self.average(select, around=around, weighted=False)
-        return jax.tree.map(lambda leaf: leaf * jnp.sum(self.taken).astype(leaf.dtype), mean)
+        mean = self.average(select, around=around, weighted=False, draw=draw)
+        return jax.tree.map(lambda leaf: leaf * jnp.sum(self.valid).astype(leaf.dtype), mean)
+
+
+Info: TypeAlias = Mapping[str, Array]
+"""Diagnostics of one client's round: numbers by name, which the engine averages over clients if anyone asks."""
+
+Trained: TypeAlias = tuple[Tree, Tree] | tuple[Tree, Tree, Info]
+"""An upload and the client's next state, and diagnostics if the method has any to report."""
 
 
 class ServerState(NamedTuple):
@@ -127,29 +143,40 @@ class ServerState(NamedTuple):
 class Client(NamedTuple):
     """The client half.
 
-    ``draws`` is the number of minibatches ``train`` uses in a round, and ``model_draws`` the number that ``model``
-    uses; both see them as ``data.batch(0)``, ``data.batch(1)`` and so on. ``prepare(message, state, data)`` gives the
-    upload of the exchange before training, if there is one. With ``synced`` the client's state mirrors what the
-    server knows, so that it changes only in rounds whose upload the server takes in. ``unmoved(message)`` is what a
-    client would upload that had learnt nothing; not needed where that is the message. What a client uploads and keeps
-    must be finite: else it is taken for sick.
+    Attributes:
+      init: the client's state before its first round, from the first message it receives.
+      train: one round of local work.
+      model: the personal model, P.
+      draws: how many minibatches ``train`` uses; it reads them as ``data.batch(0)``, ``data.batch(1)`` and so on.
+      model_draws: how many ``model`` uses.
+      prepare: the upload of the exchange before training, if there is one.
+      synced: whether the state mirrors what the server knows, so that it may only change in rounds whose upload the
+        server accepts.
+      unchanged: the upload of a client whose training changed nothing, by default the message: the norm of an update
+        is measured from it. What a client uploads and keeps must be finite, else its update is rejected.
     """
 
     init: Callable[[Tree], Tree]
-    train: Callable[[Tree, Tree, ClientData], tuple[Tree, Tree]]
+    train: Callable[[Tree, Tree, ClientData], Trained]
     model: Callable[[Tree, Tree, ClientData], Tree]
     draws: int
     model_draws: int = 0
     prepare: Callable[[Tree, Tree, ClientData], Tree] | None = None
     synced: bool = False
-    unmoved: Callable[[Tree], Tree] = lambda message: message
+    unchanged: Callable[[Tree], Tree] = lambda message: message
 
 
 class Server(NamedTuple):
-    """The server half. ``prepare(state, uploads)`` takes in the exchange before training, if there is one.
+    """The server half.
 
-    ``welcome(state)`` is the message to a client that the server has never met; not needed where ``send`` treats all
-    clients alike. ``averages`` says whether ``aggregate`` averages the uploads, which can be done by several rules.
+    Attributes:
+      init: the server's state before the first round, for so many clients.
+      send: the message to a client.
+      aggregate: the next state, from a round's uploads.
+      model: the global model, G.
+      prepare: takes in the uploads of the exchange before training, if there is one.
+      welcome: the message to a client that the server has never met; not needed where ``send`` treats all alike.
+      averages: whether ``aggregate`` averages the uploads, so that another aggregation rule can be used.
     """
 
     init: Callable[[Key, int], ServerState]
@@ -199,83 +226,6 @@ def descend(
     return jax.lax.scan(step, params, jnp.arange(first, first + steps))[0]
 
 
-class Exchange(NamedTuple):
-    """The shapes and types of all that an algorithm sends and keeps, for one client and one round."""
-
-    message: Tree
-    upload: Tree
-    state: Tree
-    params: Tree
-    global_: Tree
-    personal: Tree
-
-
-class Received(NamedTuple):
-    """The shapes and types of what a client is sent, of what it keeps before its first round, and of G."""
-
-    message: Tree
-    state: Tree
-    global_: Tree
-
-
-def received(algorithm: Algorithm) -> Received:
-    """What a client receives, without computing it; much quicker than all that is exchanged."""
-
-    def first_message(key: Key) -> Received:
-        state = algorithm.server.init(key, 2)
-        message = algorithm.server.send(state, jnp.int32(0))
-        return Received(message, algorithm.client.init(message), algorithm.server.model(state))
-
-    return jax.eval_shape(first_message, jax.random.key(0))
-
-
-def exchange(algorithm: Algorithm, task: Task, sample: Batch) -> Exchange:
-    """What the algorithm exchanges, without computing it; ``sample`` is a batch of one sample."""
-
-    def one_round(key: Key) -> Exchange:
-        client, server = algorithm.client, algorithm.server
-        state = server.init(key, 2)
-        message = server.send(state, jnp.int32(0))
-        rows = jnp.zeros((max(client.draws, client.model_draws), 1), int)
-        data = ClientData(Inputs(sample.x), sample.y, rows, jnp.int32(0), jnp.int32(1))
-        kept = client.init(message)
-        upload, _ = client.train(message, kept, data)
-        return Exchange(
-            message=message,
-            upload=(client.prepare(message, kept, data) if client.prepare else (), upload),
-            state=kept,
-            params=task.model.init(key),
-            global_=server.model(state),
-            personal=client.model(message, kept, data),
-        )
-
-    return jax.eval_shape(one_round, jax.random.key(0))
-
-
-class Costs(NamedTuple):
-    """Of one client and one round, in multiples of the model's size: what it receives, sends, and keeps."""
-
-    download: float
-    upload: float
-    state: float
-
-
-def costs(algorithm: Algorithm, task: Task, sample: Batch) -> Costs:
-    """What the algorithm exchanges and keeps, from the shapes of its messages; ``sample`` is a batch of one sample."""
-    found = exchange(algorithm, task, sample)
-    return Costs(*(_entries(tree) / _entries(found.params) for tree in (found.message, found.upload, found.state)))
-
-
-def state_bytes(algorithm: Algorithm, task: Task, sample: Batch) -> int:
-    """What one client keeps."""
-    kept = exchange(algorithm, task, sample).state
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
-
-
-def _entries(tree: Tree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
 class About(NamedTuple):
     """Where a method comes from, and what its models are."""
 
@@ -289,7 +239,7 @@ Build = TypeVar("Build", bound=Callable[..., Algorithm])
 
 
 def method(*, paper: str, year: int | None, G: str, P: str) -> Callable[[Build], Build]:
-    """Says of a function that builds an algorithm what ``pfedbred list algorithms`` shows of it."""
+    """Declares what ``pfedbred list algorithms`` shows of the function that builds an algorithm."""
 
     def note(build: Build) -> Build:
         build.about = About(paper, year, G, P)  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ def cloud_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
         kept = state.model if replaces else state.extra
         count = jax.tree.leaves(kept)[0].shape[0]
-        place = jnp.where(uploads.taken, uploads.client, count)  # past the end: who is not taken keeps its old model
+        place = jnp.where(uploads.valid, uploads.client, count)  # past the end: who is not taken keeps its old model
         models = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), kept, uploads.upload)
         present = jnp.zeros(count, bool).at[place].set(True, mode="drop")
         xi = mix(models, present)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.aggregation.rules import inner_products, squared_distances
+from pfedbred.aggregation.pairwise import inner_products, squared_distances
 from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
 from pfedbred.algorithms.clouds import Mix, cloud_server, off_diagonal
 from pfedbred.data.minibatches import Batch, ClientData

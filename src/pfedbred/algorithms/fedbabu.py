@@ -45,6 +45,6 @@ def fedbabu(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, tune_steps:
         model=model,
         draws=R,
         model_draws=tune_steps,
-        unmoved=lambda message: message.body,
+        unchanged=lambda message: message.body,
     )
     return Algorithm(client, body_server(task), task.model.apply)

@@ -40,6 +40,6 @@ def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm
         return join(message.body, head)
 
     client = Client(
-        init=lambda message: message.head, train=train, model=model, draws=R, unmoved=lambda message: message.body
+        init=lambda message: message.head, train=train, model=model, draws=R, unchanged=lambda message: message.body
     )
     return Algorithm(client, body_server(task), task.model.apply)

@@ -46,6 +46,6 @@ def fedrep(task: Task, *, alpha: NonNegative = 0.01, R_head: Count = 15, R: Coun
         train=train,
         model=model,
         draws=R_head + R,
-        unmoved=lambda message: message.body,
+        unchanged=lambda message: message.body,
     )
     return Algorithm(client, body_server(task), task.model.apply)

@@ -70,7 +70,7 @@ def mime(task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: 
         model=lambda message, state, data: message.w,
         draws=R,
         prepare=prepare_client,
-        unmoved=lambda message: message.w,
+        unchanged=lambda message: message.w,
     )
     server = Server(
         init=init,

@@ -1,4 +1,4 @@
-"""The algorithms, one file each, and the table of their names."""
+"""The table of the algorithms' names, and building one from its name and settings."""
 
 from __future__ import annotations
 
@@ -62,8 +62,13 @@ ALGORITHMS: dict[str, Factory] = {
 """Every named algorithm. A new one is a function ``(task, *, settings...) -> Algorithm``, and a line here."""
 
 
-def factory(name: str) -> Factory:
-    """The function that builds the algorithm of that name, wrappers included: ``pfedme+am``."""
+def factory(algorithm: str | Factory) -> Factory:
+    """The function that builds the algorithm of that name, wrappers included (``pfedme+am``); or the one given."""
+    if not isinstance(algorithm, str):
+        if not callable(algorithm):
+            raise SettingError(f"algorithm must be a name, an Algorithm or a function that builds one, not {algorithm!r}")
+        return algorithm
+    name = algorithm
     base, *suffixes = name.split("+")
     if base not in ALGORITHMS:
         raise SettingError(f"unknown algorithm {base!r}{nearest(base, ALGORITHMS)}")
@@ -93,7 +98,12 @@ def _wrapped(base: Factory, suffixes: list[str]) -> Factory:
     return build
 
 
-def make(name: str, task: Task, settings: Mapping[str, Any] | None = None) -> Algorithm:
-    """The algorithm of that name, its settings checked."""
-    build = factory(name)
-    return build(task, **settings_.resolve(build, settings or {}))
+def make(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[str, Any] | None = None) -> Algorithm:
+    """The algorithm, by name or from a function ``(task, *, settings...) -> Algorithm``, its settings checked."""
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    build = factory(algorithm)
+    made = build(task, **settings_.resolve(build, settings or {}))
+    if not isinstance(made, Algorithm):
+        raise SettingError(f"a function given as algorithm must return an Algorithm, not a {type(made).__name__}")
+    return made

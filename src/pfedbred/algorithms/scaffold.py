@@ -77,7 +77,7 @@ def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 
         model=lambda message, control, data: message.w,
         draws=R,
         synced=True,
-        unmoved=lambda message: Update(message.w, optax.tree.zeros_like(message.control)),
+        unchanged=lambda message: Update(message.w, optax.tree.zeros_like(message.control)),
     )
     server = Server(
         init=init,

@@ -1,17 +1,19 @@
-"""The engine: executors, the compiled round, evaluation."""
+"""The engine: backends, the compiled round, executors, evaluation."""
 
+from pfedbred.engine.backend import Backend
 from pfedbred.engine.devices import join_processes, keep_programs, use_all_cores
 from pfedbred.engine.evaluation import Evaluation
-from pfedbred.engine.resident import Simulation, State
+from pfedbred.engine.resident import ResidentBackend, State
 from pfedbred.engine.round import Plan
-from pfedbred.engine.streamed import StreamedSimulation
+from pfedbred.engine.streamed import StreamedBackend
 
 __all__ = [
+    "Backend",
     "Evaluation",
     "Plan",
-    "Simulation",
+    "ResidentBackend",
     "State",
-    "StreamedSimulation",
+    "StreamedBackend",
     "join_processes",
     "keep_programs",
     "use_all_cores",

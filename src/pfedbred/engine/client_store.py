@@ -116,7 +116,7 @@ class ClientStore:
         self.record_bytes = int(ends[-1])
         self._slots = slots
         self._slot_of: dict[int, int] = {}
-        self.left_out: Counter[int] = Counter()  # how often each client was, to be told without reading all records
+        self.rejected: Counter[int] = Counter()  # rounds by client, kept apart so that not all records must be read
 
     def __contains__(self, client: int) -> bool:
         """Whether that client has a record."""

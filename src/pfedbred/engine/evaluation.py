@@ -1,16 +1,18 @@
 """Evaluation: the global model G and the personal models P, on training and test samples, client by client.
 
-G is tested on the union of the local test sets, P of each client on its own. The samples are cut into blocks that
-belong to one client each, so that clients of very different size cost what they hold and no more.
+G is evaluated on the union of the clients' samples, P of each client on its own. The samples are cut into blocks that
+belong to one client each, so that clients of very different size cost what they hold and no more. On training samples
+only the metrics that every evaluation has (accuracy and loss) are computed; the others are for test samples.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,8 @@ from jax.sharding import Mesh
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.data.federation import Federation, Split
 from pfedbred.data.minibatches import Inputs
-from pfedbred.engine import devices, executors
+from pfedbred.engine import devices, executors, metrics
+from pfedbred.engine.metrics import Metric, Predictions
 from pfedbred.types import Array, Tree
 
 _MOST_BLOCKS = 1024
@@ -35,7 +38,7 @@ class Blocks(NamedTuple):
     length: Array
 
 
-class Samples(NamedTuple):
+class EvaluationSet(NamedTuple):
     """One split on the device, and its blocks."""
 
     x: Inputs
@@ -43,40 +46,61 @@ class Samples(NamedTuple):
     blocks: Blocks
 
 
-class Tally(NamedTuple):
-    """Of each client (or block): correct predictions and the sum of losses."""
-
-    correct: Array
-    loss: Array
+Sums: TypeAlias = Mapping[str, Tree]
+"""A metric's additive statistics, by its name."""
 
 
-class Counts(NamedTuple):
-    """Tallies of both models on both splits."""
+class Tallies(NamedTuple):
+    """Both models' statistics on both splits, by client along the first axis (the second, after the seeds)."""
 
-    global_train: Tally
-    global_test: Tally
-    personal_train: Tally
-    personal_test: Tally
+    global_train: Sums
+    global_test: Sums
+    personal_train: Sums
+    personal_test: Sums
 
 
-class Scores(NamedTuple):
-    """One model on one split. Arrays begin with the seeds; those named ``client_`` have the clients next.
+@dataclass(frozen=True)
+class Scores:
+    """One model on one split.
 
     Attributes:
-      accuracy: fraction of all samples, that is, weighted by the clients' sizes.
-      loss: mean over all samples.
-      worst_decile: mean accuracy of the tenth of the clients (at least one) for whom it is lowest.
-      client_std: standard deviation of accuracy over the clients.
-      client_accuracy: of each client; NaN for one without samples.
-      client_loss: likewise.
+      values: each metric by seed, pooled over all samples of the clients; ``worst_decile`` is the mean accuracy of the
+        tenth of the clients (at least one) for whom it is lowest, ``client_std`` its standard deviation over clients.
+      clients: each metric by seed and client; NaN for a client without samples.
     """
 
-    accuracy: np.ndarray
-    loss: np.ndarray
-    worst_decile: np.ndarray
-    client_std: np.ndarray
-    client_accuracy: np.ndarray
-    client_loss: np.ndarray
+    values: Mapping[str, np.ndarray]
+    clients: Mapping[str, np.ndarray]
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """Fraction of correct predictions over all samples, by seed."""
+        return self.values["accuracy"]
+
+    @property
+    def loss(self) -> np.ndarray:
+        """Mean loss over all samples, by seed."""
+        return self.values["loss"]
+
+    @property
+    def worst_decile(self) -> np.ndarray:
+        """Mean accuracy of the worst-off tenth of the clients, by seed."""
+        return self.values["worst_decile"]
+
+    @property
+    def client_std(self) -> np.ndarray:
+        """Standard deviation of accuracy over the clients, by seed."""
+        return self.values["client_std"]
+
+    @property
+    def client_accuracy(self) -> np.ndarray:
+        """Accuracy by seed and client."""
+        return self.clients["accuracy"]
+
+    @property
+    def client_loss(self) -> np.ndarray:
+        """Loss by seed and client."""
+        return self.clients["loss"]
 
 
 class ModelScores(NamedTuple):
@@ -92,6 +116,10 @@ class Evaluation(NamedTuple):
     global_: ModelScores
     personal: ModelScores
 
+    def of(self, model: Literal["global", "personal"]) -> ModelScores:
+        """G or P."""
+        return self.global_ if model == "global" else self.personal
+
 
 class Evaluator:
     """Evaluates one algorithm on one federation."""
@@ -104,21 +132,28 @@ class Evaluator:
         train: Inputs,
         executor: str,
         mesh: Mesh | None = None,
+        chosen: Sequence[Metric] = metrics.resolve(""),
     ) -> None:
+        """``train`` are the training inputs, on the device already; ``chosen`` the metrics of the test samples."""
         self._sharding = devices.everywhere(mesh) if mesh else None
         self._predict, self._losses = algorithm.predict, task.losses
         self._clients = federation.clients
-        self._sizes = {"train": federation.train.sizes, "test": federation.test.sizes}
+        self.metrics = {"train": metrics.resolve("", task.kind), "test": tuple(chosen)}
         typical = float(np.median(federation.train.sizes))
         self._width = int(np.clip(2 ** math.ceil(math.log2(max(typical, 1))), 16, 256))
-        self.samples = [
-            self._on_device(train, federation.train),  # on the device already, for training
+        self.sets = [
+            self._on_device(train, federation.train),
             self._on_device(devices.place(federation.inputs(federation.test), self._sharding), federation.test),
         ]
         self._executor = executor
-        self._tally_blocks = functools.cache(lambda chunk: executors.every(self._tally_block, executor, chunk, mesh))
+        self._tally_blocks = {
+            part: functools.cache(
+                functools.partial(executors.every, functools.partial(self._tally_block, part), executor, mesh=mesh)
+            )
+            for part in self.metrics
+        }
 
-    def _on_device(self, inputs: Inputs, split: Split) -> Samples:
+    def _on_device(self, inputs: Inputs, split: Split) -> EvaluationSet:
         starts, clients, lengths = [], [], []
         for i, (begin, end) in enumerate(zip(split.offsets[:-1], split.offsets[1:], strict=True)):
             for start in range(begin, end, self._width):
@@ -127,78 +162,91 @@ class Evaluator:
                 lengths.append(min(self._width, end - start))
         blocks = Blocks._make(np.asarray(column, np.int32) for column in (clients, starts, lengths))
         y, blocks = devices.place((split.y, blocks), self._sharding)
-        return Samples(inputs, y, blocks)
+        return EvaluationSet(inputs, y, blocks)
 
-    def _tally_block(self, shared: tuple[Samples, Tree, Tree], block: Blocks) -> tuple[Tally, Tally]:
+    def _tally_block(self, part: str, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> tuple[Sums, Sums]:
         samples, global_, personal = shared
         place = jnp.arange(self._width)
         rows = jnp.minimum(block.start + place, len(samples.y) - 1)
-        x, y, real = samples.x.take(rows), samples.y[rows], place < block.length
+        x, y, mask = samples.x.take(rows), samples.y[rows], place < block.length
 
-        def tally(model: Tree) -> Tally:
-            logits = self._predict(model, x)
-            # A model that has become NaN predicts nothing; argmax would say label 0 and be right now and then.
-            correct = (jnp.argmax(logits, -1) == y) & jnp.all(jnp.isfinite(logits), -1) & real
-            return Tally(jnp.sum(correct), jnp.sum(jnp.where(real, self._losses(logits, y), 0)))
+        def tally(model: Tree) -> Sums:
+            outputs = self._predict(model, x)
+            predictions = Predictions(outputs, y, self._losses(outputs, y), mask)
+            return {metric.name: metric.sums(predictions) for metric in self.metrics[part]}
 
-        mine = jax.tree.map(lambda leaf: leaf[block.client], personal)
-        return tally(global_), tally(mine)
+        own = jax.tree.map(lambda leaf: leaf[block.client], personal)
+        return tally(global_), tally(own)
 
-    def _at_once(self, shared: tuple[Samples, Tree, Tree]) -> int:
-        """How many blocks are tallied side by side: as many as keep the largest array of a model within its limit."""
+    def _chunk(self, part: str, shared: tuple[EvaluationSet, Tree, Tree]) -> int:
+        """How many blocks run side by side: as many as keep the largest array of a model within its limit."""
         block = jax.tree.map(itemgetter(0), shared[0].blocks)
-        steps = jax.make_jaxpr(self._tally_block)(shared, block).eqns
+        steps = jax.make_jaxpr(functools.partial(self._tally_block, part))(shared, block).eqns
         largest = max(math.prod(each.aval.shape) * each.aval.dtype.itemsize for step in steps for each in step.outvars)
         return max(1, min(_MOST_BLOCKS, _LARGEST // largest))
 
-    def count(self, samples: list[Samples], global_: Tree, personal: Tree) -> Counts:
-        """Tallies of the global model and of the personal models (stacked along the first axis)."""
-        tallies: dict[str, Any] = {}
-        for name, split in zip(self._sizes, samples, strict=True):
-            if split.blocks.client.size:
-                shared = (split, global_, personal)
-                chunk = self._at_once(shared) if self._executor == "vmap" else None
-                blocks = self._tally_blocks(chunk)(shared, split.blocks)
+    def tally(self, sets: list[EvaluationSet], global_: Tree, personal: Tree) -> Tallies:
+        """Statistics of the global model and of the personal models (stacked along the first axis)."""
+        tallies: dict[str, Sums] = {}
+        for part, samples in zip(self.metrics, sets, strict=True):
+            shared = (samples, global_, personal)
+            if samples.blocks.client.size:
+                chunk = self._chunk(part, shared) if self._executor == "vmap" else None
+                blocks = self._tally_blocks[part](chunk=chunk)(shared, samples.blocks)
             else:
-                blocks = (Tally(jnp.zeros(0, int), jnp.zeros(0)),) * 2
-            for model, tally in zip(("global", "personal"), blocks, strict=True):
-                tallies[f"{model}_{name}"] = Tally(
-                    *(jax.ops.segment_sum(leaf, split.blocks.client, self._clients) for leaf in tally)
+                block = Blocks(*(jax.ShapeDtypeStruct((), jnp.int32) for _ in Blocks._fields))
+                shapes = jax.eval_shape(functools.partial(self._tally_block, part), _with_a_row(shared), block)
+                blocks = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), shapes)
+            for model, sums in zip(("global", "personal"), blocks, strict=True):
+                tallies[f"{model}_{part}"] = jax.tree.map(
+                    lambda leaf, owner=samples.blocks.client: jax.ops.segment_sum(leaf, owner, self._clients), sums
                 )
-        return Counts(**tallies)
+        return Tallies(**tallies)
 
-    def summarise(self, counts: Counts) -> Evaluation:
-        """Accuracies and losses from tallies that begin with the seeds."""
-        return summarise(jax.device_get(counts), self._sizes)  # at once: one after another takes longer than counting
+    def summarise(self, tallies: Tallies) -> Evaluation:
+        """The metrics' values from statistics that begin with the seeds."""
+        return summarise(jax.device_get(tallies), self.metrics)  # at once: one by one takes longer than evaluating
 
 
-def summarise(counts: Counts, sizes: Mapping[str, np.ndarray]) -> Evaluation:
-    """Accuracies and losses from tallies that begin with the seeds; ``sizes`` are the clients', of train and test."""
+def _with_a_row(shared: tuple[EvaluationSet, Tree, Tree]) -> tuple[EvaluationSet, Tree, Tree]:
+    """The shapes of a split that has no samples, as if it had one."""
+    samples, *models = shared
+    x, y = (jax.ShapeDtypeStruct((1, *each.shape[1:]), each.dtype) for each in (samples.x.x, samples.y))
+    return (samples._replace(x=samples.x._replace(x=x), y=y), *models)  # type: ignore[return-value]
+
+
+def summarise(tallies: Tallies, chosen: Mapping[str, Sequence[Metric]]) -> Evaluation:
+    """The metrics' values from statistics that begin with the seeds, then the clients."""
 
     def scores(model: str) -> ModelScores:
-        return ModelScores(*(_scores(getattr(counts, f"{model}_{name}"), sizes[name]) for name in ("train", "test")))
+        return ModelScores(
+            *(_scores(getattr(tallies, f"{model}_{part}"), chosen[part]) for part in ("train", "test"))
+        )
 
     return Evaluation(scores("global"), scores("personal"))
 
 
-def _scores(tally: Tally, sizes: np.ndarray) -> Scores:
-    correct, loss = np.asarray(tally.correct, np.float64), np.asarray(tally.loss, np.float64)
-    total = sizes.sum()
-    have = sizes > 0
-    per_client = np.full(correct.shape, np.nan)
-    per_client_loss = np.full(correct.shape, np.nan)
-    np.divide(correct, sizes, out=per_client, where=have)
-    np.divide(loss, sizes, out=per_client_loss, where=have)
-    if total == 0:
-        nothing = np.full(len(correct), np.nan)
-        return Scores(nothing, nothing, nothing, nothing, per_client, per_client_loss)
-    ordered = np.sort(per_client[:, have], axis=1)
+def _scores(sums: Sums, chosen: Sequence[Metric]) -> Scores:
+    clients = {metric.name: metric.value(sums[metric.name]) for metric in chosen}
+    values = {
+        metric.name: metric.value(jax.tree.map(lambda leaf: _total(leaf), sums[metric.name])) for metric in chosen
+    }
+    if "accuracy" in clients:
+        values |= _spread(clients["accuracy"])
+    return Scores(values, clients)
+
+
+def _total(leaf: np.ndarray) -> np.ndarray:
+    """Over the clients, in double precision."""
+    kind = np.float64 if np.issubdtype(leaf.dtype, np.floating) else np.int64
+    return np.sum(np.asarray(leaf, kind), axis=1)
+
+
+def _spread(accuracy: np.ndarray) -> dict[str, np.ndarray]:
+    """How accuracy differs between the clients that have samples."""
+    have = np.isfinite(accuracy).any(axis=0)
+    if not have.any():
+        return dict.fromkeys(("worst_decile", "client_std"), np.full(len(accuracy), np.nan))
+    ordered = np.sort(accuracy[:, have], axis=1)
     tenth = math.ceil(have.sum() / 10)
-    return Scores(
-        accuracy=correct.sum(1) / total,
-        loss=loss.sum(1) / total,
-        worst_decile=ordered[:, :tenth].mean(1),
-        client_std=ordered.std(1),
-        client_accuracy=per_client,
-        client_loss=per_client_loss,
-    )
+    return {"worst_decile": ordered[:, :tenth].mean(1), "client_std": ordered.std(1)}

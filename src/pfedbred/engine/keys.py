@@ -1,4 +1,4 @@
-"""The randomness of a run: everything is derived from its one key, each purpose apart from the others."""
+"""The randomness of a run: every purpose derives its own keys from the one key of the run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ def _derive(key: Key, purpose: int, number: int | Array = 0) -> Key:
 
 
 def init_key(key: Key) -> Key:
-    """For the first weights."""
+    """For the initial parameters."""
     return _derive(key, 0)
 
 
 def data_key(key: Key, client: int | Array) -> Key:
-    """For the order in which a client reads its samples; the same in a simulation and on the client's own machine."""
+    """For the order in which a client reads its samples: the same in a simulation and on the client's own machine."""
     return _derive(key, 1, client)
 
 
 def select_key(key: Key, round_: int | Array) -> Key:
-    """For the choice of the clients whose uploads a round averages."""
+    """For the selection of a round's clients."""
     return _derive(key, 2, round_)
+
+
+def aggregation_key(key: Key, round_: int | Array, stage: int = 0) -> Key:
+    """For the aggregation rule of a round; ``stage`` 1 is the exchange before training."""
+    return jax.random.fold_in(_derive(key, 3, round_), stage)

@@ -1,39 +1,43 @@
-"""Clients that come when training is over: how well does a method personalise to someone it has never met?
+"""Clients that join when training is over: how well does a method personalise to someone it has never met?
 
-A newcomer receives what the server sends to strangers, starts from it, and trains alone for some rounds. The server
-does not learn from it.
+A newcomer receives the message that the server sends to clients it has not met, starts from it, and trains alone for
+some rounds. The server does not learn from it.
 """
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
+from pfedbred.engine.backend import Backend
 from pfedbred.engine.evaluation import Evaluation
-from pfedbred.engine.resident import Simulation, State
+from pfedbred.engine.resident import ResidentBackend
 from pfedbred.engine.round import Plan
 from pfedbred.engine.selection import fixed
-from pfedbred.engine.streamed import StreamedSimulation
+
+S = TypeVar("S")
 
 
-def join(
-    simulation: Simulation | StreamedSimulation, states: State, newcomers: Federation, rounds: int
-) -> list[Evaluation]:
+def join(backend: Backend[S], state: S, newcomers: Federation, rounds: int) -> list[Evaluation]:
     """The newcomers' G and P after 0, 1, ..., ``rounds`` rounds of training on their own."""
-    plan = simulation.plan
+    plan = backend.plan
     everyone = fixed(range(newcomers.clients))
-    own = Plan(everyone, "all", plan.weights, plan.batch_size, plan.executor, plan.chunk)
-    arrival = Simulation(settled(simulation.algorithm), simulation.task, newcomers, own)
-    joined = arrival.meet(states)
+    alone = Plan(
+        everyone, "all", plan.weights, plan.batch_size, plan.executor, plan.chunk, metrics=plan.metrics
+    )
+    arrival = ResidentBackend(frozen(backend.algorithm), backend.task, newcomers, alone)
+    joined: Any = arrival.meet(backend.servers(state))
     evaluations = [arrival.evaluate(joined)]
     for _ in range(rounds):
         joined = arrival.advance(joined, 1)
         evaluations.append(arrival.evaluate(joined))
-    simulation.compile_seconds += arrival.compile_seconds
+    backend.compile_seconds += arrival.compile_seconds
     return evaluations
 
 
-def settled(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with a server that sends to strangers and learns no more."""
+def frozen(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with a server that treats everyone as new and learns no more."""
     server, client = algorithm.server, algorithm.client
     welcome = server.welcome
     return algorithm._replace(

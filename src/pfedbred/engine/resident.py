@@ -1,10 +1,10 @@
-"""A federation in one compiled program: all clients of a round, all rounds of a stretch, all seeds."""
+"""The resident backend: all clients on the device; all clients of a round, all rounds of a stretch and all seeds are one
+compiled program."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -13,24 +13,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.algorithms.base import Algorithm, Info, Task
 from pfedbred.data.federation import Federation
 from pfedbred.engine import devices, evaluation, executors, screening, selection
+from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
 from pfedbred.engine.keys import init_key, select_key
-from pfedbred.engine.round import ClientRecord, Plan, Round, Shards, Shared, new_record, shards_of
-from pfedbred.errors import SettingError
+from pfedbred.engine.round import (
+    ClientRecord,
+    Plan,
+    Round,
+    Servers,
+    Shards,
+    Shared,
+    current_names,
+    new_record,
+    shards_of,
+)
 from pfedbred.io import tensors
-from pfedbred.io.tensors import Pieces
-from pfedbred.types import Array, Key, Tree
+from pfedbred.types import Array, Key, Tree, tree_bytes
 
 _EVALUATED = 8  # runs side by side: the points of a sweep may be hundreds, and each needs its own memory
 
 
 class State(NamedTuple):
-    """A run between two rounds. The key never changes; all randomness is derived from it.
+    """A run between two rounds. All randomness is derived from the key, which never changes.
 
     ``settings`` are the hyper-parameters that differ between the runs of one program, by name; usually there are none.
-    ``skipped`` rounds had too few sound clients, the last ``skipped_in_row`` among them.
+    ``skipped`` rounds had too few valid updates, among them the most recent ``skipped_in_row``. ``info`` holds the last
+    round's diagnostics, if they are collected.
     """
 
     key: Key
@@ -40,9 +50,10 @@ class State(NamedTuple):
     skipped: Array
     skipped_in_row: Array
     settings: Mapping[str, Array] = {}  # never changed
+    info: Info = {}  # never changed
 
 
-class Simulation:
+class ResidentBackend:
     """Runs an algorithm on a federation, several seeds side by side.
 
     Example:
@@ -51,9 +62,9 @@ class Simulation:
       >>> federation = pfedbred.load("digits", clients=10)
       >>> task = pfedbred.Task(pfedbred.models.mclr(federation.shape, federation.classes))
       >>> plan = pfedbred.Plan(selection.uniform(5))
-      >>> simulation = pfedbred.Simulation(pfedbred.make("fedavg", task), task, federation, plan)
-      >>> states = simulation.advance(simulation.init([0, 1]), rounds=3)
-      >>> simulation.evaluate(states).personal.test.accuracy.shape  # seeds
+      >>> backend = pfedbred.ResidentBackend(pfedbred.make("fedavg", task), task, federation, plan)
+      >>> state = backend.advance(backend.init([0, 1]), rounds=3)
+      >>> backend.evaluate(state).personal.test.accuracy.shape  # seeds
       (2,)
     """
 
@@ -66,27 +77,33 @@ class Simulation:
         vary: Callable[[Mapping[str, Array]], Algorithm] | None = None,
     ) -> None:
         """``vary(settings)`` is the algorithm with other hyper-parameters, for the settings given to ``init``."""
-        self.algorithm, self.task, self.federation, self.plan = algorithm, task, federation, plan
+        self.algorithm, self.task, self.plan = algorithm, task, plan
+        self.federation = self.samples = federation
         self.executor = executors.choose(plan.executor, plan.chunk)
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
         self.shards = devices.place(shards_of(federation, np.arange(federation.clients)), self._everywhere)
-        # As one program: a dozen small ones take a fifth of a second to compile. The loop runs what is no program, too.
+        # As one program: a dozen small ones take a fifth of a second to compile. The loop also runs what cannot be jitted.
         select = plan.select if self.executor == "loop" else jax.jit(plan.select)
         selection.check(select(jax.random.key(0), self.shards.sizes), federation.clients)
-        self._evaluator = evaluation.Evaluator(algorithm, task, federation, self.shards.x, self.executor, self.mesh)
+        self._evaluator = evaluation.Evaluator(
+            algorithm, task, federation, self.shards.x, self.executor, self.mesh, plan.metrics
+        )
         self.round = Round(algorithm, plan, self.executor, self.mesh, vary)
         self._model_one = jax.jit(self.round.model_client)
-        self._advance = self._compiled(self._rounds, stays=True)
-        self._measure = self._compiled(self._measure_one, at_once=_EVALUATED)
+        self._advance = self._compiled(self._rounds, in_place=True)
+        self._tally = self._compiled(self._tally_one, at_once=_EVALUATED)
         self._models = self._compiled(self._models_one)
         self.compile_seconds = 0.0
+
+    store = "device"
+    evaluated = None
 
     @property
     def _everywhere(self) -> NamedSharding | None:
         return devices.everywhere(self.mesh) if self.mesh else None
 
     def _shardings(self, states: State) -> State | None:
-        """Where the states of some seeds are: clients spread over the devices if they come out even, the rest on each.
+        """Where a state lives: clients spread over the devices if they divide evenly, all else on every device.
 
         The first axis is the seeds'.
         """
@@ -101,12 +118,12 @@ class Simulation:
 
     def _round(self, shards: Shards, state: State) -> State:
         chosen = self.plan.select(select_key(state.key, state.round), shards.sizes)
-        shared = Shared(shards, state.key, state.server, state.settings)
+        shared = Shared(shards, state.key, state.server, state.settings, state.round)
         if self.plan.participation == "all":
-            outcome = self.round.of(shared, jnp.arange(self.federation.clients), state.clients, chosen)
+            outcome = self.round.run(shared, jnp.arange(self.federation.clients), state.clients, chosen)
             clients = outcome.records
         else:
-            outcome = self.round.of(shared, chosen, jax.tree.map(lambda leaf: leaf[chosen], state.clients))
+            outcome = self.round.run(shared, chosen, jax.tree.map(lambda leaf: leaf[chosen], state.clients))
             clients = jax.tree.map(lambda old, new: old.at[chosen].set(new), state.clients, outcome.records)
         return state._replace(
             round=state.round + 1,
@@ -114,6 +131,7 @@ class Simulation:
             clients=clients,
             skipped=state.skipped + outcome.skipped,
             skipped_in_row=jnp.where(outcome.skipped, state.skipped_in_row + 1, 0),
+            info=outcome.info,
         )
 
     def _rounds(self, shards: Shards, rounds: Array, state: State) -> State:
@@ -123,8 +141,8 @@ class Simulation:
             return state
         return jax.lax.fori_loop(0, rounds, lambda _, state: self._round(shards, state), state)
 
-    def _measure_one(self, shards: Shards, samples: Any, state: State) -> evaluation.Counts:
-        return self._evaluator.count(samples, *self._models_one(shards, (), state))
+    def _tally_one(self, shards: Shards, sets: Any, state: State) -> evaluation.Tallies:
+        return self._evaluator.tally(sets, *self._models_one(shards, (), state))
 
     def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
         everyone = jnp.arange(self.federation.clients)
@@ -135,15 +153,13 @@ class Simulation:
     # All seeds --------------------------------------------------------------------------------------------------
 
     def _compiled(
-        self, function: Callable[[Shards, Any, State], Any], *, stays: bool = False, at_once: int | None = None
-    ) -> Callable[..., Any]:
-        """``function`` for all seeds as one program, compiled at its first call with so many seeds and never again.
+        self, function: Callable[[Shards, Any, State], Any], *, in_place: bool = False, at_once: int | None = None
+    ) -> _SeedProgram:
+        """``function`` for all seeds as one program, compiled once per number of seeds.
 
-        With ``stays`` it makes states of states, in the same memory. Other results go to every device. No more than
-        ``at_once`` seeds are side by side.
+        With ``in_place`` it maps a state to the next in the same memory. Other results go to every device. At most
+        ``at_once`` seeds run side by side.
         """
-        if self.executor == "loop":
-            return partial(_one_seed_after_another, function)
         every_seed = executors.every(
             lambda shared, state: function(shared[0], shared[1], state), self.executor, at_once
         )
@@ -151,40 +167,23 @@ class Simulation:
         def seeds(shards: Shards, extra: Any, states: State) -> Any:
             if len(states.round) > 1:
                 return every_seed((shards, extra), states)
-            # A single seed is not vmapped: on a CPU its conditions stay branches, where vmap would compute both.
+            # A single seed is not vmapped: vmap would compute both sides of its conditions, which a CPU can branch on.
             alone = function(shards, extra, jax.tree.map(itemgetter(0), states))
             return jax.tree.map(lambda leaf: leaf[None], alone)
 
-        programs: dict[int, Any] = {}
-
-        def run(shards: Shards, extra: Any, states: State) -> Any:
-            count = len(states.round)
-            if self.mesh and jax.process_count() == 1:
-                states = jax.device_put(states, self._shardings(states))  # a caller may have made them elsewhere
-            if count not in programs:
-                begun = time.perf_counter()
-                jitted = jax.jit(
-                    seeds,
-                    donate_argnums=(2,) if stays else (),
-                    out_shardings=self._shardings(states) if stays else self._everywhere,
-                )
-                programs[count] = jitted.lower(shards, extra, states).compile(devices.compiler_options())
-                self.compile_seconds += time.perf_counter() - begun
-            return programs[count](shards, extra, states)
-
-        return run
+        return _SeedProgram(self, function, seeds, in_place)
 
     def init(self, seeds: Sequence[int], settings: Mapping[str, Any] | None = None) -> State:
-        """The states before the first round, one for each seed along the first axis.
+        """The state before the first round, with the seeds along the first axis.
 
-        With ``settings``, each has its own: arrays of one number for each of the seeds, which may repeat.
+        With ``settings``, each run has its own: arrays of one number for each of the seeds, which may repeat.
         """
-        weights = jax.tree.leaves(jax.eval_shape(self.task.model.init, jax.random.key(0)))
-        own = {name: jnp.asarray(values, jnp.result_type(*weights)) for name, values in (settings or {}).items()}
+        params = jax.tree.leaves(jax.eval_shape(self.task.model.init, jax.random.key(0)))
+        own = {name: jnp.asarray(values, jnp.result_type(*params)) for name, values in (settings or {}).items()}
         return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
 
     def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
-        """New states, where they belong; made once, by a program that is compiled quickly and not well."""
+        """A new state on its devices, made by a program that runs once and so is compiled quickly, not well."""
         shapes = jax.eval_shape(start, *arguments)
         quickly: Any = {"xla_backend_optimization_level": 0}
         return jax.jit(start, out_shardings=self._shardings(shapes), compiler_options=quickly)(*arguments)
@@ -198,71 +197,110 @@ class Simulation:
         return jax.vmap(start)(seeds, dict(settings or {}))
 
     def _meet(self, key: Key, server: Tree, settings: Mapping[str, Array]) -> State:
-        """Every client before its first round, with what the server sends it first."""
+        """The state before the first round: every client is initialised from the server's first message."""
         algorithm = self.round.algorithm(settings)
 
         def record(i: Array) -> ClientRecord:
             return new_record(algorithm.client.init(algorithm.server.send(server, i)))
 
         clients = jax.vmap(record)(jnp.arange(self.federation.clients))
-        return State(key, jnp.int32(0), server, clients, jnp.int32(0), jnp.int32(0), settings)
+        shared = Shared(self.shards, key, server, settings)
+        shapes = self.round.info_shapes(shared, jax.tree.map(itemgetter(0), clients))
+        info = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), shapes)
+        return State(key, jnp.int32(0), server, clients, jnp.int32(0), jnp.int32(0), settings, info)
 
-    def meet(self, states: State) -> State:
-        """This federation's clients before their first round, with the servers that other clients have trained."""
-        return self._placed(jax.vmap(self._meet), states.key, states.server, states.settings)
+    def meet(self, servers: Servers) -> State:
+        """This federation's clients before their first round, with servers that other clients have trained."""
+        return self._placed(jax.vmap(self._meet), *servers)
 
-    def trace(self, settings: Mapping[str, Any] | None = None) -> tuple[State, evaluation.Counts]:
-        """Shapes and types after a round and its evaluation, without computing them: what cannot work fails here."""
+    def trace(self, seeds: int) -> None:
+        """Traces a round and its evaluation: what cannot work fails here. The traces are compiled when they are used."""
+        if self.executor == "loop":
+            self.trace_shapes()
+            return
+        states = self._with_shardings(jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32)))
+        started = time.perf_counter()
+        self._advance.trace(self.shards, jnp.int32(1), states)
+        self._tally.trace(self.shards, self._evaluator.sets, states)
+        self.compile_seconds += time.perf_counter() - started
 
-        def both(seeds: Array, settings: Mapping[str, Array]) -> tuple[State, evaluation.Counts]:
+    def _with_shardings(self, shapes: State) -> State:
+        """Shapes and types, with where each array lives."""
+        shardings = self._shardings(shapes)
+        if shardings is None:
+            return shapes
+        return jax.tree.map(
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
+        )
+
+    def trace_shapes(self, settings: Mapping[str, Any] | None = None) -> tuple[State, evaluation.Tallies]:
+        """Shapes and types after a round and its evaluation, without computing them."""
+
+        def both(seeds: Array, settings: Mapping[str, Array]) -> tuple[State, evaluation.Tallies]:
             state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds, settings)))
-            return state, self._measure_one(self.shards, self._evaluator.samples, state)
+            return state, self._tally_one(self.shards, self._evaluator.sets, state)
 
         return jax.eval_shape(both, jnp.zeros(1, jnp.uint32), dict(settings or {}))
 
     def state_bytes(self) -> int:
         """Memory of one run's state."""
         state = jax.eval_shape(self._start, jnp.zeros(1, jnp.uint32))
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.server, state.clients)))
+        return tree_bytes((state.server, state.clients))
 
-    def model_shapes(self) -> tuple[Tree, Tree]:
-        """Shapes and types of G and of all P, for one seed."""
+    def model_bytes(self) -> int:
+        """What ``models`` takes for one seed."""
 
         def both(seeds: Array) -> tuple[Tree, Tree]:
             return self._models_one(self.shards, (), jax.tree.map(itemgetter(0), self._start(seeds)))
 
-        return jax.eval_shape(both, jnp.zeros(1, jnp.uint32))
+        return tree_bytes(jax.eval_shape(both, jnp.zeros(1, jnp.uint32)))
 
     def advance(self, states: State, rounds: int) -> State:
-        """The states ``rounds`` rounds later. ``states`` itself is used up: its memory is given to the result."""
+        """The state ``rounds`` rounds later. ``states`` is used up: its memory is given to the result."""
         return self._advance(self.shards, jnp.int32(rounds), states)
 
     def evaluate(self, states: State) -> evaluation.Evaluation:
         """G and P on the training and test samples, for every seed."""
-        counts = self._measure(self.shards, self._evaluator.samples, states)
-        return self._evaluator.summarise(counts)
+        return self._evaluator.summarise(self._tally(self.shards, self._evaluator.sets, states))
 
-    def saved(self, states: State) -> dict[str, np.ndarray | Pieces]:
-        """The states as arrays by name, from which ``restored`` makes them again, on whatever devices."""
-        return {name: devices.fetch(leaf) for name, leaf in tensors.named(states).items()}
+    def start_evaluation(self, states: State) -> Pending:
+        """The evaluation, done at once."""
+        return Pending(self.evaluate(states))
 
-    def restored(self, arrays: Mapping[str, np.ndarray], seeds: int) -> State:
-        """The states of so many seeds that were saved with the same settings."""
+    def save(self, states: State) -> Saved:
+        """The state for a checkpoint."""
+        return Saved({name: devices.fetch(leaf) for name, leaf in tensors.named(states).items()}, {})
+
+    def load(self, saved: Saved, seeds: int) -> State:
+        """The state from a checkpoint of a run with the same settings."""
         shapes = jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32))
-        filled = tensors.refill(jax.tree.map(devices.without_keys, shapes), arrays, "what was saved")
+        like = jax.tree.map(devices.without_keys, shapes)
+        filled = tensors.refill(like, current_names(saved.arrays), "the checkpoint")
         states = jax.tree.map(devices.with_keys, shapes, filled)
         shardings = self._shardings(shapes)
         if shardings is None:
             return devices.place(states, None)
         return jax.tree.map(devices.place, states, shardings)
 
-    def health(self, states: State) -> screening.Health:
-        """Who was left out so far, and how many rounds were skipped."""
-        sick = states.clients.sick
+    def rejections(self, states: State) -> screening.Rejections:
+        """Whose updates were rejected so far, and how many rounds were skipped."""
+        counts = states.clients.rejected
         if jax.process_count() > 1:  # each has the counts of its own clients
-            sick = jax.jit(lambda counts: counts, out_shardings=self._everywhere)(sick)
-        left_out = [screening.by_name(enumerate(times), self.federation.names) for times in np.asarray(sick)]
-        return screening.Health(left_out, states.skipped.tolist(), states.skipped_in_row.tolist())
+            counts = jax.jit(lambda counts: counts, out_shardings=self._everywhere)(counts)
+        rejected = [screening.by_name(enumerate(times), self.federation.names) for times in np.asarray(counts)]
+        return screening.Rejections(rejected, states.skipped.tolist(), states.skipped_in_row.tolist())
+
+    def diagnostics(self, states: State) -> dict[str, np.ndarray]:
+        """The last round's diagnostics by seed."""
+        return {name: np.asarray(values, np.float64) for name, values in jax.device_get(dict(states.info)).items()}
+
+    def servers(self, states: State) -> Servers:
+        """The server's side of the state."""
+        return Servers(states.key, states.server, states.settings)
+
+    def participated(self, states: State) -> None:
+        """All clients are evaluated."""
+        return
 
     def models(self, states: State) -> tuple[Tree, Tree]:
         """G by seed, and P by seed and client."""
@@ -270,12 +308,12 @@ class Simulation:
 
     def global_model(self, states: State, seed: int = 0) -> Tree:
         """G of the seed at that position."""
-        check_seed(states, seed)
+        check_seed(len(states.round), seed)
         return self.algorithm.server.model(jax.tree.map(lambda leaf: leaf[seed], states.server))
 
     def personal_model(self, states: State, client: Any, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
-        check_seed(states, seed)
+        check_seed(len(states.round), seed)
         check_client(self.federation.clients, client)
         state = jax.tree.map(lambda leaf: leaf[seed], states)
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
@@ -283,24 +321,46 @@ class Simulation:
         return self._model_one(shared, (jnp.int32(client), record))
 
 
-def check_seed(states: State, seed: Any) -> None:
-    """Refuses a position that no seed has, unless it is traced."""
-    if isinstance(seed, int | np.integer) and not 0 <= seed < len(states.round):
-        raise SettingError(f"there is no seed at position {seed}; positions are 0 to {len(states.round) - 1}")
+class _SeedProgram:
+    """A function of all seeds: traced, then compiled, once per number of seeds; a Python loop for the executor loop."""
 
+    def __init__(
+        self,
+        backend: ResidentBackend,
+        one: Callable[[Shards, Any, State], Any],
+        seeds: Callable[[Shards, Any, State], Any],
+        in_place: bool,
+    ) -> None:
+        self._backend, self._one, self._seeds, self._in_place = backend, one, seeds, in_place
+        self._traced: dict[int, Any] = {}
+        self._programs: dict[int, Any] = {}
 
-def check_client(clients: int, client: Any) -> None:
-    """Refuses a number that no client has, unless it is traced."""
-    if isinstance(client, int | np.integer) and not 0 <= client < clients:
-        raise SettingError(f"there is no client {client}; clients are 0 to {clients - 1}")
+    def trace(self, shards: Shards, extra: Any, states: State) -> None:
+        """Traces the program for as many seeds as ``states`` has, which may be shapes only."""
+        count = len(states.round) if hasattr(states.round, "__len__") else states.round.shape[0]
+        if count not in self._traced:
+            backend = self._backend
+            jitted = jax.jit(
+                self._seeds,
+                donate_argnums=(2,) if self._in_place else (),
+                out_shardings=backend._shardings(states) if self._in_place else backend._everywhere,
+            )
+            self._traced[count] = jitted.trace(shards, extra, states)
 
+    def __call__(self, shards: Shards, extra: Any, states: State) -> Any:
+        backend, count = self._backend, len(states.round)
+        if backend.executor == "loop":
+            return self._loop(shards, extra, states)
+        if backend.mesh and jax.process_count() == 1:
+            states = jax.device_put(states, backend._shardings(states))  # a caller may have put them elsewhere
+        if count not in self._programs:
+            started = time.perf_counter()
+            self.trace(shards, extra, states)
+            self._programs[count] = self._traced.pop(count).lower().compile(devices.compiler_options())
+            backend.compile_seconds += time.perf_counter() - started
+        return self._programs[count](shards, extra, states)
 
-def _one_seed_after_another(
-    function: Callable[[Shards, Any, State], Any], shards: Shards, extra: Any, states: State
-) -> Any:
-    """The reference for several seeds: a loop in Python."""
-    results = []
-    for place in range(len(states.round)):
-        state = jax.tree.map(itemgetter(place), states)
-        results.append(function(shards, extra, state))
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+    def _loop(self, shards: Shards, extra: Any, states: State) -> Any:
+        """The reference for several seeds: one after another in Python."""
+        results = [self._one(shards, extra, jax.tree.map(itemgetter(i), states)) for i in range(len(states.round))]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)

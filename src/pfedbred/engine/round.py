@@ -1,7 +1,8 @@
-"""One round of an algorithm, for whichever clients are on the device: all of a federation, or one round's sample."""
+"""One round of an algorithm, for whichever clients are on the device: all of a federation, or one round's cohort."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pfedbred.aggregation.rules import Rule
-from pfedbred.algorithms.base import Algorithm, Uploads
+from pfedbred.aggregation import Rule, weighted_mean
+from pfedbred.algorithms.base import Algorithm, Info, Uploads
 from pfedbred.data.federation import Federation
 from pfedbred.data.minibatches import ClientData, Inputs, draw_rows
-from pfedbred.engine import executors, screening, selection
-from pfedbred.engine.keys import data_key
+from pfedbred.engine import executors, metrics, screening, selection
+from pfedbred.engine.keys import aggregation_key, data_key
+from pfedbred.errors import SettingError
 from pfedbred.types import Array, Key, Tree
 
 
@@ -28,22 +30,27 @@ class ClientRecord(NamedTuple):
       state: the algorithm's.
       drawn: how many samples the client has read.
       met: whether it has taken part yet.
-      sick: in how many rounds it was left out.
+      rejected: in how many rounds its update was rejected.
     """
 
     state: Tree
     drawn: Array
     met: Array
-    sick: Array
+    rejected: Array
 
 
 def new_record(state: Tree) -> ClientRecord:
-    """Of a client that has not taken part yet."""
+    """The record of a client that has not taken part yet."""
     return ClientRecord(state, jnp.uint32(0), jnp.bool_(False), jnp.uint32(0))
 
 
+def current_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a checkpoint by the names they have now: version 1 called ``rejected`` otherwise."""
+    return {re.sub(r"^(clients|\d+)\.sick$", r"\1.rejected", name): array for name, array in arrays.items()}
+
+
 class Shards(NamedTuple):
-    """The training samples on the device. A client's place is its row here; its number is its name in all rounds."""
+    """The training samples on the device. A client's place is its row here; its number identifies it in all rounds."""
 
     x: Inputs
     y: Array
@@ -58,28 +65,39 @@ def shards_of(federation: Federation, numbers: np.ndarray) -> Shards:
     return Shards._make((federation.inputs(train), train.y, train.offsets[:-1], train.sizes, numbers.astype(np.int32)))
 
 
-class Shared(NamedTuple):
-    """What all clients of a round see of it."""
+class Servers(NamedTuple):
+    """The server's side of a state: one entry per seed along the first axis."""
 
-    shards: Shards
     key: Key
     server: Tree
     settings: Mapping[str, Array]
 
 
+class Shared(NamedTuple):
+    """What all clients of a round share: the samples, the run's key, the server's state, swept settings, the round."""
+
+    shards: Shards
+    key: Key
+    server: Tree
+    settings: Mapping[str, Array]
+    round: Array | int = 0
+
+
 @dataclass(frozen=True)
 class Plan:
-    """How rounds are run, apart from what the algorithm does.
+    """How rounds are run and evaluated, apart from what the algorithm does.
 
     Attributes:
-      select: I, whose uploads are averaged.
+      select: chooses I, whose uploads are averaged.
       participation: ``all`` clients train in every round and the selected are averaged (the paper's experiments), or
         only the ``sample`` that is averaged trains (practice).
       weights: of the average, by training samples (``data``) or ``uniform``.
       batch_size: samples in a minibatch.
       executor: see :mod:`pfedbred.engine.executors`.
       chunk: clients that ``vmap`` runs at a time; all if None.
-      rule: how the uploads are averaged.
+      rule: how uploads are combined.
+      metrics: what is evaluated.
+      diagnostics: whether the methods' diagnostics are collected.
     """
 
     select: selection.Select
@@ -88,21 +106,28 @@ class Plan:
     batch_size: int = 20
     executor: str = "auto"
     chunk: int | None = None
-    rule: Rule = Rule()
+    rule: Rule = weighted_mean
+    metrics: tuple[metrics.Metric, ...] = metrics.resolve("")
+    diagnostics: bool = False
 
-    def gathered(self, uploads: Tree, numbers: Array, sizes: Array, taken: Array) -> Uploads:
-        """What the server takes in: uploads along the first axis, whose they are, and how many samples they have."""
+    def check_rule(self, algorithm: Algorithm, name: str = "this algorithm") -> None:
+        """Rejects an aggregation rule for a server that has no average to apply it to."""
+        if self.rule is not weighted_mean and not algorithm.server.averages:
+            raise SettingError(f"aggregate must be mean for {name}: its server does not average uploads")
+
+    def gather(self, uploads: Tree, numbers: Array, sizes: Array, valid: Array, key: Key) -> Uploads:
+        """What the server aggregates: uploads along the first axis, the clients' numbers and their sample counts."""
         amount = sizes if self.weights == "data" else jnp.ones(sizes.shape)
-        amount = jnp.where(taken, amount, 0)
+        amount = jnp.where(valid, amount, 0)
         weight = amount / jnp.maximum(jnp.sum(amount), 1)
-        # What is not taken may be NaN, and 0 * NaN is NaN.
-        uploads = _where(taken, uploads, jax.tree.map(jnp.zeros_like, uploads))
-        return Uploads(uploads, numbers, weight, taken, self.rule)
+        # A rejected upload may be NaN, and 0 * NaN is NaN.
+        uploads = _where(valid, uploads, jax.tree.map(jnp.zeros_like, uploads))
+        return Uploads(uploads, numbers, weight, valid, key, self.rule)
 
 
-def enough(taken: Array) -> Array:
-    """Whether a round's server learns: from half of the selected at least."""
-    return 2 * jnp.sum(taken) >= len(taken)
+def enough(valid: Array) -> Array:
+    """Whether a round counts: at least half of the selected clients' updates are valid."""
+    return 2 * jnp.sum(valid) >= len(valid)
 
 
 class Outcome(NamedTuple):
@@ -111,12 +136,23 @@ class Outcome(NamedTuple):
     Attributes:
       server: its next state.
       records: of the clients that trained.
-      skipped: whether too few of the selected were sound, so that the server has learnt nothing.
+      skipped: whether too few updates were valid, so that the server has not changed.
+      info: diagnostics, averaged over the clients with a valid update; NaN if there is none.
     """
 
     server: Tree
     records: ClientRecord
     skipped: Array
+    info: Info
+
+
+class TrainedClient(NamedTuple):
+    """One client after its local work."""
+
+    upload: Tree
+    state: Tree
+    norms: screening.Norms
+    info: Info
 
 
 class Round:
@@ -131,7 +167,7 @@ class Round:
         vary: Callable[[Mapping[str, Array]], Algorithm] | None = None,
     ) -> None:
         """``vary(settings)`` is the algorithm with other hyper-parameters."""
-        plan.rule.suits(algorithm.server.averages, "this algorithm")
+        plan.check_rule(algorithm)
         self._plan, self._usual, self._vary = plan, algorithm, vary
         every = partial(executors.every, executor=executor, chunk=plan.chunk, mesh=mesh)
         self.prepare, self.train, self.model = map(every, (self.prepare_client, self.train_client, self.model_client))
@@ -143,7 +179,7 @@ class Round:
     # One client -------------------------------------------------------------------------------------------------
 
     def _met(self, shared: Shared, place: Array, record: ClientRecord) -> tuple[Tree, Tree]:
-        """What the client receives, and its state: made of the first message it ever receives."""
+        """The client's message, and its state: initialised from the first message it ever receives."""
         algorithm = self.algorithm(shared.settings)
         message = algorithm.server.send(shared.server, shared.shards.numbers[place])
         if self._plan.participation == "all":
@@ -159,23 +195,33 @@ class Round:
             shards.x, shards.y, draw_rows(key, offset, size, drawn, draws, self._plan.batch_size), offset, size
         )
 
-    def train_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> tuple[Tree, Tree, screening.Vitals]:
-        """Its upload, its next state, and how it is."""
+    def train_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> TrainedClient:
+        """One round of a client's local work."""
         place, record = item
         client = self.algorithm(shared.settings).client
         message, state = self._met(shared, place, record)
-        upload, state = client.train(message, state, self._data(shared, place, record.drawn, client.draws))
-        return upload, state, screening.examine(client.unmoved(message), upload, state)
+        upload, state, *reported = client.train(
+            message, state, self._data(shared, place, record.drawn, client.draws)
+        )
+        norms = screening.measure(client.unchanged(message), upload, state)
+        info = {"update_norm": norms.update, **(reported[0] if reported else {})} if self._plan.diagnostics else {}
+        return TrainedClient(upload, state, norms, info)
+
+    def info_shapes(self, shared: Shared, record: ClientRecord) -> Info:
+        """Names, shapes and types of the diagnostics; empty if they are not collected."""
+        if not self._plan.diagnostics:
+            return {}
+        return jax.eval_shape(self.train_client, shared, (jnp.int32(0), record)).info
 
     def prepare_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
-        """Its answer in the exchange before training."""
+        """A client's upload in the exchange before training."""
         place, record = item
         prepare = self.algorithm(shared.settings).client.prepare
         assert prepare is not None
         return prepare(*self._met(shared, place, record), self._data(shared, place, record.drawn, 0))
 
     def model_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
-        """Its P."""
+        """A client's P."""
         place, record = item
         client = self.algorithm(shared.settings).client
         data = self._data(shared, place, record.drawn, client.model_draws)
@@ -183,49 +229,51 @@ class Round:
 
     # All clients of a round -------------------------------------------------------------------------------------
 
-    def of(self, shared: Shared, places: Array, records: ClientRecord, among: Any = slice(None)) -> Outcome:
-        """The round of the clients at these places; ``among`` them are the selected, unless they are all.
+    def run(self, shared: Shared, places: Array, records: ClientRecord, among: Any = slice(None)) -> Outcome:
+        """One round of the clients at these places; ``among`` them are the selected, by default all.
 
-        A sick client's upload is not taken, and its state is again what it was before; the next time it has other
-        minibatches. If fewer than half of the selected are left, the server stays as it was.
+        A rejected client's upload does not count and its state is restored; next time it draws other minibatches. If
+        fewer than half of the selected updates are valid, the server does not change.
         """
         client, server = self.algorithm(shared.settings)[:2]
         chosen, before = places[among], shared.server
         shared, answered = self._prepared(shared, chosen, _pick(records, among))
-        uploads, states, vitals = self.train(shared, (places, records))
-        sound = screening.sound(vitals)
+        trained = self.train(shared, (places, records))
+        valid = screening.valid(trained.norms)
         if answered is not None:
-            sound = sound.at[among].set(sound[among] & answered)
-        taken = sound[among]
-        learns = enough(taken)
+            valid = valid.at[among].set(valid[among] & answered)
+        counted = valid[among]
+        learns = enough(counted)
         after = _either(
             learns,
-            lambda: server.aggregate(shared.server, self._uploads(shared, chosen, _pick(uploads, among), taken)),
+            lambda: server.aggregate(shared.server, self._gather(shared, chosen, _pick(trained.upload, among), counted)),
             lambda: before,
         )
-        keeps = jnp.zeros_like(sound).at[among].set(taken & learns) if client.synced else sound
+        keeps = jnp.zeros_like(valid).at[among].set(counted & learns) if client.synced else valid
         kept = ClientRecord(
             # A pass over all states is hardly ever needed.
-            state=_either(jnp.all(keeps), lambda: states, lambda: _where(keeps, states, records.state)),
+            state=_either(jnp.all(keeps), lambda: trained.state, lambda: _where(keeps, trained.state, records.state)),
             drawn=records.drawn + jnp.uint32(client.draws * self._plan.batch_size),
             met=records.met | keeps,
-            sick=records.sick + ~sound,
+            rejected=records.rejected + ~valid,
         )
-        return Outcome(after, kept, ~learns)
+        info = jax.tree.map(lambda leaf: jnp.mean(leaf, where=valid), trained.info)
+        return Outcome(after, kept, ~learns, info)
 
     def _prepared(self, shared: Shared, chosen: Array, records: ClientRecord) -> tuple[Shared, Array | None]:
-        """After the exchange before training, and whose answer was sound; as before if there is no such exchange."""
+        """The exchange before training, if there is one: what comes of it, and whose answer was finite."""
         client, server = self.algorithm(shared.settings)[:2]
         if not (client.prepare and server.prepare):
             return shared, None
         answers = self.prepare(shared, (chosen, records))
         answered = screening.finite(answers)
-        uploads = self._uploads(shared, chosen, answers, answered)
+        uploads = self._gather(shared, chosen, answers, answered, stage=1)
         return shared._replace(server=server.prepare(shared.server, uploads)), answered
 
-    def _uploads(self, shared: Shared, chosen: Array, uploads: Tree, taken: Array) -> Uploads:
+    def _gather(self, shared: Shared, chosen: Array, uploads: Tree, valid: Array, stage: int = 0) -> Uploads:
         shards = shared.shards
-        return self._plan.gathered(uploads, shards.numbers[chosen], shards.sizes[chosen], taken)
+        key = aggregation_key(shared.key, shared.round, stage)
+        return self._plan.gather(uploads, shards.numbers[chosen], shards.sizes[chosen], valid, key)
 
 
 def _pick(tree: Tree, places: Any) -> Tree:
@@ -242,10 +290,10 @@ def _where(which: Array, these: Tree, those: Tree) -> Tree:
 
 
 def _either(condition: Array, this: Callable[[], Tree], that: Callable[[], Tree]) -> Tree:
-    """One of two; in a plain loop by Python's own if, on a CPU by a branch.
+    """One of two: by Python's ``if`` outside a compiled program, by a branch on a CPU.
 
-    On a GPU both are computed: before a branch it would wait until the host has heard the condition, which takes longer
-    than a pass over all states.
+    On a GPU both are computed: a branch waits until the host knows the condition, which takes longer than a pass over
+    all states.
     """
     if not isinstance(condition, jax.core.Tracer):
         return this() if condition else that()

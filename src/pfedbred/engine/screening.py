@@ -1,13 +1,14 @@
-r"""Who is sick: clients whose update is not finite, or far out of line with the others of the round.
+r"""Screening: which clients' updates of a round are valid.
 
-A client's update has the length m_i = ||upload - unmoved||, where ``unmoved`` is what it would have sent had it learnt
-nothing. Of the clients that train in a round, i is sick if
+An update is rejected if it is not finite or far out of line with the others of the round. With the norms
+m_i = ||upload - unchanged||, where ``unchanged`` is the upload of a client whose training changed nothing, the update
+of client i is rejected if
 
-    its upload or its new state is not finite,  or  m_i > 100 median_j m_j  and  m_i > ||unmoved||
+    its upload or its new state is not finite,  or  m_i > 100 median_j m_j  and  m_i > ||unchanged||
 
-with the median over those that are finite; if that is 0, none is out of line. The second condition spares a client
-that still learns while others have settled: to do harm, an update must be longer than the model it is added to.
-Numbers whose squares overflow count as not finite.
+with the median over the finite updates of the round; if that is 0, no norm is out of line. The second condition spares
+a client that still learns while others have settled: to do harm, an update must be longer than the model it is added
+to. Numbers whose squares overflow count as not finite.
 """
 
 from __future__ import annotations
@@ -20,42 +21,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred.aggregation.rules import masked_median
+from pfedbred.aggregation.median import masked_median
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.types import Array, Tree
 
 FAR = 100
-STALLED = 10  # rounds skipped in a row: the run goes nowhere
+STALLED = 10  # rounds skipped in a row after which a run is given up
 
 
-class Vitals(NamedTuple):
-    """Of one client in one round.
+class Norms(NamedTuple):
+    """Of one client's round.
 
     Attributes:
-      moved: the length of its update; NaN if its new state is not finite.
-      size: of what it would have sent had it learnt nothing; 0 if that is not known.
+      update: the norm of its update; NaN if its new state is not finite.
+      reference: the norm of an unchanged upload; 0 if that is not known.
     """
 
-    moved: Array
-    size: Array
+    update: Array
+    reference: Array
 
 
-def examine(unmoved: Tree, upload: Tree, state: Tree) -> Vitals:
-    """Takes a client's vitals. If ``unmoved`` is not like the upload, the upload itself is measured."""
-    like = _shapes(unmoved) == _shapes(upload)
-    sent, start = _numbers(upload), _numbers(unmoved)
-    moved = _norm([new - old for new, old in zip(sent, start, strict=True)] if like else sent)
-    only_kept = [leaf for leaf in _numbers(state) if not any(leaf is each for each in sent)]  # the others are seen to
+def measure(unchanged: Tree, upload: Tree, state: Tree) -> Norms:
+    """The norms of a client's update. If ``unchanged`` has another structure, the upload itself is measured."""
+    alike = _shapes(unchanged) == _shapes(upload)
+    sent, start = _numbers(upload), _numbers(unchanged)
+    update = _norm([new - old for new, old in zip(sent, start, strict=True)] if alike else sent)
+    only_kept = [leaf for leaf in _numbers(state) if not any(leaf is each for each in sent)]  # the rest is in `update`
     finite = jnp.isfinite(_norm(only_kept))
-    return Vitals(jnp.where(finite, moved, jnp.nan), _norm(start) if like else jnp.zeros_like(moved))
+    return Norms(jnp.where(finite, update, jnp.nan), _norm(start) if alike else jnp.zeros_like(update))
 
 
-def sound(vitals: Vitals) -> Array:
-    """Which clients are not sick; vitals are along the first axis."""
-    moved, size = vitals
-    finite = jnp.isfinite(moved)
-    middle = masked_median(moved, finite)
-    out_of_line = (moved > FAR * middle) & (moved > size) & (middle > 0)
+def valid(norms: Norms) -> Array:
+    """Which updates are valid, from the norms of all clients along the first axis."""
+    update, reference = norms
+    finite = jnp.isfinite(update)
+    middle = masked_median(update, finite)
+    out_of_line = (update > FAR * middle) & (update > reference) & (middle > 0)
     return finite & ~out_of_line
 
 
@@ -77,61 +78,62 @@ def _norm(tree: Tree) -> Array:
 
 
 def _numbers(tree: Tree) -> list[Array]:
-    """Its arrays of numbers; keys, flags and counters are none."""
+    """Its floating-point arrays, without keys, flags and counters."""
     return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
 
-class Health(NamedTuple):
-    """Of each seed.
+class Rejections(NamedTuple):
+    """What screening did, by seed.
 
     Attributes:
-      left_out: clients that were sick, by name, and in how many rounds.
-      skipped: rounds without enough sound clients, which changed nothing on the server.
-      in_row: how many of those are the last ones.
+      rejected: clients by name, and in how many rounds their update was rejected.
+      skipped: rounds without enough valid updates, which changed nothing on the server.
+      skipped_in_row: how many of the most recent rounds were skipped, one after another.
     """
 
-    left_out: list[dict[str, int]]
+    rejected: list[dict[str, int]]
     skipped: list[int]
-    in_row: list[int]
+    skipped_in_row: list[int]
 
-    def since(self, before: Health) -> Health:
-        """What has happened since."""
+    def since(self, before: Rejections) -> Rejections:
+        """What has been added since then."""
         new = [
             {name: times - then.get(name, 0) for name, times in now.items() if times > then.get(name, 0)}
-            for now, then in zip(self.left_out, before.left_out, strict=True)
+            for now, then in zip(self.rejected, before.rejected, strict=True)
         ]
-        return Health(new, [now - then for now, then in zip(self.skipped, before.skipped, strict=True)], self.in_row)
+        skipped = [now - then for now, then in zip(self.skipped, before.skipped, strict=True)]
+        return Rejections(new, skipped, self.skipped_in_row)
 
 
-def total(parts: Sequence[Health], seeds: int) -> Health:
-    """All that has happened in several stretches, one after another, of so many seeds."""
-    left_out: list[Counter[str]] = [Counter() for _ in range(seeds)]
+def total(parts: Sequence[Rejections], seeds: int) -> Rejections:
+    """The sum over consecutive stretches of a run."""
+    rejected: list[Counter[str]] = [Counter() for _ in range(seeds)]
     skipped = [0] * seeds
     for part in parts:
         for seed in range(seeds):
-            left_out[seed].update(part.left_out[seed])
+            rejected[seed].update(part.rejected[seed])
             skipped[seed] += part.skipped[seed]
-    return Health([dict(each) for each in left_out], skipped, parts[-1].in_row if parts else [0] * seeds)
+    return Rejections([dict(each) for each in rejected], skipped, parts[-1].skipped_in_row if parts else [0] * seeds)
 
 
 def by_name(times: Iterable[tuple[int, int]], names: Sequence[str] | None) -> dict[str, int]:
-    """Counts by number as counts by name, those that are not 0; a client without a name goes by its number."""
-    found: Counter[str] = Counter()  # two clients may have one name
+    """Counts by client number as counts by name, without zeros; a client without a name goes by its number."""
+    found: Counter[str] = Counter()  # two clients may share a name
     for i, count in times:
         if count:
             found[names[i] if names else str(i)] += int(count)
     return dict(found)
 
 
-def stalled(in_row: Sequence[int], rounds: int) -> np.ndarray:
-    """Of each seed: whether its last ten rounds were skipped (all ``rounds``, if they are fewer).
+def stalled(skipped_in_row: Sequence[int], rounds: int) -> np.ndarray:
+    """Of each seed: whether its last ten rounds (all ``rounds``, if fewer) were skipped.
 
-    Its clients are sick with whatever minibatches: it goes nowhere.
+    By then every client has been rejected on several different minibatches, and the run makes no progress.
     """
-    return np.asarray(in_row) >= min(STALLED, rounds)
+    return np.asarray(skipped_in_row) >= min(STALLED, rounds)
 
 
-def astray(scores: Evaluation, in_row: Sequence[int], rounds: int) -> np.ndarray:
-    """Of each seed: whether it has diverged, that is, a training loss is not finite, or it has stalled."""
+def diverged(scores: Evaluation, skipped_in_row: Sequence[int], rounds: int) -> np.ndarray:
+    """Of each seed: whether it has diverged, that is, a training loss is not finite, or the run has stalled."""
     lost = ~(np.isfinite(scores.global_.train.loss) & np.isfinite(scores.personal.train.loss))
-    return lost | stalled(in_row, rounds)
+    return lost | stalled(skipped_in_row, rounds)

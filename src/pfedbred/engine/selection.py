@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import jax
@@ -45,8 +46,10 @@ def fixed(clients: Sequence[int]) -> Select:
 SELECTIONS: dict[str, Callable[[int], Select]] = {"uniform": uniform, "by-data": by_data}
 
 
-def get(select: str | Sequence[int], count: int) -> Select:
-    """The selection of that name, or of the given clients."""
+def get(select: str | Sequence[int] | Select | Callable[[int], Select], count: int) -> Select:
+    """The selection of ``count`` clients: by name, of the given clients, as a Select, or from ``(count) -> Select``."""
+    if callable(select):
+        return select(count) if len(inspect.signature(select).parameters) == 1 else select  # type: ignore[call-arg, arg-type, return-value]
     if not isinstance(select, str):
         return fixed(select)
     if select not in SELECTIONS:
@@ -55,7 +58,7 @@ def get(select: str | Sequence[int], count: int) -> Select:
 
 
 def check(chosen: Sequence[int] | Array, clients: int) -> None:
-    """Refuses a selection that names a client twice or one that there is not."""
+    """Rejects a selection that names a client twice, or one that does not exist."""
     numbers = np.asarray(chosen).tolist()
     if not numbers or len(set(numbers)) != len(numbers):
         raise SettingError(f"a selection must be different clients, of which there are {clients}, not {numbers}")

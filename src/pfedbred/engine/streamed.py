@@ -1,8 +1,8 @@
-"""A population too large for the device: the clients of a round come to it, train, and go back to a store.
+"""The streamed backend: a population too large for the device. A round's cohort is loaded, trains, and is stored again.
 
-It is the same round as in :mod:`pfedbred.engine.resident`, with the same random numbers, and so with the same results
-under ``participation="sample"``; but the cost of a round depends on its sample alone, not on how many others there are.
-While one sample trains, the samples of the next one's clients are fetched, where no evaluation comes between.
+It is the round of :mod:`pfedbred.engine.resident` with the same random numbers, and so with the same results under
+``participation="sample"``; but the cost of a round depends on its cohort alone, not on how many other clients there
+are. While one cohort trains, the samples of the next are fetched, unless an evaluation comes in between.
 """
 
 from __future__ import annotations
@@ -12,34 +12,55 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.algorithms.base import Algorithm, Info, Task
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
 from pfedbred.engine import devices, evaluation, executors, screening, selection
+from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
 from pfedbred.engine.keys import init_key, select_key
-from pfedbred.engine.resident import State, check_client, check_seed
-from pfedbred.engine.round import ClientRecord, Outcome, Plan, Round, Shards, Shared, new_record, shards_of
+from pfedbred.engine.round import ClientRecord, Outcome, Plan, Round, Servers, Shards, Shared, new_record, shards_of
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.io.tensors import Pieces
-from pfedbred.types import Array, Key, Tree
+from pfedbred.types import Array, Key, Tree, tree_bytes
 
-_SCORED = 1_000
-_MOST_KNOWN = 10_000  # clients of a server that knows each of them
+_EVALUATED = 1_000
+_MOST_KNOWN = 10_000  # clients of a server that keeps something of each of them
 
 
-class StreamedSimulation:
-    """Runs an algorithm on the sampled clients of a population; each seed has a store of its own, one after another.
+class StreamedState(NamedTuple):
+    """A run between two rounds: servers and counters along the seeds, and a store of client records for each seed."""
 
-    Of a large population a fixed random sample of clients is scored. A client that has not taken part yet is scored
-    with what it would begin with.
+    key: Key
+    round: Array
+    server: Tree
+    clients: list[ClientStore]
+    skipped: Array
+    skipped_in_row: Array
+    settings: Mapping[str, Array] = {}  # a sweep needs all clients on the device
+    info: Info = {}  # never changed
+
+
+class _OneSeed(NamedTuple):
+    """The part of a state that belongs to one seed."""
+
+    key: Key
+    server: Tree
+    store: ClientStore
+
+
+class StreamedBackend:
+    """Runs an algorithm on the sampled clients of a population, one seed after another, each with its own store.
+
+    Of a large population a fixed random sample of clients is evaluated; a client that has not taken part yet, with the
+    state it would start from.
     """
 
     def __init__(
@@ -51,48 +72,51 @@ class StreamedSimulation:
         store: Literal["memory", "file"] = "memory",
         *,
         folder: str | None = None,
-        scored: int | None = None,
+        evaluated: int | None = None,
     ) -> None:
-        """``folder`` is where the file is made; ``scored`` is how many clients are, at most 1,000 if not given."""
+        """``folder`` is for the file of client records; ``evaluated`` how many clients are, by default at most 1,000."""
         if plan.participation != "sample":
-            raise SettingError("only clients that are sampled can come and go: use participation 'sample'")
+            raise SettingError(f"store {store!r} needs participation 'sample': clients are loaded for their rounds only")
         self.algorithm, self.task, self.federation, self.plan = algorithm, task, population, plan
+        self.samples = population if isinstance(population, Federation) else None
         self.store, self._folder = store, folder
         if population.clients > _MOST_KNOWN and _server_bytes(algorithm, 3) > _server_bytes(algorithm, 2):
             raise SettingError(
-                f"this algorithm's server keeps something of every client, and compares them: {population.clients:,} "
-                f"clients are too many, at most {_MOST_KNOWN:,} can be had"
+                f"this algorithm's server keeps something of every client and compares them: {population.clients:,} "
+                f"clients are too many for it, at most {_MOST_KNOWN:,} are possible"
             )
         self.executor = executors.choose(plan.executor, plan.chunk)
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
         self._sharding = devices.everywhere(self.mesh) if self.mesh else None
         self.round = Round(algorithm, plan, self.executor, self.mesh)
-        sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # of a population no one knows them all
-        if isinstance(population, Federation):
-            sizes = jnp.asarray(population.train.sizes)
+        sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # a population does not know them
+        if self.samples:
+            sizes = jnp.asarray(self.samples.train.sizes)
         self._select = jax.jit(lambda key, round_: plan.select(select_key(key, round_), sizes))
         chosen = self._select(jax.random.key(0), 0)
         selection.check(chosen, population.clients)
         self._each_round = len(chosen)
         self._capacity = 1
-        self.scored = _scored_clients(population.clients, scored)
-        some = population.take(self.scored)
-        self._scored_shards = devices.place(shards_of(some, self.scored), self._sharding)
-        self._evaluator = evaluation.Evaluator(algorithm, task, some, self._scored_shards.x, self.executor, self.mesh)
+        self.evaluated = _evaluated_clients(population.clients, evaluated)
+        some = population.take(self.evaluated)
+        self._evaluated_shards = devices.place(shards_of(some, self.evaluated), self._sharding)
+        self._evaluator = evaluation.Evaluator(
+            algorithm, task, some, self._evaluated_shards.x, self.executor, self.mesh, plan.metrics
+        )
         self._programs: dict[Any, Any] = {}
         self.compile_seconds = 0.0
 
     # The compiled programs --------------------------------------------------------------------------------------
 
     def _train(self, shared: Shared, records: ClientRecord) -> Outcome:
-        return self.round.of(shared, _places(shared), records)
+        return self.round.run(shared, _places(shared), records)
 
     def _models_of(self, shared: Shared, records: ClientRecord) -> Tree:
         return self.round.model(shared, (_places(shared), records))
 
-    def _measure(self, shared: Shared, samples: Any, records: ClientRecord) -> evaluation.Counts:
+    def _tally(self, shared: Shared, sets: Any, records: ClientRecord) -> evaluation.Tallies:
         global_ = self.algorithm.server.model(shared.server)
-        return self._evaluator.count(samples, global_, self._models_of(shared, records))
+        return self._evaluator.tally(sets, global_, self._models_of(shared, records))
 
     def _run(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> Any:
         """Compiled once for each number of clients and of rows."""
@@ -108,7 +132,7 @@ class StreamedSimulation:
         return self._programs[name](shared, *rest)
 
     def _fetch(self, numbers: np.ndarray) -> Shards:
-        """The training samples of these clients, filled up so that few programs serve all rounds."""
+        """The training samples of these clients, padded so that few programs serve all rounds."""
         shards = shards_of(self.federation.take(numbers), numbers)
         self._capacity = max(self._capacity, 2 ** math.ceil(math.log2(len(shards.y))))
         x = shards.x._replace(x=_padded(shards.x.x, self._capacity))
@@ -133,29 +157,44 @@ class StreamedSimulation:
 
         return jax.eval_shape(record, jnp.uint32(0))
 
-    def init(self, seeds: Sequence[int]) -> State:
-        """The states before the first round: servers along the first axis, and an empty store for each seed."""
+    def _new_info(self) -> Info:
+        """The diagnostics before the first round, of one seed."""
+
+        def shapes(seed: Array) -> Info:
+            key, server = self._new_server(seed)
+            shared = Shared(self._evaluated_shards, key, server, {})
+            message = self.algorithm.server.send(server, jnp.int32(0))
+            return self.round.info_shapes(shared, new_record(self.algorithm.client.init(message)))
+
+        found = jax.eval_shape(shapes, jnp.uint32(0))
+        return {name: jnp.full(leaf.shape, jnp.nan, leaf.dtype) for name, leaf in found.items()}
+
+    def init(self, seeds: Sequence[int]) -> StreamedState:
+        """The state before the first round, with an empty store for each seed."""
         new_servers = jax.jit(jax.vmap(self._new_server), out_shardings=self._sharding)
         keys, servers = new_servers(jnp.asarray(seeds, jnp.uint32))
-        stores: Any = [ClientStore(self._one_record(), self._slots()) for _ in seeds]
+        stores = [ClientStore(self._one_record(), self._slots()) for _ in seeds]
         none = jnp.zeros(len(seeds), jnp.int32)
-        return State(keys, none, servers, stores, none, none)
+        info = {name: jnp.stack([value] * len(seeds)) for name, value in self._new_info().items()}
+        return StreamedState(keys, none, servers, stores, none, none, info=info)
 
-    def advance(self, states: State, rounds: int) -> State:
-        """The states ``rounds`` rounds later. ``states`` itself is used up: its stores go on in the result."""
+    def advance(self, states: StreamedState, rounds: int) -> StreamedState:
+        """The state ``rounds`` rounds later. ``states`` is used up: its stores go on in the result."""
         seeds = [self._advance_one(states, place, rounds) for place in range(len(states.round))]
-        server, skipped, in_row = jax.tree.map(lambda *leaves: jnp.stack(leaves), *seeds)
+        server, skipped, in_row, info = jax.tree.map(lambda *leaves: jnp.stack(leaves), *seeds)
         return states._replace(
             round=states.round + rounds,
             server=server,
             skipped=skipped.astype(np.int32),
             skipped_in_row=in_row.astype(np.int32),
+            info=info,
         )
 
-    def _advance_one(self, states: State, place: int, rounds: int) -> tuple[Tree, Array, Array]:
-        """The server of that seed, and what is counted of its rounds."""
+    def _advance_one(self, states: StreamedState, place: int, rounds: int) -> tuple[Tree, Array, Array, Info]:
+        """The server of that seed, its counters of skipped rounds, and its diagnostics."""
         key, server, store = _one_seed(states, place)
         done, skipped, in_row = (int(each[place]) for each in (states.round, states.skipped, states.skipped_in_row))
+        info: Info = {}
 
         def fetch(round_: int) -> tuple[np.ndarray, Shards]:
             numbers = np.asarray(self._select(key, round_))
@@ -163,93 +202,104 @@ class StreamedSimulation:
 
         with ThreadPoolExecutor(1) as ahead:
             coming = ahead.submit(fetch, done)
-            for round_ in range(done + 1, done + rounds + 1):
+            for round_ in range(done, done + rounds):
                 numbers, shards = coming.result()
-                if round_ < done + rounds:
-                    coming = ahead.submit(fetch, round_)
+                if round_ + 1 < done + rounds:
+                    coming = ahead.submit(fetch, round_ + 1)
                 records = store.read(numbers.tolist())
-                outcome = self._run(self._train, Shared(shards, key, server, {}), records)
-                server = outcome.server
+                outcome = self._run(self._train, Shared(shards, key, server, {}, jnp.int32(round_)), records)
+                server, info = outcome.server, outcome.info
                 store.write(numbers.tolist(), outcome.records)
-                store.left_out.update(numbers[np.asarray(outcome.records.sick) > records.sick].tolist())
+                store.rejected.update(numbers[np.asarray(outcome.records.rejected) > records.rejected].tolist())
                 skipped, in_row = (skipped + 1, in_row + 1) if outcome.skipped else (skipped, 0)
-        return server, jnp.int32(skipped), jnp.int32(in_row)
+        return server, jnp.int32(skipped), jnp.int32(in_row), info
 
-    def evaluate(self, states: State) -> evaluation.Evaluation:
-        """G and P on the training and test samples of the clients that are scored, for every seed."""
-        counts = []
+    def evaluate(self, states: StreamedState) -> evaluation.Evaluation:
+        """G and P on the training and test samples of the evaluated clients, for every seed."""
+        tallies = []
         for place in range(len(states.round)):
             key, server, store = _one_seed(states, place)
-            shared = Shared(self._scored_shards, key, server, {})
-            records = store.read(self.scored.tolist())
-            counts.append(self._run(self._measure, shared, self._evaluator.samples, records))
-        return self._evaluator.summarise(jax.tree.map(lambda *leaves: np.stack(leaves), *counts))
+            shared = Shared(self._evaluated_shards, key, server, {})
+            records = store.read(self.evaluated.tolist())
+            tallies.append(self._run(self._tally, shared, self._evaluator.sets, records))
+        return self._evaluator.summarise(jax.tree.map(lambda *leaves: np.stack(leaves), *tallies))
 
-    def took_part(self, states: State) -> list[int]:
-        """Of each seed: how many of the clients that are scored have taken part so far."""
-        stores: Any = states.clients
-        return [int(np.sum(store.read(self.scored.tolist()).met)) for store in stores]
+    def start_evaluation(self, states: StreamedState) -> Pending:
+        """The evaluation, done at once."""
+        return Pending(self.evaluate(states))
 
-    def health(self, states: State) -> screening.Health:
-        """Who was left out so far, and how many rounds were skipped."""
-        stores: Any = states.clients
+    def servers(self, states: StreamedState) -> Servers:
+        """The server's side of the state."""
+        return Servers(states.key, states.server, {})
+
+    def participated(self, states: StreamedState) -> list[int]:
+        """By seed, how many of the evaluated clients have taken part so far."""
+        return [int(np.sum(store.read(self.evaluated.tolist()).met)) for store in states.clients]
+
+    def rejections(self, states: StreamedState) -> screening.Rejections:
+        """Whose updates were rejected so far, and how many rounds were skipped."""
         names = self.federation.names
-        left_out = [screening.by_name(sorted(store.left_out.items()), names) for store in stores]
-        return screening.Health(left_out, states.skipped.tolist(), states.skipped_in_row.tolist())
+        rejected = [screening.by_name(sorted(store.rejected.items()), names) for store in states.clients]
+        return screening.Rejections(rejected, states.skipped.tolist(), states.skipped_in_row.tolist())
 
-    def saved(self, states: State) -> dict[str, np.ndarray | Pieces]:
-        """The states as arrays by name, from which ``restored`` makes them again, in whatever store."""
-        stores: Any = states.clients
+    def diagnostics(self, states: StreamedState) -> dict[str, np.ndarray]:
+        """The last round's diagnostics by seed."""
+        return {name: np.asarray(values, np.float64) for name, values in jax.device_get(dict(states.info)).items()}
+
+    def save(self, states: StreamedState) -> Saved:
+        """The state for a checkpoint, whatever store it is in."""
         arrays: dict[str, np.ndarray | Pieces] = {
             name: devices.fetch(leaf) for name, leaf in tensors.named(_without_stores(states)).items()
         }
-        for place, store in enumerate(stores):
+        for place, store in enumerate(states.clients):
             arrays[f"clients.{place}"] = store.clients
             shape = (len(store), store.record_bytes)
             arrays[f"records.{place}"] = Pieces(np.dtype(np.uint8), shape, store.rows)
-            arrays[f"left_out.{place}"] = np.array(sorted(store.left_out.items()), np.int64).reshape(-1, 2)
-        return arrays
+            arrays[f"left_out.{place}"] = np.array(sorted(store.rejected.items()), np.int64).reshape(-1, 2)
+        return Saved(arrays, {})
 
-    def restored(self, arrays: Mapping[str, np.ndarray], seeds: int) -> State:
-        """The states of so many seeds that were saved with the same settings."""
+    def load(self, saved: Saved, seeds: int) -> StreamedState:
+        """The state from a checkpoint of a run with the same settings."""
+        arrays = saved.arrays
         states = self.init(range(seeds))
         shapes = jax.eval_shape(lambda: _without_stores(states))
-        filled = tensors.refill(jax.tree.map(devices.without_keys, shapes), arrays, "what was saved")
+        filled = tensors.refill(jax.tree.map(devices.without_keys, shapes), arrays, "the checkpoint")
         placed = devices.place(jax.tree.map(devices.with_keys, shapes, filled), self._sharding)
-        stores: Any = states.clients
-        for place, store in enumerate(stores):
-            clients, records, left_out = (arrays.get(f"{name}.{place}") for name in ("clients", "records", "left_out"))
-            if clients is None or records is None or left_out is None:
-                raise SettingError("what was saved does not fit: its clients were on the device, or of other seeds")
+        for place, store in enumerate(states.clients):
+            clients, records, rejected = (arrays.get(f"{name}.{place}") for name in ("clients", "records", "left_out"))
+            if not all(isinstance(each, np.ndarray) for each in (clients, records, rejected)):
+                raise SettingError("the checkpoint does not fit: its clients were on the device, or of other seeds")
+            assert isinstance(clients, np.ndarray) and isinstance(records, np.ndarray)  # noqa: PT018
+            assert isinstance(rejected, np.ndarray)
             everyone = self.federation.clients
             known = clients.ndim == 1 and clients.dtype == np.int64 and len(np.unique(clients)) == len(clients)
             known = known and bool(np.all((clients >= 0) & (clients < everyone)))
-            counted = left_out.ndim == 2 and left_out.shape[1] == 2 and left_out.dtype == np.int64
-            if not known or not counted or not np.isin(left_out[:, 0], np.arange(everyone)).all():
-                raise SettingError(f"what was saved does not fit: it is not of {everyone} clients")
+            counted = rejected.ndim == 2 and rejected.shape[1] == 2 and rejected.dtype == np.int64
+            if not known or not counted or not np.isin(rejected[:, 0], np.arange(everyone)).all():
+                raise SettingError(f"the checkpoint does not fit: it is not of {everyone} clients")
             store.fill(clients, records)
-            store.left_out.update(dict(left_out.tolist()))
-        return placed._replace(clients=stores)
+            store.rejected.update(dict(rejected.tolist()))
+        return placed._replace(clients=states.clients)
 
     # Models -----------------------------------------------------------------------------------------------------
 
-    def global_model(self, states: State, seed: int = 0) -> Tree:
+    def global_model(self, states: StreamedState, seed: int = 0) -> Tree:
         """G of the seed at that position."""
-        check_seed(states, seed)
+        check_seed(len(states.round), seed)
         return self.algorithm.server.model(_one_seed(states, seed)[1])
 
-    def personal_model(self, states: State, client: Any, seed: int = 0) -> Tree:
+    def personal_model(self, states: StreamedState, client: Any, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
-        check_seed(states, seed)
+        check_seed(len(states.round), seed)
         check_client(self.federation.clients, client)
         return jax.tree.map(itemgetter(0), self._personal(states, np.array([client]), seed))
 
-    def _personal(self, states: State, numbers: np.ndarray, seed: int) -> Tree:
+    def _personal(self, states: StreamedState, numbers: np.ndarray, seed: int) -> Tree:
         key, server, store = _one_seed(states, seed)
         shared = Shared(self._fetch(numbers), key, server, {})
         return self._run(self._models_of, shared, store.read(numbers.tolist()))
 
-    def models(self, states: State) -> tuple[Tree, Tree]:
+    def models(self, states: StreamedState) -> tuple[Tree, Tree]:
         """G by seed, and P by seed and client: of every client there is."""
         places = range(len(states.round))
         everyone = np.arange(self.federation.clients)
@@ -259,40 +309,43 @@ class StreamedSimulation:
         ]
         return _joined([self.global_model(states, place) for place in places]), _joined(of_seed)
 
-    def model_shapes(self) -> tuple[Tree, Tree]:
-        """Shapes and types of G and of all P, for one seed."""
+    def model_bytes(self) -> int | None:
+        """What ``models`` takes for one seed; None if not every client is evaluated, as most may not even exist yet."""
+        if len(self.evaluated) < self.federation.clients:
+            return None
 
         def both(seed: Array, records: ClientRecord) -> tuple[Tree, Tree]:
             key, server = self._new_server(seed)
-            shared = Shared(self._scored_shards, key, server, {})
+            shared = Shared(self._evaluated_shards, key, server, {})
             return self.algorithm.server.model(server), self._models_of(shared, records)
 
-        global_, personal = jax.eval_shape(both, jnp.uint32(0), _several(self._one_record(), len(self.scored)))
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), personal)
-        return global_, _several(one, self.federation.clients)
+        return tree_bytes(jax.eval_shape(both, jnp.uint32(0), _several(self._one_record(), len(self.evaluated))))
 
-    def trace(self) -> None:
-        """Shapes and types of a round and its evaluation, without computing them: what cannot work fails here."""
+    def state_bytes(self) -> int:
+        """Device memory of one run's state: the server's alone, as clients are on the device for their rounds only."""
+        return tree_bytes(jax.eval_shape(self._new_server, jnp.uint32(0))[1])
+
+    def trace(self, seeds: int = 1) -> None:
+        """Traces a round and its evaluation without computing them: what cannot work fails here."""
 
         def both(seed: Array, records: ClientRecord) -> Any:
             key, server = self._new_server(seed)
-            shared = Shared(self._scored_shards, key, server, {})
+            shared = Shared(self._evaluated_shards, key, server, {})
             outcome = self._train(shared, records)
-            return self._measure(shared._replace(server=outcome.server), self._evaluator.samples, outcome.records)
+            return self._tally(shared._replace(server=outcome.server), self._evaluator.sets, outcome.records)
 
         self._slots()
-        jax.eval_shape(both, jnp.uint32(0), _several(self._one_record(), len(self.scored)))
+        jax.eval_shape(both, jnp.uint32(0), _several(self._one_record(), len(self.evaluated)))
 
 
-def _scored_clients(clients: int, scored: int | None) -> np.ndarray:
+def _evaluated_clients(clients: int, evaluated: int | None) -> np.ndarray:
     """The same ones in every run on so many clients."""
-    count = min(scored or _SCORED, clients)
+    count = min(evaluated or _EVALUATED, clients)
     return np.sort(np.random.default_rng(clients).choice(clients, count, replace=False, shuffle=False))
 
 
 def _server_bytes(algorithm: Algorithm, clients: int) -> int:
-    state = jax.eval_shape(lambda key: algorithm.server.init(key, clients), jax.random.key(0))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return tree_bytes(jax.eval_shape(lambda key: algorithm.server.init(key, clients), jax.random.key(0)))
 
 
 def _several(one: Tree, count: int) -> Tree:
@@ -304,14 +357,12 @@ def _places(shared: Shared) -> Array:
     return jnp.arange(len(shared.shards.numbers))
 
 
-def _one_seed(states: State, place: int) -> tuple[Key, Tree, Any]:
-    stores: Any = states.clients
-    return states.key[place], jax.tree.map(itemgetter(place), states.server), stores[place]
+def _one_seed(states: StreamedState, place: int) -> _OneSeed:
+    return _OneSeed(states.key[place], jax.tree.map(itemgetter(place), states.server), states.clients[place])
 
 
-def _without_stores(states: State) -> State:
-    nothing: Any = ()
-    return states._replace(clients=nothing)
+def _without_stores(states: StreamedState) -> StreamedState:
+    return states._replace(clients=[])
 
 
 def _padded(array: Any, rows: int) -> Any:

@@ -1,181 +1,109 @@
-"""Running an experiment: rounds, evaluations, and what may happen between them."""
+"""The training loop: rounds and evaluations, with callbacks around them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import jax
 import numpy as np
 
-from pfedbred.data.federation import Federation
-from pfedbred.data.population import Population
-from pfedbred.engine import Evaluation, Simulation, State, StreamedSimulation
+from pfedbred.engine import devices
+from pfedbred.engine.backend import Pending
+from pfedbred.engine.history import Point
 from pfedbred.engine.newcomers import join
-from pfedbred.engine.screening import Health, astray, total
-from pfedbred.experiment.configuration import Experiment, Prepared
+from pfedbred.engine.screening import diverged, total
+from pfedbred.experiment.building import Built
+from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.progress import Progress
+from pfedbred.experiment.result import Run
 
 
-class Point(NamedTuple):
-    """One evaluation of a run, and how its clients have been since the one before."""
-
-    round: int
-    seconds: float  # since the run began
-    scores: Evaluation
-    health: Health
-
-
-class Progress(NamedTuple):
-    """A run between two rounds.
-
-    Attributes:
-      round: how many are done.
-      states: at this moment.
-      points: its evaluations so far.
-      seconds: that it has taken.
-      compile_seconds: of them, compiling.
-      round_seconds: time of one round, the median.
-    """
-
-    round: int
-    states: State
-    points: list[Point]
-    seconds: float
-    compile_seconds: float
-    round_seconds: float
-
-
-class Pauses(Protocol):
-    """What happens between rounds."""
-
-    def most(self, done: int, round_seconds: float | None) -> int:
-        """How many rounds may pass before the next pause; ``round_seconds`` is what one takes, once that is known."""
-
-    def pause(self, progress: Progress) -> str | None:
-        """Called there; says why the run is to stop, if it is."""
-
-
-@dataclass
-class Run:
-    """A finished run, or one that was stopped.
-
-    Attributes:
-      experiment: what was run, every default filled in.
-      points: its evaluations, in order.
-      compile_seconds: time spent compiling.
-      round_seconds: time of one round, training only, for each stretch between evaluations.
-      total_seconds: all of it.
-      simulation: the compiled programs.
-      states: where the run ended.
-      newcomers: how the clients that were held out of training did when they joined, after 0, 1, 2, ... rounds of
-        local training; None if there were none.
-      stopped: why it ended before its last round; None if it did not.
-      round: the last one.
-      diverged: the round at which it was seen that all seeds had diverged, where the run stopped; None if it did not.
-    """
-
-    experiment: Experiment
-    points: list[Point]
-    compile_seconds: float
-    round_seconds: list[float]
-    total_seconds: float
-    simulation: Simulation | StreamedSimulation
-    states: State
-    newcomers: list[Evaluation] | None = None
+def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | None = None) -> Run:
+    """Runs the experiment's rounds, from the beginning or from where a checkpoint left it."""
+    experiment, backend, newcomers = built
+    clock = time.perf_counter() - (start.seconds if start else 0.0)
+    compiled_before = backend.compile_seconds - (start.compile_seconds if start else 0.0)
+    progress = start or Progress(experiment, backend, backend.init(experiment.seed_list))
     stopped: str | None = None
-    round: int = 0
-    diverged: int | None = None
+    gone: int | None = None
 
-    @property
-    def health(self) -> Health:
-        """Who was left out, and how many rounds were skipped, in the whole run."""
-        return self.simulation.health(self.states)
+    def tick() -> None:
+        progress.seconds = time.perf_counter() - clock
+        progress.compile_seconds = backend.compile_seconds - compiled_before
 
-    def accuracy(self, model: Literal["global", "personal"], split: Literal["train", "test"] = "test") -> np.ndarray:
-        """Accuracy by evaluation and seed."""
-        scores = [getattr(point.scores, "global_" if model == "global" else "personal") for point in self.points]
-        return np.stack([getattr(each, split).accuracy for each in scores])
+    def note(asked: Pending | None, after: int) -> Pending | None:
+        """Records an evaluation if its result is there; returns it if it is not."""
+        nonlocal gone
+        if asked is None or asked.result is None:
+            return asked
+        now = backend.rejections(progress.state)
+        since = now.since(total([point.rejections for point in progress.points], experiment.seeds))
+        point = Point(after, progress.seconds, asked.result, since, backend.diagnostics(progress.state))
+        progress.points.append(point)
+        for each in callbacks:
+            each.on_evaluation(progress, point)
+        if np.all(diverged(asked.result, now.skipped_in_row, experiment.rounds)):
+            gone = after
+        return None
 
-    def global_model(self, seed: int = 0) -> Any:
-        """The weights of G, for the seed at that position."""
-        return self.simulation.global_model(self.states, seed)
+    with ExitStack() as stack:
+        for each in callbacks:
+            stack.enter_context(each.running(progress))
+        asked = backend.start_evaluation(progress.state) if progress.evaluation_due else None
+        asked = note(asked, progress.round)
+        while progress.round < experiment.rounds and stopped is None and gone is None:
+            rounds = min(experiment.eval_every - progress.round % experiment.eval_every, experiment.rounds - progress.round)
+            rounds = devices.agreed(min([rounds, *(each.most_rounds(progress) for each in callbacks)]))
+            compiled, started = backend.compile_seconds, time.perf_counter()
+            evaluated_round = progress.round
+            progress.state = jax.block_until_ready(backend.advance(progress.state, rounds))
+            training = time.perf_counter() - started - (backend.compile_seconds - compiled)
+            progress.pace = training / rounds
+            progress.round_seconds.append(progress.pace)
+            progress.round += rounds
+            tick()
+            asked = note(asked, evaluated_round)
+            if progress.evaluation_due and gone is None:
+                asked = note(backend.start_evaluation(progress.state), progress.round)
+            if gone is None:
+                stopped = _agreed_reason(callbacks, progress)
+                for each in callbacks:
+                    each.on_pause(progress, stopped)
+        finished = progress.round == experiment.rounds
+        if finished and gone is None:
+            stopped = None
+            if asked is not None:
+                asked.result = backend.evaluate(progress.state)
+                tick()
+                note(asked, progress.round)
+        joined = None
+        if newcomers and not stopped:
+            joined = join(backend, progress.state, newcomers, experiment.joining_rounds)
+        tick()
+        run = Run(
+            experiment,
+            backend,
+            progress.state,
+            progress.points,
+            progress.round,
+            progress.compile_seconds,
+            progress.round_seconds,
+            progress.seconds,
+            joined,
+            stopped,
+            gone,
+        )
+        for each in callbacks:
+            each.on_end(run)
+    return run
 
-    def personal_model(self, client: int, seed: int = 0) -> Any:
-        """The weights of a client's P, for the seed at that position."""
-        return self.simulation.personal_model(self.states, client, seed)
 
-
-def run(
-    experiment: Experiment | None = None,
-    *,
-    federation: Federation | Population | None = None,
-    prepared: Prepared | None = None,
-    observe: Callable[[Point], None] | None = None,
-    pauses: Pauses | None = None,
-    start: Progress | None = None,
-    **options: Any,
-) -> Run:
-    """Runs an experiment.
-
-    Args:
-      experiment: what to run; or give its fields as ``options``.
-      federation: data of one's own, in place of ``experiment.dataset``.
-      prepared: this experiment, if it has been prepared already.
-      observe: called after every evaluation.
-      pauses: what happens between rounds.
-      start: where to go on, with an experiment that was stopped.
-
-    Example:
-      >>> import pfedbred
-      >>> result = pfedbred.run(algorithm="pfedme", settings={"lam": 15.0}, rounds=2, clients=10)
-      >>> result.accuracy("personal").shape  # evaluations, seeds
-      (2, 1)
-    """
-    begun = time.perf_counter() - (start.seconds if start else 0.0)
-    if prepared is None:
-        if experiment is None:
-            if federation is not None:
-                options = {"dataset": federation.name, **options}
-            experiment = Experiment.from_mapping(options, federation)
-        elif options:
-            raise TypeError("give either an experiment or its fields, not both")
-        prepared = experiment.prepare(federation)
-    experiment, simulation, newcomers = prepared
-    compiled_before = simulation.compile_seconds - (start.compile_seconds if start else 0.0)
-    states = start.states if start else simulation.init(experiment.seed_list)
-    points: list[Point] = list(start.points) if start else []
-    round_seconds: list[float] = [start.round_seconds] if start else []
-    health = total([point.health for point in points], experiment.seeds)
-    done, stopped, diverged = start.round if start else 0, None, None
-    pace: float | None = None  # of this process: another machine may have been quicker
-    while done < experiment.rounds and stopped is None and diverged is None:
-        stretch = min(experiment.eval_every - done % experiment.eval_every, experiment.rounds - done)
-        if pauses:
-            stretch = min(stretch, pauses.most(done, pace))
-        compiled, started = simulation.compile_seconds, time.perf_counter()
-        states = jax.block_until_ready(simulation.advance(states, stretch))
-        compiling = simulation.compile_seconds - compiled
-        pace = (time.perf_counter() - started - compiling) / stretch
-        round_seconds.append(pace)
-        done += stretch
-        seconds = time.perf_counter() - begun
-        if done == experiment.rounds or done % experiment.eval_every == 0:
-            scores, before, health = simulation.evaluate(states), health, simulation.health(states)
-            points.append(Point(done, seconds, scores, health.since(before)))
-            if observe:
-                observe(points[-1])
-            diverged = done if np.all(astray(scores, health.in_row, experiment.rounds)) else None
-        if pauses and diverged is None:
-            compiling = simulation.compile_seconds - compiled_before
-            typical = float(np.median(round_seconds))
-            stopped = pauses.pause(Progress(done, states, points, seconds, compiling, typical))
-    if done == experiment.rounds:
-        stopped = None
-    joined = join(simulation, states, newcomers, experiment.joining_rounds) if newcomers and not stopped else None
-    elapsed = time.perf_counter() - begun
-    compiling = simulation.compile_seconds - compiled_before
-    return Run(
-        experiment, points, compiling, round_seconds, elapsed, simulation, states, joined, stopped, done, diverged
-    )
+def _agreed_reason(callbacks: Sequence[Callback], progress: Progress) -> str | None:
+    """Why to stop now, decided by the first process: what depends on a clock or a person must be decided by one."""
+    reasons = (each.stop_reason(progress) for each in callbacks)
+    reason = next((each for each in reasons if each), None)
+    if not devices.agreed(bool(reason)):
+        return None
+    return reason or "stopped by another process"

@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import jax
 import numpy as np
 
 from pfedbred import algorithms
 from pfedbred import settings as settings_
 from pfedbred.data.federation import Federation
-from pfedbred.engine import Evaluation, Simulation
+from pfedbred.engine import Evaluation
 from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError
+from pfedbred.experiment.building import build_sweep
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.experiment.sigma import with_sigma
+from pfedbred.runs.provenance import provenance
 
 Grid = Mapping[str, Sequence[float]]
 _MEMORY = 4 * 2**30  # for the states of the points that run together
@@ -80,9 +80,26 @@ class Sweep:
     total_seconds: float
 
     def best_accuracy(self, model: str) -> np.ndarray:
-        """Of each point: the best over the rounds, its mean over seeds; NaN where a run went astray."""
+        """Of each point: the best over the rounds, averaged over seeds; NaN where a run diverged."""
         accuracy = self.personal if model == "personal" else self.global_
         return accuracy.max(axis=1).mean(axis=1)
+
+    def record(self) -> dict[str, Any]:
+        """The content of sweep.json: every point with its best accuracies, and what made them."""
+        g, p = self.best_accuracy("global"), self.best_accuracy("personal")
+        points = [
+            {**dict(zip(self.names, map(float, row), strict=True)), "global": _finite(g[i]), "personal": _finite(p[i])}
+            for i, row in enumerate(self.points)
+        ]
+        return {
+            "algorithm": self.experiment.algorithm_name,
+            "grid": list(self.names),
+            "best": self.best_point(),
+            "points": points,
+            "seconds": {"compile": round(self.compile_seconds, 4), "total": round(self.total_seconds, 4)},
+            **provenance(),
+            "experiment": self.experiment.plain(),
+        }
 
     def best_point(self) -> dict[str, float]:
         """The settings with the best personal models."""
@@ -103,30 +120,20 @@ def sweep(
     Args:
       experiment: what to run; settings that are not in the grid are the same everywhere.
       grid: values for each setting.
-      federation: data of one's own, in place of ``experiment.dataset``.
+      federation: custom data, in place of ``experiment.dataset``.
       memory: bytes that the states of points running together may take.
-      observe: told after every evaluation how many of all points' rounds are done.
+      observe: called after every evaluation with how many of all points' rounds are done, and how many there are.
     """
     begun = time.perf_counter()
     names = tuple(grid)
     _check(experiment, grid)
     points = np.array(list(itertools.product(*grid.values())), float)
     first = {**experiment.settings, **dict(zip(names, map(float, points[0]), strict=True))}
-    prepared = dataclasses.replace(experiment, settings=first).prepare(federation)
-    if not isinstance(prepared.simulation, Simulation):
-        raise SettingError(
-            "a sweep keeps all clients on the device, at every point: use fewer clients, or store 'device'"
-        )
-    experiment, simulation = prepared.experiment, _varying(prepared.experiment, prepared.simulation)
+    experiment, backend = build_sweep(dataclasses.replace(experiment, settings=first), federation, names)
     seeds = experiment.seed_list
-    if not len(simulation.federation.test.y):
+    if not len(backend.federation.test.y):
         raise SettingError("there are no test samples to compare the points by")
-    try:
-        own = {name: np.ones(1, np.float32) for name in names}
-        simulation.trace(own)
-    except jax.errors.ConcretizationTypeError:
-        raise SettingError(f"{' or '.join(names)} decides the program itself, and a sweep is one program") from None
-    together = int(np.clip(memory // max(1, simulation.state_bytes() * len(seeds)), 1, len(points)))
+    together = int(np.clip(memory // max(1, backend.state_bytes() * len(seeds)), 1, len(points)))
     groups = math.ceil(len(points) / together)
     together = math.ceil(len(points) / groups)  # groups of nearly equal size: the last one is filled up
     rounds = [*range(experiment.eval_every, experiment.rounds, experiment.eval_every), experiment.rounds]
@@ -134,12 +141,12 @@ def sweep(
     for group in range(groups):
         rows = np.minimum(np.arange(group * together, (group + 1) * together), len(points) - 1)
         own = {name: np.repeat(points[rows, column], len(seeds)) for column, name in enumerate(names)}
-        states = simulation.init(seeds * together, own)
+        states = backend.init(seeds * together, own)
         evaluations: list[tuple[Evaluation, np.ndarray]] = []
         for before, after in itertools.pairwise([0, *rounds]):
-            states = simulation.advance(states, after - before)
+            states = backend.advance(states, after - before)
             lost = stalled(states.skipped_in_row.tolist(), experiment.rounds)
-            evaluations.append((simulation.evaluate(states), lost))
+            evaluations.append((backend.evaluate(states), lost))
             if observe:
                 observe(group * experiment.rounds + after, groups * experiment.rounds)
         scores.append(evaluations)
@@ -164,27 +171,28 @@ def sweep(
         rounds,
         gather("global_"),
         gather("personal"),
-        simulation.compile_seconds,
+        backend.compile_seconds,
         time.perf_counter() - begun,
     )
 
 
 def _check(experiment: Experiment, grid: Grid) -> None:
-    """Refuses what cannot be in a grid, and values that the setting does not allow."""
+    """Rejects what cannot be in a grid, and values that the setting does not allow."""
     if not grid:
         raise SettingError("a sweep needs a grid, such as --grid eta=0.01:0.5:8")
     if experiment.held_out_clients:
-        raise SettingError("a sweep has no use for held-out clients: leave held_out_clients out")
+        raise SettingError("a sweep does not evaluate held-out clients: leave held_out_clients out")
     if experiment.executor == "loop":
         raise SettingError("a sweep is one compiled program; the executor loop has none")
     known = settings_.declared(algorithms.factory(experiment.algorithm))
     for name, values in grid.items():
-        settings_.resolve(algorithms.factory(experiment.algorithm), {name: values[0]})  # names a wrong name
+        settings_.resolve(algorithms.factory(experiment.algorithm), {name: values[0]})  # an unknown name fails here
         annotation = known[name].annotation
         if not _is_number(annotation):
             numbers = [each for each, parameter in known.items() if _is_number(parameter.annotation)]
             raise SettingError(
-                f"{name} decides the program itself, and a sweep is one program; in a grid can be {', '.join(numbers)}"
+                f"{name} decides how the program is built, and a sweep is one program; "
+                f"a grid can have {', '.join(numbers)}"
             )
         for value in values:
             settings_.check(name, value, annotation)
@@ -194,11 +202,5 @@ def _is_number(annotation: Any) -> bool:
     return typing.get_origin(annotation) is Annotated and typing.get_args(annotation)[0] is float
 
 
-def _varying(experiment: Experiment, simulation: Simulation) -> Simulation:
-    """The simulation with an algorithm whose settings may be numbers of the program."""
-    build, settings = algorithms.factory(experiment.algorithm), with_sigma(experiment.settings)
-
-    def vary(own: Mapping[str, Any]) -> Any:
-        return build(simulation.task, **{**settings, **own})
-
-    return Simulation(simulation.algorithm, simulation.task, simulation.federation, simulation.plan, vary)
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,8 +1,8 @@
-"""Files of named arrays: written whole or not at all, read without being copied, checked.
+"""Files of named arrays in the safetensors format: written atomically, memory-mapped when read, with a checksum.
 
-They are in the safetensors format: eight bytes that give the header's length, the header in JSON, the arrays one after
-another. Whatever reads safetensors reads them. That library's NumPy side needs all arrays in memory, to write and to
-read; here they are written piece by piece and read through a memory map, because they may be larger than that.
+Whatever reads safetensors reads them. The safetensors library itself needs all arrays in memory to write them, copies
+them when it reads into NumPy, and has no checksum; client stores and prepared federations may be larger than memory,
+so they are written piece by piece here and read through a memory map.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -20,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from pfedbred.errors import SettingError
+from pfedbred.io.atomic import replacing
 from pfedbred.io.shapes import expect
 from pfedbred.io.strict import parse_json
 from pfedbred.types import Tree
@@ -43,7 +43,7 @@ _PIECE = 2**22  # bytes that are read or written at a time
 
 
 class Damaged(SettingError):
-    """A file that is not what was written. One that cannot be read, or is of another version, may be sound."""
+    """A file that does not hold what was written; not one that cannot be opened, or that another version wrote."""
 
 
 class Pieces(NamedTuple):
@@ -58,9 +58,9 @@ class Kind(NamedTuple):
     """A kind of file.
 
     Attributes:
-      format: what it says it is, with a version: ``pfedbred federation 1``.
+      format: its name with a version: ``pfedbred federation 1``.
       noun: what people call it.
-      hint: how one gets a sound one.
+      hint: what to do if it is damaged.
     """
 
     format: str
@@ -98,7 +98,7 @@ def refill(like: Tree, arrays: Mapping[str, np.ndarray], what: str) -> Tree:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray | Pieces], metadata: Mapping[str, str]) -> None:
-    """Writes beside the place and then into it, so that no half of a file is ever found there."""
+    """Writes a file, whole or not at all."""
     ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that each array is aligned
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -111,36 +111,11 @@ def write(path: Path, arrays: Mapping[str, np.ndarray | Pieces], metadata: Mappi
         entries[name] = {"dtype": _NAMES[dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
-    try:
-        with partial.open("wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            for name in ordered:
-                for piece in _pieces(arrays[name]):
-                    file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        _settle(path.parent)
-    except OSError as problem:
-        raise SettingError(f"cannot write {path}: {problem.strerror or problem}") from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-PARTIAL = ".partial"
-"""How the name of a file ends that is being written."""
-
-
-def _settle(folder: Path) -> None:
-    """Makes sure that a new name in a folder reaches the disk. Windows does so itself, and cannot open a folder."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with replacing(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in ordered:
+            for piece in _pieces(arrays[name]):
+                file.write(piece)
 
 
 def save(kind: Kind, path: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray | Pieces]) -> None:

@@ -22,24 +22,37 @@ A model that reads word ids has a keyword-only parameter ``words``, which receiv
 """
 
 
-def check_name(model: str | Model) -> None:
-    """Raises SettingError for an unknown model name."""
+Build = Callable[..., Model]
+
+
+def check(model: str | Model | Build) -> None:
+    """Rejects what cannot be a model: an unknown name, or something that is neither a Model nor a function."""
     if isinstance(model, str) and model not in MODELS:
         raise SettingError(f"unknown model {model!r}{nearest(model, MODELS)}")
+    if not isinstance(model, str | Model) and not callable(model):
+        raise SettingError(f"model must be a name, a Model or a function that builds one, not {model!r}")
 
 
-def get(model: str | Model, shape: tuple[int, ...], classes: int, words: Words | None = None) -> Model:
-    """The model of that name for samples of that shape; ``words`` is needed if samples are word ids."""
+def get(model: str | Model | Build, shape: tuple[int, ...], classes: int, words: Words | None = None) -> Model:
+    """The model for samples of that shape: by name, as a Model, or from a function ``(shape, classes) -> Model``.
+
+    ``words`` is given if the samples are word ids.
+    """
     if isinstance(model, Model):
         return model
-    check_name(model)
-    if _reads_words(model) != (words is not None):
-        others = " or ".join(name for name in MODELS if _reads_words(name) != _reads_words(model))
+    check(model)
+    build = MODELS[model] if isinstance(model, str) else model
+    if _reads_words(build) != (words is not None):
+        others = " or ".join(name for name, each in MODELS.items() if _reads_words(each) != _reads_words(build))
+        name = model if isinstance(model, str) else getattr(model, "__name__", "this model")
         reads, holds = ("word ids", "numbers") if words is None else ("numbers", "word ids")
-        raise SettingError(f"{model} reads {reads}, but the data holds {holds}: use {others}")
-    return MODELS[model](shape, classes) if words is None else MODELS[model](shape, classes, words=words)
+        raise SettingError(f"{name} reads {reads}, but this data holds {holds}: use {others}")
+    made = build(shape, classes) if words is None else build(shape, classes, words=words)
+    if not isinstance(made, Model):
+        raise SettingError(f"a function given as model must return a Model, not a {type(made).__name__}")
+    return made
 
 
-def _reads_words(name: str) -> bool:
-    parameter = inspect.signature(MODELS[name]).parameters.get("words")
+def _reads_words(build: Build) -> bool:
+    parameter = inspect.signature(build).parameters.get("words")
     return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY

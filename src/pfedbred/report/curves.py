@@ -5,16 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred.engine.history import Which
 from pfedbred.errors import printable
-from pfedbred.experiment.loop import Run
+from pfedbred.runs.record import RunRecord
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
 _LINES = ("-", "--", "-.", ":")
-NAMES: dict[Literal["global", "personal"], str] = {
+NAMES: dict[Which, str] = {
     "global": "Global model (G)",
     "personal": "Personal models (P)",
 }
@@ -22,7 +23,7 @@ NAMES: dict[Literal["global", "personal"], str] = {
 
 def new_figure(columns: int, height: float = 4.2, width: float = 5.4) -> tuple[Any, Any]:
     """Panels side by side, in the style of all pictures."""
-    # pyplot is left alone: it picks a window system and keeps figures alive
+    # not pyplot, which picks a window system and keeps figures alive
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -37,35 +38,35 @@ def new_figure(columns: int, height: float = 4.2, width: float = 5.4) -> tuple[A
 
 
 class Style(NamedTuple):
-    """How a curve looks: the number of its colour and of its kind of line."""
+    """How a curve looks: which colour and which line style."""
 
     colour: int
     line: int = 0
 
     @classmethod
     def of(cls, index: int) -> Style:
-        """Of the curve with that number among many: new kinds of line when the colours are used up."""
+        """Of one curve among many: another line style when the colours are used up."""
         return cls(index % len(_COLOURS), index // len(_COLOURS))
 
 
 def literal(text: str) -> str:
-    """A text from data as it is: between two dollar signs matplotlib would read a formula."""
+    """A text from data, verbatim: matplotlib would read a formula between two dollar signs."""
     return printable(text).replace("$", r"\$")
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a picture; a name may have letters that the font has not, which then are boxes."""
+    """Writes a picture; letters that the font lacks become boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(path)
 
 
 def colour(index: int) -> str:
-    """Of the method with that number, for eyes that see few colours too."""
+    """Of one method among many, from a palette that is safe for colour-blind readers."""
     return _COLOURS[index % len(_COLOURS)]
 
 
-def _draw(axes: Any, run: Run, model: Literal["global", "personal"], label: str, index: int) -> None:
+def _draw(axes: Any, run: RunRecord, model: Which, label: str, index: int) -> None:
     """Mean over seeds as a line, lowest to highest seed as a band."""
     accuracy = 100 * run.accuracy(model)
     rounds = [point.round for point in run.points]
@@ -84,7 +85,7 @@ def draw_band(
     *,
     crowded: bool = False,
 ) -> None:
-    """A line with a band around it; where there are many, the bands are fainter, or they would hide the lines."""
+    """A line with a band around it; fainter bands where there are many, so that they do not hide the lines."""
     line, shade = _LINES[style.line % len(_LINES)], colour(style.colour)
     marker = "o" if len(rounds) == 1 else None
     axes.plot(rounds, mean, color=shade, linestyle=line, linewidth=1.2 if crowded else 1.8, label=label, marker=marker)
@@ -92,7 +93,7 @@ def draw_band(
         axes.fill_between(rounds, low, high, color=shade, alpha=0.07 if crowded else 0.14, linewidth=0)
 
 
-def _finish(axes: Any, runs: Sequence[Run]) -> None:
+def _finish(axes: Any, runs: Sequence[RunRecord]) -> None:
     settle(axes, [100 * run.accuracy(model) for run in runs for model in NAMES])
 
 
@@ -108,31 +109,49 @@ def settle(axes: Any, curves: Sequence[np.ndarray]) -> None:
     axes.set_ylim(max(0.0, low - margin), min(101.0, high + margin))
 
 
-def _title(figure: Any, run: Run) -> None:
-    experiment = run.experiment
-    seeds = f"{experiment.seeds} seeds" if experiment.seeds > 1 else f"seed {experiment.seed}"
-    federation = run.simulation.federation
-    clients = federation.clients
-    model = experiment.model if isinstance(experiment.model, str) else "custom model"
-    averaged = f"{experiment.aggregated} of {clients:,} clients averaged a round"
-    figure.suptitle(literal(f"{federation.name}, {model}: {averaged}, {seeds}"), fontsize=11)
+def _title(figure: Any, run: RunRecord) -> None:
+    experiment, data = run.experiment, run.summary["data"]
+    seeds = f"{experiment['seeds']} seeds" if experiment["seeds"] > 1 else f"seed {experiment['seed']}"
+    averaged = f"{experiment['aggregated']} of {data['clients']:,} clients averaged per round"
+    figure.suptitle(literal(f"{data['name']}, {run.summary['model']}: {averaged}, {seeds}"), fontsize=11)
 
 
-def draw_run(run: Run, path: Path) -> None:
-    """One run: G and P by round, and every client's accuracy under both."""
-    figure, (left, right) = new_figure(2)
+def draw_run(run: RunRecord, path: Path) -> None:
+    """One run: G and P by round in accuracy and in every other metric, and every client's accuracy under both."""
+    others = _other_metrics(run)
+    figure, panels = new_figure(2 + len(others), width=5.4 if not others else 4.4)
+    left, *middle, right = panels
     for index, model in enumerate(NAMES):
         _draw(left, run, model, NAMES[model], index)
     _finish(left, [run])
-    left.set_title(run.experiment.algorithm, fontsize=11)
+    left.set_title(literal(run.algorithm), fontsize=11)
     left.legend(framealpha=0.9, edgecolor="none", loc="lower right")
+    for axes, (name, info) in zip(middle, others.items(), strict=True):
+        _draw_metric(axes, run, name, info)
     _draw_clients(right, run)
     _title(figure, run)
     save(figure, path)
 
 
-def _draw_clients(axes: Any, run: Run) -> None:
-    """Who gains from personalising and who loses: each client's G and P accuracy, joined, in order of G."""
+def _other_metrics(run: RunRecord) -> dict[str, Any]:
+    """The metrics that were asked for beside accuracy and loss, with what is known of them."""
+    info = run.summary.get("metric_info", {})
+    return {name: each for name, each in info.items() if name not in ("accuracy", "loss")}
+
+
+def _draw_metric(axes: Any, run: RunRecord, name: str, info: Any) -> None:
+    rounds, scale = [point.round for point in run.points], 100 if info["percent"] else 1
+    for index, model in enumerate(NAMES):
+        values = scale * run.curve(name, model)
+        mean, low, high = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
+        draw_band(axes, rounds, mean, low, high, NAMES[model], Style.of(index))
+    axes.set_xlabel("round")
+    axes.set_ylabel(f"test {info['title']}" + (" (%)" if info["percent"] else ""))
+    axes.set_title(f"{literal(info['title'])} ({'higher' if info['higher_is_better'] else 'lower'} is better)", fontsize=11)
+
+
+def _draw_clients(axes: Any, run: RunRecord) -> None:
+    """Which clients gain from personalising: each one's accuracy under G and P, joined, in order of G."""
     last = run.points[-1].scores
     g, p = (100 * np.mean(model.test.client_accuracy, axis=0) for model in (last.global_, last.personal))
     have = np.isfinite(g)
@@ -146,7 +165,7 @@ def _draw_clients(axes: Any, run: Run) -> None:
     axes.vlines(place, np.minimum(g, p), np.maximum(g, p), color="#bbbbbb", linewidth=min(1.2, size / 8), zorder=1)
     axes.scatter(place, g, s=size, color=_COLOURS[0], label="G on the client's test set", zorder=2)
     axes.scatter(place, p, s=size, color=_COLOURS[1], label="the client's own P", zorder=3)
-    shown = "" if len(g) == run.simulation.federation.clients else f" ({len(g):,} of them)"
+    shown = "" if len(g) == run.summary["data"]["clients"] else f" ({len(g):,} of them)"
     axes.set_xlabel(f"client, in order of G{shown}")
     axes.set_ylabel("test accuracy (%)")
     axes.set_title(
@@ -158,13 +177,13 @@ def _draw_clients(axes: Any, run: Run) -> None:
     axes.legend(framealpha=0.9, edgecolor="none", loc="lower right")
 
 
-def draw_comparison(runs: Sequence[Run], path: Path) -> None:
+def draw_comparison(runs: Sequence[RunRecord], path: Path) -> None:
     """Several runs side by side: G in one panel, P in the other, on the same scale."""
     figure, axes = new_figure(2)
     for panel, model in zip(axes, NAMES, strict=True):
         for index, run in enumerate(runs):
             best = 100 * run.accuracy(model).max(axis=0).mean()
-            _draw(panel, run, model, f"{run.experiment.algorithm}  {'-' if np.isnan(best) else f'{best:.1f}'}", index)
+            _draw(panel, run, model, f"{run.algorithm}  {'-' if np.isnan(best) else f'{best:.1f}'}", index)
         _finish(panel, runs)
         panel.set_title(NAMES[model], fontsize=11)
         panel.legend(

@@ -1,13 +1,13 @@
-"""What a person sees while a run goes on: colour and a bar on a terminal, plain lines in a pipe."""
+"""Progress and tables in the shell: colour and a bar on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -15,41 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pfedbred.data.federation import Federation
-from pfedbred.engine import StreamedSimulation
-from pfedbred.engine.screening import astray, stalled
+from pfedbred.engine.backend import Backend
+from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
-from pfedbred.experiment.configuration import Experiment, Prepared
-from pfedbred.experiment.loop import Point, Run
-from pfedbred.experiment.sweep import Sweep
+from pfedbred.runs.record import RunRecord
 
 _LITERAL = {"highlight": False, "markup": False, "emoji": False}  # names from data may look like rich's markup
 console = Console(**_LITERAL)  # type: ignore[arg-type]
-
-
-class Watcher(Protocol):
-    """Told of every evaluation."""
-
-    def __call__(self, point: Point) -> None:
-        """Shows it."""
-
-
-@contextmanager
-def watching(experiments: Sequence[Experiment]) -> Iterator[list[Watcher]]:
-    """One watcher for each experiment."""
-    if not console.is_terminal:
-        yield [_lines(experiment) for experiment in experiments]
-        return
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=console) as progress:
-        width = max(len(experiment.algorithm) for experiment in experiments)
-        yield [_bar(progress, experiment, width) for experiment in experiments]
 
 
 @contextmanager
@@ -71,20 +43,24 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     yield advance
 
 
-def show_sweep(sweep: Sweep, most: int = 10) -> None:
-    """The best points, the best personal models first."""
-    g, p = sweep.best_accuracy("global"), sweep.best_accuracy("personal")
-    order = np.argsort(-np.nan_to_num(p, nan=-1.0))[:most]
-    points = f"the best {len(order)} of {len(p)} points" if len(p) > len(order) else f"{len(p)} points"
+def show_sweep(facts: Mapping[str, Any], most: int = 10) -> None:
+    """The best points of a sweep's record, the best personal models first."""
+    names, points, seconds = facts["grid"], facts["points"], facts["seconds"]
+    ranked = sorted(points, key=lambda point: -1.0 if point["personal"] is None else point["personal"], reverse=True)
+    shown = ranked[:most]
+    words = f"the best {len(shown)} of {len(points)} points" if len(points) > len(shown) else f"{len(points)} points"
     table = _table(
-        f"{sweep.experiment.algorithm}, {sweep.experiment.rounds} rounds: {points}, best test accuracy in %",
-        f"{sweep.total_seconds:.1f} s in all, {sweep.compile_seconds:.1f} s of it compiling",
+        f"{facts['algorithm']}, {facts['experiment']['rounds']} rounds: {words}, best test accuracy in %",
+        f"{seconds['total']:.1f} s in all, {seconds['compile']:.1f} s of it compiling",
     )
-    for name in (*sweep.names, "global (G)", "personal (P)"):
+    for name in (*names, "global (G)", "personal (P)"):
         table.add_column(name, justify="right")
-    for i in order:
-        cells = (f"{each:.4g}" for each in sweep.points[i])
-        table.add_row(*cells, *("-" if np.isnan(each[i]) else f"{100 * each[i]:.2f}" for each in (g, p)))
+    for point in shown:
+        accuracies = (point[model] for model in ("global", "personal"))
+        table.add_row(
+            *(f"{point[name]:.4g}" for name in names),
+            *("-" if each is None else f"{100 * each:.2f}" for each in accuracies),
+        )
     _print(table)
 
 
@@ -94,111 +70,76 @@ def _table(title: str, caption: str) -> Table:
 
 
 def _print(table: Table) -> None:
-    """In a file nothing is too wide."""
+    """Without a terminal the width does not matter."""
     (console if console.is_terminal else Console(width=120, **_LITERAL)).print(table)  # type: ignore[arg-type]
 
 
-def show_federation(prepared: Prepared) -> None:
+def show_federation(backend: Backend[Any], held_out: int = 0) -> None:
     """One line on the data."""
-    simulation = prepared.simulation
-    federation = simulation.federation
-    words = f", word vectors {federation.about.get('embedding', 'given')}" if federation.text else ""
-    held = f"; {prepared.newcomers.clients} more clients held out" if prepared.newcomers else ""
-    samples = "samples made on demand"
-    if isinstance(federation, Federation):
-        samples = f"{len(federation.train.y):,} training and {len(federation.test.y):,} test samples"
-    line = f"{federation.name}: {federation.clients:,} clients, {samples}, {federation.classes} labels{words}{held}"
-    print(printable(line))
-    if isinstance(simulation, StreamedSimulation):
-        where = "in memory" if simulation.store == "memory" else "in a file"
-        print(f"  the sampled clients' states are kept {where}; {len(simulation.scored):,} clients are scored")
+    data, samples = backend.federation, "samples made on demand"
+    words = f", word vectors {data.about.get('embedding', 'given')}" if data.words else ""
+    held = f"; {held_out} more clients held out" if held_out else ""
+    if backend.samples is not None:
+        train, test = backend.samples.train, backend.samples.test
+        samples = f"{len(train.y):,} training and {len(test.y):,} test samples"
+    print(printable(f"{data.name}: {data.clients:,} clients, {samples}, {data.classes} labels{words}{held}"))
+    if backend.evaluated is not None:
+        where = "in memory" if backend.store == "memory" else "in a file"
+        print(f"  client states are kept {where}; {len(backend.evaluated):,} clients are evaluated")
     sys.stdout.flush()
 
 
-def _bar(progress: Progress, experiment: Experiment, width: int) -> Watcher:
-    name = experiment.algorithm.ljust(width)
-    task = progress.add_task(name, total=experiment.rounds, status="[dim]waiting", start=False)
-
-    def watch(point: Point) -> None:
-        progress.start_task(task)
-        progress.update(
-            task,
-            completed=point.round,
-            status=_accuracies(point, "[cyan]G[/] {:>5} %  [magenta]P[/] {:>5} %"),
-        )
-
-    return watch
-
-
-def _lines(experiment: Experiment) -> Watcher:
-    """About ten lines for a run, and one at least every ten seconds: a log is read, not watched."""
-    every = max(1, experiment.rounds // 10)
-    shown: dict[str, float] = {"round": 0}
-
-    def watch(point: Point) -> None:
-        shown.setdefault("at", time.monotonic())
-        due = point.round // every > shown["round"] // every or time.monotonic() - shown["at"] > 10
-        if due or point.round == experiment.rounds:
-            shown.update(round=point.round, at=time.monotonic())
-            accuracies = _accuracies(point, "G {:>5} %  P {:>5} %")
-            print(f"{experiment.algorithm}: round {point.round}/{experiment.rounds}  {accuracies}", flush=True)
-
-    return watch
-
-
-def warn_of_divergence(runs: Sequence[Run]) -> None:
-    """A line for each run that stopped because it diverged, or of which a part did: it is not worth reading."""
+def warn_of_divergence(runs: Sequence[RunRecord]) -> None:
+    """A line for each run that diverged, in all of its seeds or in some."""
     for run in runs:
-        name, rounds = run.experiment.algorithm, run.experiment.rounds
         for point in run.points:
-            lost = astray(point.scores, point.health.in_row, rounds)
+            in_row = point.rejections.skipped_in_row
+            lost = diverged(point.scores, in_row, run.rounds)
             if np.any(lost):
-                stuck = np.all(stalled(point.health.in_row, rounds)[lost])
-                why = "hardly any client's update can be used" if stuck else "its loss is not finite"
+                stuck = np.all(stalled(in_row, run.rounds)[lost])
+                why = "hardly any client's update is valid" if stuck else "its loss is not finite"
                 if run.diverged is None:
-                    print(f"warning: {name} diverged: {why} from round {point.round} on; try smaller steps")
+                    print(f"warning: {run.algorithm} diverged: {why} from round {point.round} on; try smaller steps")
                 else:
-                    print(f"{name} diverged: {why}; stopped at round {run.diverged} of {rounds}; try smaller steps")
+                    ended = f"stopped at round {run.diverged} of {run.rounds}"
+                    print(f"{run.algorithm} diverged: {why}; {ended}; try smaller steps")
                 break
 
 
-def tell_of_sick_clients(summaries: Sequence[dict[str, Any]], most: int = 5) -> None:
-    """Who was left out of rounds, and how many rounds were skipped; nothing if all were sound."""
+def show_rejections(summaries: Sequence[Mapping[str, Any]], most: int = 5) -> None:
+    """Whose updates were rejected, and how many rounds were skipped; nothing if all were valid."""
     for summary in summaries:
         times: Counter[str] = Counter()
-        for seed in summary["left_out"]:
+        for seed in summary["rejected"]:
             times.update(seed)
         whose = f"{summary['algorithm']}: " if len(summaries) > 1 else ""
         if times:
-            clients = "1 client was" if len(times) == 1 else f"{len(times):,} clients were"
+            clients = "1 client" if len(times) == 1 else f"{len(times):,} clients"
             named = [f"{name} ({'once' if n == 1 else f'{n} times'})" for name, n in times.most_common(most)]
             more = f" and {len(times) - most:,} more" if len(times) > most else ""
             print(
-                f"{whose}{clients} left out of rounds because their updates were not finite or far too large: "
+                f"{whose}updates of {clients} were rejected because they were not finite or far too large: "
                 f"{', '.join(named)}{more}"
             )
         skipped = sum(summary["skipped_rounds"])
         if skipped:
             rounds = "1 round was" if skipped == 1 else f"{skipped:,} rounds were"
-            print(f"{whose}{rounds} skipped: too few sound clients")
+            print(f"{whose}{rounds} skipped: too few valid updates")
 
 
-def _accuracies(point: Point, form: str) -> str:
-    means = (float(np.mean(model.test.accuracy)) for model in (point.scores.global_, point.scores.personal))
-    return form.format(*("-" if np.isnan(mean) else f"{100 * mean:.2f}" for mean in means))
-
-
-def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
+def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
     """One row for each run: the best accuracy of G and of P, the worst-off clients, and the time of a round."""
     first = summaries[0]
     seeds = "mean ± standard deviation over seeds; " if first["seeds"] > 1 else ""
     table = _table(
         f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: best test accuracy in %",
-        f"{seeds}worst tenth: mean P of the worst-off tenth of the clients, at the end{_explained(first)}",
+        f"{seeds}worst tenth: mean P of the worst-off tenth of the clients at the end{_explained(first)}",
     )
     newcomers = first["newcomers"]
+    others = {name: info for name, info in first.get("metric_info", {}).items() if name not in ("accuracy", "loss")}
     joined = ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
-    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *joined, "ms/round"):
+    titles = [f"{letter}: {info['title']}" for info in others.values() for letter in "GP"]
+    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *titles, *joined, "ms/round"):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
     means = [summary["personal"]["best_accuracy"]["mean"] for summary in summaries]
     best = max((mean for mean in means if mean is not None), default=None)
@@ -209,34 +150,45 @@ def show_outcome(summaries: Sequence[dict[str, Any]]) -> None:
             summary["algorithm"],
             *(
                 _percent(cell, summary["seeds"])
-                for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"], *_joined(summary))
+                for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"])
             ),
+            *(
+                _cell(model["metrics"][name]["best"], summary["seeds"], info["percent"])
+                for name, info in others.items()
+                for model in (g, p)
+            ),
+            *(_percent(cell, summary["seeds"]) for cell in _joined(summary)),
             f"{1000 * summary['seconds']['round']:.1f}",
             style="bold" if leads else None,
         )
     _print(table)
 
 
-def _joined(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def _joined(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     newcomers = summary["newcomers"]
     return [newcomers["global"], newcomers["personal"][0], newcomers["personal"][-1]] if newcomers else []
 
 
-def _explained(summary: dict[str, Any]) -> str:
+def _explained(summary: Mapping[str, Any]) -> str:
     newcomers, scored = summary["newcomers"], summary["scored"]
     words = ""
     if scored:
         took_part = round(sum(scored["took_part"]) / len(scored["took_part"]))
-        words += f"\n{took_part:,} of the {scored['clients']:,} clients scored have taken part; "
-        words += "P of the others is where they would begin"
+        words += f"\n{took_part:,} of the {scored['clients']:,} evaluated clients have taken part; "
+        words += "P of the others is where they would start"
     if newcomers:
         rounds = len(newcomers["personal"]) - 1
         words += f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {rounds} rounds alone"
     return words
 
 
-def _percent(cell: dict[str, Any], seeds: int) -> str:
+def _percent(cell: Mapping[str, Any], seeds: int) -> str:
+    return _cell(cell, seeds, percent=True)
+
+
+def _cell(cell: Mapping[str, Any], seeds: int, percent: bool) -> str:
     if cell["mean"] is None:
         return "-"
-    spread = f" ± {100 * cell['std']:.2f}" if seeds > 1 and cell["std"] is not None else ""
-    return f"{100 * cell['mean']:.2f}{spread}"
+    scale, digits = (100, 2) if percent else (1, 4)
+    spread = f" ± {scale * cell['std']:.{digits}f}" if seeds > 1 and cell["std"] is not None else ""
+    return f"{scale * cell['mean']:.{digits}f}{spread}"

@@ -1,7 +1,7 @@
-"""Checkpoints: a run as it is between two rounds, in files from which it goes on with the same bits.
+"""Checkpoints: a run between two rounds, in files from which it is resumed bit for bit.
 
-A file is written beside its place and then renamed into it, and the last two are kept: whenever the process dies, a
-whole one is there. It holds the states, and how much of metrics.jsonl belongs to them.
+Files are written atomically and the last two are kept, so whenever the process dies there is a complete one. A
+checkpoint holds the backend's state, and how much of metrics.jsonl belongs to it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 from pfedbred.io import tensors
 from pfedbred.errors import SettingError
 
-_KIND = tensors.Kind("pfedbred checkpoint 1", "checkpoint", "it cannot be used")
+_KIND = tensors.Kind("pfedbred checkpoint 1", "checkpoint", "it cannot be loaded")
 _KEPT = 2
 
 
 class Checkpoint(NamedTuple):
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
       path: of the file.
       round: after which it was written.
-      facts: what belongs to it and is not an array.
-      arrays: the states, by name.
+      facts: plain values.
+      arrays: by name.
     """
 
     path: Path
@@ -49,7 +49,7 @@ def _round(path: Path) -> int | None:
 def write(
     folder: Path, round_: int, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray | tensors.Pieces]
 ) -> Path:
-    """Writes a checkpoint, and removes those that are no longer needed."""
+    """Writes a checkpoint, and removes all but the last two."""
     path = folder / f"checkpoint-{round_:08d}.safetensors"
     tensors.save(_KIND, path, {**facts, "round": round_}, arrays)
     for each in files(folder)[_KEPT:]:
@@ -60,9 +60,9 @@ def write(
 def latest(
     folder: Path, warn: Callable[[str], None], fits: Callable[[Checkpoint], None] = lambda found: None
 ) -> Checkpoint | None:
-    """The newest sound checkpoint; None if there is none at all. Each damaged one is told of.
+    """The newest intact checkpoint; None if there are none at all. ``warn`` is called for each damaged one.
 
-    ``fits`` may raise Damaged, if one does not fit what else is in the folder.
+    ``fits`` may raise Damaged for a checkpoint that does not fit what else is in the folder.
     """
     found = files(folder)
     for path in found:
@@ -71,22 +71,22 @@ def latest(
             fits(checkpoint)
             return checkpoint
         except tensors.Damaged as problem:
-            warn(f"{problem}; looking for the one before")
+            warn(f"{problem}; trying the one before")
     if found:
-        raise SettingError(f"no checkpoint in {folder} is sound: start again with --overwrite, or remove the folder")
+        raise SettingError(f"all checkpoints in {folder} are damaged: start again with --overwrite, or remove the folder")
     return None
 
 
-def forget_after(folder: Path, round_: int) -> None:
-    """Removes the checkpoints of later rounds: of a run that goes on from this one, because they were damaged."""
+def remove_after(folder: Path, round_: int) -> None:
+    """Removes the checkpoints of later rounds, which were damaged: the run is resumed from this one."""
     for each in files(folder):
         if (_round(each) or 0) > round_:
             each.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Checkpoint:
-    """One checkpoint, if it is sound."""
+    """One checkpoint, if it is intact."""
     facts, arrays = tensors.load(_KIND, path)
     if facts.get("round") != _round(path):
-        raise tensors.Damaged(f"{path} is not what its name says: it is of round {facts.get('round')}")
+        raise tensors.Damaged(f"{path} does not match its name: it is of round {facts.get('round')}")
     return Checkpoint(path, facts["round"], facts, arrays)

@@ -1,4 +1,9 @@
-"""metrics.jsonl: a line for each evaluation of a run."""
+"""metrics.jsonl: one line per evaluation.
+
+A line holds the round, the seconds since the start, and for each model and part of the data any metric ``m`` as a list
+over seeds, and by client as ``client_m``. Version 2 has the key ``schema``; lines without it are of version 1, which
+knew accuracy and loss only and wrote ``left_out`` for ``rejected``.
+"""
 
 from __future__ import annotations
 
@@ -11,47 +16,47 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred.io.shapes import expect
-from pfedbred.io import strict
 from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
-from pfedbred.engine.screening import Health
+from pfedbred.engine.history import Point
+from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
-from pfedbred.io.shapes import COUNT
-from pfedbred.io.shapes import NUMBER
-from pfedbred.io.shapes import Each
-from pfedbred.io.shapes import Maybe
-from pfedbred.experiment.loop import Point
+from pfedbred.io.shapes import COUNT, NUMBER, Each, Maybe, expect
+from pfedbred.io.strict import parse_json
+from pfedbred.runs.layout import METRICS
+
+SCHEMA = 2
+_CLIENT = "client_"
 
 
-class Metrics:
-    """metrics.jsonl, a line at a time.
-
-    Scores of all clients together are written as they are, those of single clients with four digits.
-    """
+class MetricsFile:
+    """Writes metrics.jsonl, one line at a time. Pooled values are written in full, those of clients with four digits."""
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
-        """Keeps so many bytes of what is there, and goes on after them."""
-        self._file = (folder / "metrics.jsonl").open("ab")
+        """Keeps the first ``keep`` bytes of an existing file and appends to them."""
+        self._file = (folder / METRICS).open("ab")
         self._file.truncate(keep)
 
     def write(self, point: Point) -> None:
-        """Adds a line, which others can read from then on."""
-        line = {
+        """Adds a line, which other processes can read from then on."""
+        line: dict[str, Any] = {
+            "schema": SCHEMA,
             "round": point.round,
             "seconds": round(point.seconds, 3),
             "global": _model_line(point.scores.global_),
             "personal": _model_line(point.scores.personal),
-            "left_out": point.health.left_out,
-            "skipped": point.health.skipped,
-            "skipped_in_row": point.health.in_row,
+            "rejected": point.rejections.rejected,
+            "skipped": point.rejections.skipped,
+            "skipped_in_row": point.rejections.skipped_in_row,
         }
+        if point.diagnostics:
+            line["diagnostics"] = {name: _numbers(values, None) for name, values in point.diagnostics.items()}
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._file.flush()
 
-    def settle(self) -> int:
-        """Sees that all lines are on the disk; returns how many bytes they take."""
+    def sync(self) -> int:
+        """Waits until all lines are on disk; returns how many bytes they take."""
         os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size  # not where it stands: it was opened at an end that may be cut off
+        return os.fstat(self._file.fileno()).st_size  # not the position: the file was opened at an end since cut off
 
     def close(self) -> None:
         """Closes the file."""
@@ -59,8 +64,8 @@ class Metrics:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the metrics in a folder; none if there are no metrics."""
-    path = folder / "metrics.jsonl"
+    """Bytes of the metrics in a folder; 0 if there are none."""
+    path = folder / METRICS
     return path.stat().st_size if path.exists() else 0
 
 
@@ -70,65 +75,81 @@ def _model_line(scores: ModelScores) -> dict[str, Any]:
 
 def _scores_line(scores: Scores) -> dict[str, Any]:
     return {
-        name: _numbers(values, 4 if name in ("client_accuracy", "client_loss") else None)
-        for name, values in scores._asdict().items()
+        **{name: _numbers(values, None) for name, values in scores.values.items()},
+        **{f"{_CLIENT}{name}": _numbers(values, 4) for name, values in scores.clients.items()},
     }
 
 
 def _numbers(values: np.ndarray, digits: int | None) -> Any:
-    """Nested lists; JSON has no NaN, so what does not exist is null."""
+    """Nested lists. JSON has no NaN, so a value that does not exist is null."""
     if values.ndim > 1:
         return [_numbers(each, digits) for each in values]
     numbers = [float(value) if math.isfinite(value) else None for value in values]
     return numbers if digits is None else [value if value is None else round(value, digits) for value in numbers]
 
 
-def read_points(folder: Path, size: int | None) -> list[Point]:
-    """The evaluations in the first ``size`` bytes of metrics.jsonl; in all of it, if that is None."""
-    path = folder / "metrics.jsonl"
+def read_points(folder: Path, size: int | None = None) -> list[Point]:
+    """The evaluations in the first ``size`` bytes of metrics.jsonl, or in all of it."""
+    path = folder / METRICS
     try:
         with path.open("rb") as file:
             text = file.read(size)
     except OSError as problem:
         raise SettingError(f"cannot read {path}: {problem.strerror}") from None
     if size is not None and len(text) < size:
-        raise SettingError(f"{path} is shorter than it was: it cannot be gone on with")
-    points = []
-    for line in text.splitlines():
-        facts = strict.parse_json(line, path)
-        expect(facts, _POINT, path)
-        points.append(_point(facts))
-    return points
+        raise SettingError(f"{path} is shorter than its checkpoint says: the run cannot be resumed from it")
+    return [_point(parse_json(line, path), path) for line in text.splitlines()]
 
 
-_SCORES = {
-    name: [[Maybe(NUMBER)]] if name in ("client_accuracy", "client_loss") else [Maybe(NUMBER)]
-    for name in Scores._fields
-}
-_POINT = {
+_PART = {"accuracy": [Maybe(NUMBER)], "loss": [Maybe(NUMBER)]}
+_LINE = {
     "round": COUNT,
     "seconds": NUMBER,
-    "global": {"train": _SCORES, "test": _SCORES},
-    "personal": {"train": _SCORES, "test": _SCORES},
-    "left_out": [Each(COUNT)],
+    "global": {"train": _PART, "test": _PART},
+    "personal": {"train": _PART, "test": _PART},
+    "rejected": [Each(COUNT)],
     "skipped": [COUNT],
     "skipped_in_row": [COUNT],
 }
 
 
-def _point(line: Mapping[str, Any]) -> Point:
-    def model(of: Mapping[str, Any]) -> ModelScores:
-        train, test = (Scores(*(_array(of[part][name]) for name in Scores._fields)) for part in ("train", "test"))
-        return ModelScores(train, test)
+def _point(line: Any, path: Path) -> Point:
+    expect(line, dict, path)
+    if "schema" not in line and "left_out" in line:
+        line = {**line, "rejected": line["left_out"]}
+    elif line.get("schema", SCHEMA) != SCHEMA:
+        raise SettingError(f"{path} was written by another version: its schema is {line['schema']!r}, not {SCHEMA}")
+    expect(line, _LINE, path)
+    expect(line.get("diagnostics", {}), Each([Maybe(NUMBER)]), path, "'diagnostics'")
 
-    health = Health(line["left_out"], line["skipped"], line["skipped_in_row"])
-    return Point(line["round"], line["seconds"], Evaluation(model(line["global"]), model(line["personal"])), health)
+    def model(name: str) -> ModelScores:
+        return ModelScores(*(_scores(line[name][part], path) for part in ("train", "test")))
+
+    diagnostics = {name: _array(values, path) for name, values in line.get("diagnostics", {}).items()}
+    rejections = Rejections(line["rejected"], line["skipped"], line["skipped_in_row"])
+    scores = Evaluation(model("global"), model("personal"))
+    return Point(line["round"], line["seconds"], scores, rejections, diagnostics)
 
 
-def _array(values: list[Any]) -> np.ndarray:
-    """Numbers of each seed, or of each seed and client, which must be as many; NaN where there is none."""
+def _scores(part: Mapping[str, Any], path: Path) -> Scores:
+    values, clients = {}, {}
+    for name, entry in part.items():
+        if isinstance(entry, list) and entry and isinstance(entry[0], list):
+            expect(entry, [[Maybe(NUMBER)]], path, repr(name))
+            clients[name.removeprefix(_CLIENT)] = _array(entry, path)
+        else:
+            expect(entry, [Maybe(NUMBER)], path, repr(name))
+            values[name] = _array(entry, path)
+    for name in ("accuracy", "loss"):
+        if name not in clients:
+            raise SettingError(f"{path} is damaged: it has no {_CLIENT}{name}")
+    return Scores(values, clients)
+
+
+def _array(values: list[Any], path: Path) -> np.ndarray:
+    """Numbers by seed, or by seed and client, as many for each seed; NaN where there is none."""
     rows = [each if isinstance(each, list) else [each] for each in values]
     if len({len(row) for row in rows}) > 1:
-        raise SettingError("metrics.jsonl is damaged: its seeds have different numbers of clients")
+        raise SettingError(f"{path} is damaged: its seeds have different numbers of clients")
     array = np.array(rows, float)
     return array if values and isinstance(values[0], list) else array.reshape(-1)

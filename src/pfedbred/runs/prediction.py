@@ -20,7 +20,7 @@ PERSONAL = "personal.safetensors"
 """A client's personal model, in a run's folder in its home."""
 
 
-class Samples(NamedTuple):
+class GivenSamples(NamedTuple):
     """What to predict, as the data holds it; and the labels, as texts, if the file has them."""
 
     x: np.ndarray
@@ -44,7 +44,7 @@ def personal_models(home: Path) -> list[Path]:
     return sorted(home.glob(f"*/{PERSONAL}"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def predict(model: TrainedModel, samples: Samples, where: Path) -> list[str]:
+def predict(model: TrainedModel, samples: GivenSamples, where: Path) -> list[str]:
     """The label of each sample, by name if labels have names."""
     if not len(samples.x):
         raise SettingError(f"{where} holds no samples")
@@ -56,7 +56,7 @@ def predict(model: TrainedModel, samples: Samples, where: Path) -> list[str]:
     return [str(each) for each in model.predict(samples.x)]
 
 
-def read_samples(path: Path, label_column: str | None = None, features: Sequence[str] | None = None) -> Samples:
+def read_samples(path: Path, label_column: str | None = None, features: Sequence[str] | None = None) -> GivenSamples:
     """Samples from .npz, .npy, .csv or .parquet; of a prepared federation, its test samples.
 
     Args:
@@ -68,15 +68,15 @@ def read_samples(path: Path, label_column: str | None = None, features: Sequence
         federation = prepared.load(path)
         test, names = federation.test, federation.labels
         places = columns_at(federation.features, features, path)
-        return Samples(test.x if places is None else test.x[:, places], [names[i] if names else str(i) for i in test.y])
+        return GivenSamples(test.x if places is None else test.x[:, places], [names[i] if names else str(i) for i in test.y])
     if path.suffix == ".npy":
-        return Samples(read_npy(path, "samples"), None)
+        return GivenSamples(read_npy(path, "samples"), None)
     if path.suffix == ".npz":
         with Npz(path) as arrays:
             if "x" not in arrays.names:
                 raise SettingError(f"{path} has no array 'x', only {', '.join(arrays.names)}")
             label = label_column or "y"
-            return Samples(arrays["x"], _texts(arrays[label]) if label in arrays.names else None)
+            return GivenSamples(arrays["x"], _texts(arrays[label]) if label in arrays.names else None)
     if path.suffix in (".csv", ".parquet"):
         table = read_csv(path) if path.suffix == ".csv" else read_parquet([path])
         return _from_table(table, path, label_column, features)
@@ -89,9 +89,9 @@ def _texts(labels: np.ndarray) -> list[str]:
     return [str(each) for each in (labels.astype(np.int64) if whole else labels)]
 
 
-def _from_table(table: Table, path: Path, label_column: str | None, features: Sequence[str] | None) -> Samples:
+def _from_table(table: Table, path: Path, label_column: str | None, features: Sequence[str] | None) -> GivenSamples:
     if not len(table):
-        return Samples(np.zeros((0, 1)), None)
+        return GivenSamples(np.zeros((0, 1)), None)
     inputs = features or ()
     missing = [each for each in inputs if each not in table.columns]
     if missing:
@@ -104,6 +104,6 @@ def _from_table(table: Table, path: Path, label_column: str | None, features: Se
     label = label_column or next(guessed, None)
     x, _ = inputs_of(table, features or [each for each in table.columns if each not in (label, "client")], str(path))
     if label is None:
-        return Samples(x, None)
+        return GivenSamples(x, None)
     number, names = table.names(label)
-    return Samples(x, [names[i].removesuffix(".0") for i in number])
+    return GivenSamples(x, [names[i].removesuffix(".0") for i in number])

@@ -1,6 +1,6 @@
-"""Trained models as files that others read: safetensors, with a name for every tensor.
+"""Trained models as safetensors files, with a name for every tensor.
 
-A run folder keeps G and every P at the end of the run in ``models.safetensors``; :func:`export` takes one of them out,
+A run folder keeps G and every P at the end of the run in ``models.safetensors``; :func:`export` takes one of them out
 with all that is needed to use it: the model's settings, how inputs are normalised, what words and labels stand for.
 """
 
@@ -19,25 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred import algorithms, models
-from pfedbred.io.shapes import expect
-from pfedbred.io import strict
-from pfedbred.runs import records
-from pfedbred.io import tensors
-from pfedbred.algorithms.base import Algorithm, Task, exchange
+from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.algorithms.exchange import exchange
+from pfedbred.data.federation import check_classes, names_fit
 from pfedbred.data.minibatches import Batch, Inputs
-from pfedbred.data.federation import Federation, check_classes, names_fit
-from pfedbred.data.population import Population
 from pfedbred.data.text import Text
+from pfedbred.engine.backend import Backend
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment.configuration import Experiment
-from pfedbred.io.shapes import COUNT
-from pfedbred.io.shapes import Maybe
-from pfedbred.io.shapes import Some
-from pfedbred.experiment.loop import Run
+from pfedbred.io import tensors
+from pfedbred.io.shapes import COUNT, Maybe, Some, expect
+from pfedbred.io.strict import parse_json
+from pfedbred.runs.layout import GLOBAL_MODEL, MODELS, SWEEP, TABLE
 from pfedbred.types import Array, Tree, Words
 
-MODELS_FILE = "models.safetensors"
-GLOBAL_FILE = "global.safetensors"
 _KEPT, _EXPORTED = "pfedbred models 1", "pfedbred model 1"
 _TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
 
@@ -60,33 +54,39 @@ _OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
 _OF_MODEL = {"kind": str, "seed": COUNT}
 
 
-def size(run: Run) -> int:
-    """Bytes that the models of a run take."""
-    leaves = jax.tree.leaves(run.simulation.model_shapes())
-    return run.experiment.seeds * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+def write_models(
+    folder: Path, experiment: Mapping[str, Any], backend: Backend[Any], state: Any, round_: int
+) -> None:
+    """Writes the models of a finished run into its folder; G alone where personal models stay with their clients.
 
-
-def keep(run: Run, folder: Path) -> None:
-    """Writes G (by seed) and P (by seed and client) of a finished run into its folder."""
-    global_, personal = run.simulation.models(run.states)
-    federation, experiment = run.simulation.federation, run.experiment
-    arrays = {f"global.{name}": np.asarray(leaf) for name, leaf in tensors.named(global_).items()}
-    arrays |= {f"personal.{name}": np.asarray(leaf) for name, leaf in tensors.named(personal).items()}
+    ``experiment`` are its options as plain values.
+    """
+    both = backend.models(state)
+    if both is None:
+        model = jax.device_get(backend.global_model(state))
+        write_model(folder / GLOBAL_MODEL, model, experiment, backend.federation, round_)
+        return
+    federation = backend.federation
+    arrays = {
+        f"{kind}.{name}": np.asarray(leaf)
+        for kind, tree in zip(("global", "personal"), both, strict=True)
+        for name, leaf in tensors.named(tree).items()
+    }
     facts = {
         "format": _KEPT,
-        "seeds": experiment.seed_list,
-        **_method_facts(experiment, run.points[-1].round),
+        "seeds": list(range(experiment["seed"], experiment["seed"] + experiment["seeds"])),
+        **_method_facts(experiment, round_),
         **_data_facts(federation),
         "clients": federation.clients,
         "client_names": federation.names,
     }
-    _save(folder / MODELS_FILE, arrays | _data_arrays(federation), facts)
+    _save(folder / MODELS, arrays | _data_arrays(federation), facts)
 
 
-def keep_one(
+def write_model(
     path: Path,
     model: Tree,
-    experiment: Experiment,
+    experiment: Mapping[str, Any],
     data: Any,
     round_: int,
     *,
@@ -95,14 +95,14 @@ def keep_one(
 ) -> None:
     """Writes one model as :func:`export` does: a client's P, or G if no client is named.
 
-    ``data`` is what it was trained on, or like a Federation in all but the samples.
+    ``data`` describes what it was trained on: a Federation, or all of one but the samples.
     """
     arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(model).items()}
     whose = {} if client is None else {"client": client, "client_name": name or str(client)}
     facts = {
         "format": _EXPORTED,
         "kind": "global" if client is None else "personal",
-        "seed": experiment.seed,
+        "seed": experiment["seed"],
         **_method_facts(experiment, round_),
         **_data_facts(data),
         **whose,
@@ -110,21 +110,22 @@ def keep_one(
     _save(path, arrays | _data_arrays(data), facts)
 
 
-def _method_facts(experiment: Experiment, round_: int) -> dict[str, Any]:
+def _method_facts(experiment: Mapping[str, Any], round_: int) -> dict[str, Any]:
+    settings = experiment["settings"]
     return {
-        "model": experiment.model if isinstance(experiment.model, str) else "custom",
-        "algorithm": experiment.algorithm,
-        "settings": {**records.plain(experiment)["settings"], **_without_prior(experiment.settings)},
+        "model": experiment["model"] if experiment["model"] in models.MODELS else "custom",
+        "algorithm": experiment["algorithm"],
+        "settings": {**settings, **_without_prior(settings)},
         "round": round_,
     }
 
 
 def _without_prior(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Predictions need no prior, whose Sigma may be large or in a file. (FedAMP's sigma is a number.)"""
+    """Predictions need no prior, whose Sigma may be large or in a file; FedAMP's sigma is a number."""
     return {} if isinstance(settings.get("sigma", 0.0), int | float) else {"sigma": None}
 
 
-def _data_facts(federation: Federation | Population) -> dict[str, Any]:
+def _data_facts(federation: Any) -> dict[str, Any]:
     return {
         "dataset": federation.name,
         "shape": list(federation.shape),
@@ -135,7 +136,7 @@ def _data_facts(federation: Federation | Population) -> dict[str, Any]:
     }
 
 
-def _data_arrays(federation: Federation | Population) -> dict[str, np.ndarray]:
+def _data_arrays(federation: Any) -> dict[str, np.ndarray]:
     """What turns a sample into the model's input."""
     vectors = federation.text.vectors if federation.text else None
     given = {"input.shift": federation.shift, "input.scale": federation.scale, "input.vectors": vectors}
@@ -160,8 +161,8 @@ def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
     said = file.metadata() or {}
     if said.get("format") != expected:
         raise SettingError(f"{path} is not a {expected.removesuffix(' 1')} file{hint}")
-    facts = {name: text if name in _TEXTS else strict.parse_json(text, path) for name, text in said.items()}
-    facts.setdefault("features", None)  # files of before did not name them
+    facts = {name: text if name in _TEXTS else parse_json(text, path) for name, text in said.items()}
+    facts.setdefault("features", None)  # older files do not name them
     expect(facts, _FACTS | (_OF_RUN if expected == _KEPT else _OF_MODEL), path)
     check_classes(facts["classes"], f"{path}: ")
     if not 0 < math.prod(facts["shape"]) <= _LARGEST_SAMPLE:
@@ -182,7 +183,7 @@ def export(folder: Path, *, client: int | str | None = None, seed: int | None = 
 
     A client is given by its number, or as a text by its name or number.
     """
-    file, facts = _open(folder / MODELS_FILE, _KEPT, _instead_of_models(folder))
+    file, facts = _open(folder / MODELS, _KEPT, _instead_of_models(folder))
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
     if isinstance(client, str):
         client = _number_of(client, names or [str(number) for number in range(clients)])
@@ -199,14 +200,14 @@ def export(folder: Path, *, client: int | str | None = None, seed: int | None = 
             arrays[name] = file.get_tensor(name)
         elif name.startswith(f"{kind}."):
             if tuple(file.get_slice(name).get_shape()[: len(place)]) != (len(seeds), clients)[: len(place)]:
-                raise SettingError(f"{folder / MODELS_FILE} is damaged: {name!r} is not of these seeds and clients")
+                raise SettingError(f"{folder / MODELS} is damaged: {name!r} is not of these seeds and clients")
             part = file.get_slice(name)[tuple(slice(each, each + 1) for each in place)]
             arrays[name.removeprefix(f"{kind}.")] = part.reshape(part.shape[len(place) :])
     about = {**facts, "format": _EXPORTED, "kind": kind, "seed": seed}
     if client is not None:
         about["client"] = client
         about["client_name"] = names[client] if names else str(client)
-    default = folder / (f"client-{client}.safetensors" if client is not None else GLOBAL_FILE)
+    default = folder / (f"client-{client}.safetensors" if client is not None else GLOBAL_MODEL)
     path = out or default
     _save(path, arrays, about)
     return path
@@ -214,17 +215,17 @@ def export(folder: Path, *, client: int | str | None = None, seed: int | None = 
 
 def _instead_of_models(folder: Path) -> str:
     """What to say of a folder without models."""
-    if (folder / "table.json").exists():
+    if (folder / TABLE).exists():
         return f": {folder} is a comparison, choose one of the runs in it"
-    if (folder / "sweep.json").exists():
+    if (folder / SWEEP).exists():
         return f": {folder} is a sweep, which keeps no models; run its best point with 'pfedbred run'"
-    if (folder / GLOBAL_FILE).exists():
-        return f": its personal models are with their clients, and G is {folder / GLOBAL_FILE}"
+    if (folder / GLOBAL_MODEL).exists():
+        return f": its personal models are with their clients, and G is {folder / GLOBAL_MODEL}"
     return ": the run is not finished, or kept no models"
 
 
 def _number_of(client: str, names: Sequence[str]) -> int:
-    """Of the client with that name; of the one with that number if nobody is called so."""
+    """The number of the client with that name, or else with that number."""
     if client in names:
         return names.index(client)
     if re.fullmatch(r"-?\d{1,9}", client):
@@ -243,11 +244,11 @@ class TrainedModel:
     """A model to use.
 
     Attributes:
-      weights: its arrays, in the shape the algorithm gives them.
+      params: its arrays, in the structure the algorithm gives them.
       about: what the file says of it.
     """
 
-    weights: Tree
+    params: Tree
     about: Mapping[str, Any]
     _algorithm: Algorithm
     _shift: Array | None
@@ -263,7 +264,7 @@ class TrainedModel:
         if samples.shape[1:] != expected:
             raise SettingError(f"samples have shape {samples.shape[1:]}, the model is for {expected}")
         inputs = Inputs(samples, self._shift, self._scale).take(jnp.arange(len(samples)))
-        return np.asarray(self._algorithm.predict(self.weights, inputs))
+        return np.asarray(self._algorithm.predict(self.params, inputs))
 
     def predict(self, x: Any) -> list[Any]:
         """The most likely label of each sample, by name if labels have names."""
@@ -271,8 +272,8 @@ class TrainedModel:
         return [names[label] if names else int(label) for label in best]
 
 
-def load_model(path: str | Path, model: models.Model | None = None) -> TrainedModel:
-    """A model written by ``pfedbred export``. One whose network is not the library's own needs that ``model``."""
+def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> TrainedModel:
+    """A model written by ``pfedbred export``; a custom network or algorithm must be given, as it was to ``run``."""
     path = Path(path)
     file, about = _open(path, _EXPORTED, ": make one with 'pfedbred export'")
     arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
@@ -280,18 +281,20 @@ def load_model(path: str | Path, model: models.Model | None = None) -> TrainedMo
     vocabulary = about["vocabulary"]
     text = Text(tuple(vocabulary), given["vectors"]) if vocabulary is not None else None
     if model is None and about["model"] not in models.MODELS:
-        raise SettingError(f"{path} holds a network of one's own: load_model(path, model=...) needs it")
+        raise SettingError(f"{path} holds a custom network: give it as load_model(path, model=...)")
+    if algorithm is None and str(about["algorithm"]).split("+")[0] not in algorithms.ALGORITHMS:
+        raise SettingError(f"{path} is of a custom algorithm: give it as load_model(path, algorithm=...)")
     shape, words = tuple(about["shape"]), Words(text.count, text.vectors) if text else None
     task = Task(models.get(model or about["model"], shape, about["classes"], words))
-    algorithm = algorithms.make(about["algorithm"], task, about["settings"])
+    made = algorithms.make(algorithm or about["algorithm"], task, about["settings"])
     sample = Batch(jnp.zeros((1, *shape), jnp.int32 if text else jnp.float32), jnp.zeros(1, int))
-    expected = exchange(algorithm, task, sample)
+    expected = exchange(made, task, sample)
     structure = expected.global_ if about["kind"] == "global" else expected.personal
     for name, leaf in tensors.named(structure).items():
         if name not in arrays or arrays[name].shape != leaf.shape:
             raise SettingError(f"{path} does not fit the model {about['model']!r}: tensor {name!r} is missing or other")
-    weights = jax.tree.unflatten(
+    params = jax.tree.unflatten(
         jax.tree.structure(structure), [jnp.asarray(arrays[name]) for name in tensors.named(structure)]
     )
     shift, scale = (None if given[name] is None else jnp.asarray(given[name]) for name in ("shift", "scale"))
-    return TrainedModel(weights, about, algorithm, shift, scale, text)
+    return TrainedModel(params, about, made, shift, scale, text)

@@ -53,13 +53,15 @@ def check(name: str, value: Any, annotation: Any) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         return _check_union(name, value, typing.get_args(annotation))
+    if annotation is bool and not isinstance(value, bool):
+        raise SettingError(f"{name} must be true or false, not {value!r}")
     if annotation is str and not isinstance(value, str):
         raise SettingError(f"{name} must be a name, not {value!r}")
     return value
 
 
 def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
-    """The first option that fits; an object of one's own fits any option that is a plain class."""
+    """The first option that fits; an option that is a plain class takes its instances."""
     problem: SettingError | None = None
     for option in options:
         if option is Any or (isinstance(option, type) and isinstance(value, option)):

@@ -1,0 +1,170 @@
+"""What runs an experiment's rounds: one protocol, three implementations.
+
+    resident   all clients on the device            :class:`pfedbred.engine.resident.ResidentBackend`
+    streamed   sampled clients come and go          :class:`pfedbred.engine.streamed.StreamedBackend`
+    deployed   clients are processes elsewhere      :class:`pfedbred.flower.backend.DeployedBackend`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.data.federation import Federation
+from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.round import Plan, Servers
+from pfedbred.engine.screening import Rejections
+from pfedbred.errors import SettingError
+from pfedbred.io.tensors import Pieces
+from pfedbred.types import Tree, Words
+
+S = TypeVar("S")
+
+
+class DataInfo(Protocol):
+    """What is known of the data, wherever the samples are: a Federation, a Population, or a description of one."""
+
+    @property
+    def name(self) -> str:
+        """Of the data."""
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+
+    @property
+    def classes(self) -> int:
+        """Number of labels."""
+
+    @property
+    def words(self) -> Words | None:
+        """What a model has to know of word ids; None if the samples are numbers."""
+
+    @property
+    def names(self) -> Sequence[str] | None:
+        """Of the clients, if they have names."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the data holds, in a few numbers."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Where the data comes from, for people to read."""
+
+
+class Saved(NamedTuple):
+    """A backend's state as a checkpoint holds it: arrays by name, and plain values."""
+
+    arrays: Mapping[str, np.ndarray | Pieces]
+    facts: Mapping[str, Any]
+
+
+@dataclass
+class Pending:
+    """An evaluation that was asked for. ``result`` is None until it is there."""
+
+    result: Evaluation | None = field(default=None)
+
+
+class Backend(Protocol[S]):
+    """Runs rounds of an algorithm for several seeds. ``S`` is its state between two rounds, for all seeds.
+
+    Attributes:
+      algorithm: what is run.
+      task: the model and its loss.
+      plan: how rounds are run.
+      federation: what is known of the data.
+      store: where clients are between rounds: ``device``, ``memory``, ``file``, or ``clients`` for their own machines.
+      evaluated: the numbers of the clients that are evaluated; None for all.
+      compile_seconds: time spent compiling so far.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    plan: Plan
+    compile_seconds: float
+
+    @property
+    def federation(self) -> DataInfo:
+        """What is known of the data."""
+
+    @property
+    def samples(self) -> Federation | None:
+        """The samples of all clients, if they are here."""
+
+    @property
+    def store(self) -> str:
+        """Where clients are between rounds."""
+
+    @property
+    def evaluated(self) -> np.ndarray | None:
+        """The numbers of the clients that are evaluated; None for all."""
+
+    def trace(self, seeds: int) -> None:
+        """Traces a round and its evaluation without computing them, so that what cannot work fails early."""
+
+    def state_bytes(self) -> int:
+        """Device memory that one seed's state takes between rounds."""
+
+    def init(self, seeds: Sequence[int]) -> S:
+        """The state before the first round."""
+
+    def advance(self, state: S, rounds: int) -> S:
+        """The state ``rounds`` rounds later. The state passed in is used up."""
+
+    def evaluate(self, state: S) -> Evaluation:
+        """G and P on training and test samples."""
+
+    def start_evaluation(self, state: S) -> Pending:
+        """Asks for an evaluation. Its result may come with a later call of ``advance``, or of ``evaluate``."""
+
+    def rejections(self, state: S) -> Rejections:
+        """Whose updates were rejected so far, and how many rounds were skipped."""
+
+    def diagnostics(self, state: S) -> dict[str, np.ndarray]:
+        """The last round's diagnostics by seed; empty if they are not collected."""
+
+    def servers(self, state: S) -> Servers:
+        """The server's side of the state."""
+
+    def participated(self, state: S) -> list[int] | None:
+        """By seed, how many of the evaluated clients have taken part; None where all clients are evaluated."""
+
+    def save(self, state: S) -> Saved:
+        """The state for a checkpoint, on the host. All processes must call it."""
+
+    def load(self, saved: Saved, seeds: int) -> S:
+        """The state from a checkpoint, on whatever devices there are now."""
+
+    def global_model(self, state: S, seed: int = 0) -> Tree:
+        """G of the seed at that position."""
+
+    def personal_model(self, state: S, client: int, seed: int = 0) -> Tree:
+        """P of that client, for the seed at that position."""
+
+    def models(self, state: S) -> tuple[Tree, Tree] | None:
+        """G by seed, and P by seed and client; None where personal models stay with their clients."""
+
+    def model_bytes(self) -> int | None:
+        """What ``models`` takes for one seed; None where that is not to be asked for by default."""
+
+
+def check_seed(seeds: int, seed: Any) -> None:
+    """Rejects a position that no seed has, unless it is traced."""
+    if isinstance(seed, int | np.integer) and not 0 <= seed < seeds:
+        raise SettingError(f"there is no seed at position {seed}; positions are 0 to {seeds - 1}")
+
+
+def check_client(clients: int, client: Any) -> None:
+    """Rejects a number that no client has, unless it is traced."""
+    if isinstance(client, int | np.integer) and not 0 <= client < clients:
+        raise SettingError(f"there is no client {client}; clients are 0 to {clients - 1}")

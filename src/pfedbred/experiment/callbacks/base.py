@@ -1,0 +1,51 @@
+"""What a callback is: everything that happens around rounds, with a method for each moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pfedbred.engine.history import Point
+from pfedbred.experiment.progress import Progress
+
+if TYPE_CHECKING:
+    from pfedbred.experiment.result import Run
+
+_UNLIMITED = 2**30
+
+
+class Callback:
+    """Around the rounds of a run. Every method does nothing by default; override what you need.
+
+    Example:
+      >>> import pfedbred
+      >>> class PrintLoss(pfedbred.Callback):
+      ...     def on_evaluation(self, progress, point):
+      ...         print(point.round, round(float(point.scores.personal.train.loss[0]), 2))
+      >>> result = pfedbred.run(rounds=2, clients=10, callbacks=[PrintLoss()])  # doctest: +ELLIPSIS
+      1 ...
+      2 ...
+    """
+
+    @contextmanager
+    def running(self, progress: Progress) -> Iterator[None]:
+        """A context that is open while the run trains: to open and close files, say."""
+        yield
+
+    def most_rounds(self, progress: Progress) -> int:
+        """How many rounds may pass before ``stop_reason`` and ``on_pause`` are called again."""
+        return _UNLIMITED
+
+    def on_evaluation(self, progress: Progress, point: Point) -> None:
+        """After every evaluation."""
+
+    def stop_reason(self, progress: Progress) -> str | None:
+        """Between rounds: why the run should stop now; None if it should not."""
+        return None
+
+    def on_pause(self, progress: Progress, stopping: str | None) -> None:
+        """Between rounds, after that; ``stopping`` is the reason if the run is about to stop."""
+
+    def on_end(self, run: Run) -> None:
+        """When the run has ended, however it did."""

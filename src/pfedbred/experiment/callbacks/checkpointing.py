@@ -1,0 +1,75 @@
+"""Writes checkpoints while a run trains."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import jax
+
+from pfedbred.engine import devices
+from pfedbred.errors import SettingError
+from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.callbacks.metrics_writer import MetricsWriter
+from pfedbred.experiment.progress import Progress
+from pfedbred.runs import checkpoints
+
+_SECONDS = 60.0  # between checkpoints if nobody says how many rounds,
+_SHARE = 30  # and at least so many times what the last one took
+
+
+class Checkpoints(Callback):
+    """A checkpoint every so many rounds, or once a minute; and before a run stops."""
+
+    def __init__(self, folder: Path, metrics: MetricsWriter, every: int | None = None, loaded: int = 0) -> None:
+        """``every`` is in rounds: 0 for none, None for one a minute. ``loaded`` is the round the run is resumed from."""
+        self._folder, self._metrics, self._every = folder, metrics, every
+        self._saved_at, self.saved_round = time.monotonic(), loaded
+
+    def most_rounds(self, progress: Progress) -> int:
+        """Up to the next checkpoint, or for about a second."""
+        if self._every:
+            return self._every - progress.round % self._every
+        return rounds_in_a_second(progress) if self._every is None else super().most_rounds(progress)
+
+    def on_pause(self, progress: Progress, stopping: str | None) -> None:
+        """Saves if a checkpoint is due, or if the run is about to stop."""
+        if devices.agreed(self._due(progress) or bool(stopping and self._every != 0)):
+            self._save(progress)
+
+    def _due(self, progress: Progress) -> bool:
+        if all(progress.backend.rejections(progress.state).skipped_in_row):
+            return False  # no seed learns anything any more: the checkpoint before may be better
+        if self._every is None:
+            return time.monotonic() - self._saved_at > max(_SECONDS, _SHARE * progress.save_seconds)
+        return self._every > 0 and progress.round % self._every == 0
+
+    def _save(self, progress: Progress) -> None:
+        started = time.monotonic()
+        saved = progress.backend.save(progress.state)
+        facts = {
+            **saved.facts,
+            "experiment": progress.experiment.plain(),
+            "data": progress.backend.federation.facts,
+            "metrics": self._metrics.sync(),
+            "seconds": progress.seconds,
+            "compile_seconds": progress.compile_seconds,
+            "round_seconds": progress.typical_round_seconds,
+        }
+        if jax.process_index() == 0:
+            try:
+                checkpoints.write(self._folder, progress.round, facts, saved.arrays)
+            except SettingError as problem:
+                raise SettingError(f"{problem}; {self.what_is_saved()}") from None
+        self._saved_at = time.monotonic()
+        progress.save_seconds = self._saved_at - started
+        self.saved_round = progress.round
+
+    def what_is_saved(self) -> str:
+        """What is left of the run if it ends now."""
+        return f"the run is saved up to round {self.saved_round}" if self.saved_round else "nothing of the run is saved"
+
+
+def rounds_in_a_second(progress: Progress) -> int:
+    """As many rounds as a person would wait for; 1 before the pace is known."""
+    return max(1, int(1.0 / max(progress.pace, 1e-9))) if progress.pace else 1

@@ -1,0 +1,75 @@
+"""Shows the progress of runs: bars on a terminal, about ten lines a run in a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from pfedbred.engine.history import Point
+from pfedbred.experiment import progress as progress_
+from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.report.terminal import console
+
+
+class ProgressLines(Callback):
+    """About ten lines for a run, and one at least every ten seconds: a log is read, not watched."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._name, self._rounds = experiment.algorithm_name, experiment.rounds
+        self._every = max(1, experiment.rounds // 10)
+        self._shown, self._at = 0, time.monotonic()
+
+    def on_evaluation(self, progress: progress_.Progress, point: Point) -> None:
+        """Prints a line if one is due."""
+        due = point.round // self._every > self._shown // self._every or time.monotonic() - self._at > 10
+        if due or point.round == self._rounds:
+            self._shown, self._at = point.round, time.monotonic()
+            accuracies = _accuracies(point, "G {:>5} %  P {:>5} %")
+            print(f"{self._name}: round {point.round}/{self._rounds}  {accuracies}", flush=True)
+
+
+class ProgressBar(Callback):
+    """A bar on a terminal."""
+
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self._bars, self._task = bars, task
+
+    def on_evaluation(self, progress: progress_.Progress, point: Point) -> None:
+        """Moves the bar."""
+        self._bars.start_task(self._task)
+        status = _accuracies(point, "[cyan]G[/] {:>5} %  [magenta]P[/] {:>5} %")
+        self._bars.update(self._task, completed=point.round, status=status)
+
+
+@contextmanager
+def showing_progress(experiments: Sequence[Experiment]) -> Iterator[list[Callback]]:
+    """A callback for each experiment that shows how far it is."""
+    if not console.is_terminal:
+        yield [ProgressLines(experiment) for experiment in experiments]
+        return
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=console) as bars:
+        width = max(len(experiment.algorithm_name) for experiment in experiments)
+        yield [
+            ProgressBar(
+                bars,
+                bars.add_task(each.algorithm_name.ljust(width), total=each.rounds, status="[dim]waiting", start=False),
+            )
+            for each in experiments
+        ]
+
+
+def _accuracies(point: Point, form: str) -> str:
+    means = (float(np.mean(model.test.accuracy)) for model in (point.scores.global_, point.scores.personal))
+    return form.format(*("-" if np.isnan(mean) else f"{100 * mean:.2f}" for mean in means))

@@ -1,0 +1,41 @@
+"""Writes metrics.jsonl while a run trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pfedbred.engine.history import Point
+from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.progress import Progress
+from pfedbred.runs.metrics_file import MetricsFile
+
+
+class MetricsWriter(Callback):
+    """A line of metrics.jsonl for every evaluation."""
+
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        """``keep`` is how many bytes of an existing file belong to the run that is resumed."""
+        self._folder, self._keep = folder, keep
+        self._file: MetricsFile | None = None
+
+    @contextmanager
+    def running(self, progress: Progress) -> Iterator[None]:
+        """Opens the file, and makes sure at the end that it is on disk."""
+        self._file = MetricsFile(self._folder, self._keep)
+        try:
+            yield
+            self._file.sync()
+        finally:
+            self._file.close()
+
+    def on_evaluation(self, progress: Progress, point: Point) -> None:
+        """Writes the line."""
+        assert self._file is not None
+        self._file.write(point)
+
+    def sync(self) -> int:
+        """Waits until all lines are on disk; returns how many bytes they take."""
+        assert self._file is not None
+        return self._file.sync()

@@ -1,0 +1,148 @@
+"""Stopping before the last round: a signal, a time limit, or no progress."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedbred.engine import metrics
+from pfedbred.engine.history import Point, Which
+from pfedbred.errors import SettingError
+from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.callbacks.checkpointing import rounds_in_a_second
+from pfedbred.experiment.progress import Progress
+
+EXIT_CODES = {"interrupted": 128 + signal.SIGINT, "terminated": 128 + signal.SIGTERM, "time limit": 75}
+"""Why a run stopped, and the exit code of the command; 75 is the usual one for "try again later"."""
+
+
+class Stopped(Exception):
+    """Something was stopped before its end; the message says how far it got."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        """``reason`` is one of EXIT_CODES."""
+        super().__init__(message)
+        self.reason = reason
+
+
+class Interruption(Callback):
+    """Stops at Ctrl-C, at the signal by which job schedulers end a job, and before a time limit.
+
+    Attributes:
+      reason: why to stop, one of EXIT_CODES; None as long as there is no reason.
+    """
+
+    def __init__(self, time_limit: float | None = None, started: float | None = None) -> None:
+        """``time_limit`` is in seconds from ``started``, a time of ``time.monotonic``; by default from now."""
+        self.reason: str | None = None
+        self._asked = time.monotonic()
+        self._end = None if time_limit is None else (time.monotonic() if started is None else started) + time_limit
+
+    def check(self, needed: float = 0.0) -> str | None:
+        """Why to stop now, if what comes before the next check takes ``needed`` seconds."""
+        if self.reason is None and self._end is not None and time.monotonic() + needed >= self._end:
+            self.reason = "time limit"
+        return self.reason
+
+    def most_rounds(self, progress: Progress) -> int:
+        """About a second's."""
+        self._asked = time.monotonic()
+        return rounds_in_a_second(progress)
+
+    def stop_reason(self, progress: Progress) -> str | None:
+        """Leaves time for as many rounds again, and for a checkpoint."""
+        return self.check(needed=1.5 * (time.monotonic() - self._asked + progress.save_seconds) + 1)
+
+    @contextmanager
+    def listening(self, saving: str = ", then saving") -> Iterator[Interruption]:
+        """While open, signals are noted; a second Ctrl-C ends the process at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self  # only the main thread receives signals
+            return
+
+        def note(number: int, frame: Any) -> None:
+            noted, self.reason = self.reason, "interrupted" if number == signal.SIGINT else "terminated"
+            again = ""
+            if number == signal.SIGINT:  # schedulers may repeat their signal
+                signal.signal(number, signal.SIG_DFL)
+                again = "; press Ctrl-C again to stop at once"
+            cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it, and may not get to show it again
+            if noted is None or again:
+                os.write(2, f"{cursor}\npfedbred: finishing the round{saving}{again}\n".encode())
+
+        heard = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
+        before = {number: signal.signal(number, note) for number in heard}  # an ignored signal stays ignored
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Patience(Callback):
+    """Stops when a metric has not improved for so many evaluations, in any seed.
+
+    Example:
+      >>> import pfedbred
+      >>> stop = pfedbred.Patience(3, metric="loss", model="global")
+      >>> result = pfedbred.run(rounds=50, clients=10, callbacks=[stop])
+      >>> result.round <= 50
+      True
+    """
+
+    def __init__(self, evaluations: int, *, metric: str = "accuracy", model: Which = "personal") -> None:
+        """Watches the metric on the test samples."""
+        if not isinstance(evaluations, int) or evaluations < 1:
+            raise SettingError(f"patience must be a whole number of evaluations >= 1, not {evaluations!r}")
+        self._evaluations, self._metric, self._model = evaluations, metrics.get(metric), model
+        self._best: np.ndarray | None = None
+        self._since = 0
+
+    def on_evaluation(self, progress: Progress, point: Point) -> None:
+        """Compares with the best so far."""
+        values = point.scores.of(self._model).test.values
+        if self._metric.name not in values:
+            raise SettingError(f"patience watches {self._metric.name}, which is not evaluated: add it to metrics")
+        now = values[self._metric.name] * (1 if self._metric.higher_is_better else -1)
+        if self._best is None or np.any(now > self._best):
+            self._best, self._since = now if self._best is None else np.fmax(self._best, now), 0
+        else:
+            self._since += 1
+
+    def stop_reason(self, progress: Progress) -> str | None:
+        """Once the patience is used up."""
+        if self._since < self._evaluations:
+            return None
+        return f"no better {self._metric.title} in {self._evaluations} evaluations"
+
+
+def process_started() -> float:
+    """When this process began, as a time of ``time.monotonic``; now, where the system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return time.monotonic()
+    return time.monotonic() - age
+
+
+def parse_seconds(text: str) -> float:
+    """A time such as 90, 90s, 30m, 1h30m or 1:30:00, in seconds."""
+    plain = text.strip().lower()
+    clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)", plain)
+    words = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", plain)
+    found = clock or words
+    parts = [float(each or 0) for each in found.groups()] if found else [0.0]
+    total = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+    if total <= 0:
+        raise SettingError(f"a time limit is given as 90s, 30m or 1h30m, not {text!r}")
+    return total

@@ -1,0 +1,158 @@
+"""The fields of an experiment, in groups by what they decide. Every field is declared here and nowhere else.
+
+A field's metadata says what the rest of the library needs to know of it:
+
+    help         for the command line
+    result       whether it can change a run's results: if not, a resumed run may have another value
+    identifies   whether it is part of what identifies a result of the paper's tables
+    deployed     whether a real federation's run config may set it
+    sent         whether the clients of a real federation are told
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pfedbred.data.federation import Federation
+from pfedbred.data.population import Population
+from pfedbred.engine.metrics import Metric
+from pfedbred.models import Model
+from pfedbred.settings import Count, Fraction, Minority, NonNegativeCount, Seed
+
+
+def option(
+    default: Any,
+    help: str = "",
+    *,
+    result: bool = True,
+    identifies: bool = True,
+    deployed: bool = False,
+    sent: bool = False,
+) -> Any:
+    """A field with its metadata. A mutable default is given as a function that makes it."""
+    metadata = {"help": help, "result": result, "identifies": identifies, "deployed": deployed, "sent": sent}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Which samples each client has."""
+
+    dataset: str | Federation | Population | Callable[..., Any] = option(
+        "digits", "dataset by name (see 'pfedbred list datasets'), or a file of your own"
+    )
+    split: str | Callable[..., Any] | None = option(
+        None, "paper, column, iid, dirichlet(0.5), labels(3) or quantity(0.5); by default the dataset's usual one"
+    )
+    clients: Count | None = option(
+        None, "clients to split the data over; by default the dataset's own number", identifies=False
+    )
+    labels_per_client: Count | None = option(
+        None, "labels per client in the paper's split; by default the dataset's own number"
+    )
+    split_seed: Seed | None = option(
+        None, "seed of the split, the same for all seeds of the run; by default the dataset's own", identifies=False
+    )
+    data_dir: str | None = option(
+        None,
+        "folder with the data; by default $PFEDBRED_DATA, the cache, or a download",
+        result=False,
+        identifies=False,
+    )
+    glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned")
+    held_out_clients: Fraction | None = option(
+        None, "fraction of the clients kept out of training; they join at the end and are evaluated"
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which network."""
+
+    model: str | Model | Callable[..., Any] = option(
+        "mclr", "model by name (see 'pfedbred list models')", deployed=True, sent=True
+    )
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """Which algorithm, with which hyper-parameters."""
+
+    algorithm: Any = option("mg-meta", "algorithm by name (see 'pfedbred list algorithms')", deployed=True, sent=True)
+    settings: Any = option(dict, sent=True)
+
+
+@dataclass(frozen=True)
+class ProtocolOptions:
+    """How rounds go and how they are evaluated, whatever the algorithm."""
+
+    rounds: Count = option(100, "rounds of training", deployed=True)
+    seeds: Count = option(1, "how many seeds to run side by side")
+    seed: NonNegativeCount = option(0, "the first seed; the others follow it", deployed=True, sent=True)
+    joining_rounds: Count = option(5, "rounds of local training for a held-out client that joins")
+    participation: Literal["all", "sample"] = option(
+        "all", "who trains in a round: all clients (as in the paper), or only the sampled cohort", deployed=True, sent=True
+    )
+    aggregated: Count | None = option(
+        None, "clients whose uploads a round averages; by default a fifth of them", deployed=True
+    )
+    select: str | list[int] | Callable[..., Any] = option(
+        "uniform", "how they are selected: uniform, by-data, or client numbers such as 0,3,5", deployed=True
+    )
+    weights: Literal["data", "uniform"] = option(
+        "data", "averaging weights: by training samples, or uniform", deployed=True
+    )
+    aggregate: str | Callable[..., Any] = option(
+        "mean",
+        "aggregation rule: mean, or median, trimmed, clipped or krum, which are robust to faulty clients",
+        deployed=True,
+    )
+    outliers: Minority = option(
+        0.2, "fraction of a round's uploads that trimmed (at each end) and krum drop", deployed=True
+    )
+    batch_size: Count = option(20, "samples in a minibatch", deployed=True, sent=True)
+    eval_every: Count = option(1, "rounds between evaluations", deployed=True)
+    metrics: str | list[str | Metric] = option(
+        "accuracy,loss",
+        "metrics on the test samples: accuracy, loss, f1, auroc, ece, brier (see 'pfedbred list metrics')",
+        identifies=False,
+        deployed=True,
+        sent=True,
+    )
+    diagnostics: bool = option(
+        False, "also record the methods' diagnostics, such as the norm of updates", identifies=False
+    )
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """Where and how the program runs. These do not change a run's results beyond rounding."""
+
+    store: Literal["auto", "device", "memory", "file"] = option(
+        "auto", "where clients are kept between their rounds: device, memory, file, or auto: the first with room",
+        identifies=False,
+    )
+    store_dir: str | None = option(
+        None, "folder for the file of client states; by default the system's for temporary files",
+        result=False,
+        identifies=False,
+    )
+    scored_clients: Count | None = option(
+        None,
+        "clients to evaluate, a fixed random sample, where clients are not on the device [default: 1000]",
+        identifies=False,
+    )
+    executor: str = option(
+        "auto", "how clients run: auto, vmap, in-turn, or loop (slow reference)", result=False, identifies=False
+    )
+    chunk: Count | None = option(
+        None, "clients that vmap runs at a time; by default all", result=False, identifies=False
+    )
+
+
+GROUPS = (DataOptions, ModelOptions, MethodOptions, ProtocolOptions, ExecutionOptions)

@@ -1,0 +1,53 @@
+"""A run while it trains: what callbacks see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pfedbred.engine.backend import Backend
+from pfedbred.engine.history import Point
+from pfedbred.experiment.configuration import Experiment
+
+
+@dataclass
+class Progress:
+    """A run between two rounds.
+
+    Attributes:
+      experiment: what is run.
+      backend: what runs it.
+      state: the backend's.
+      round: how many rounds are done.
+      points: its evaluations so far.
+      seconds: how long it has taken, resumed parts included.
+      compile_seconds: how much of that was compiling.
+      round_seconds: of one round, for each stretch of rounds; a resumed run starts with the median of before.
+      pace: seconds of a round in this process; None before the first one.
+      save_seconds: what the last checkpoint took to write.
+    """
+
+    experiment: Experiment
+    backend: Backend[Any]
+    state: Any
+    round: int = 0
+    points: list[Point] = field(default_factory=list)
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+    round_seconds: list[float] = field(default_factory=list)
+    pace: float | None = None
+    save_seconds: float = 0.0
+
+    @property
+    def typical_round_seconds(self) -> float:
+        """The median."""
+        return float(np.median(self.round_seconds)) if self.round_seconds else 0.0
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the current round is to be evaluated and has not been."""
+        evaluated = self.points[-1].round if self.points else 0
+        last = self.round == self.experiment.rounds
+        return self.round > evaluated and (last or self.round % self.experiment.eval_every == 0)

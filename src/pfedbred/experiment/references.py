@@ -1,0 +1,69 @@
+"""Objects in experiment files: what is not a plain value is written as its import path, ``package.module:name``."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+import jax
+import numpy as np
+
+from pfedbred.errors import SettingError
+
+_REFERENCE = re.compile(r"(?P<module>[A-Za-z_]\w+(?:\.\w+)*):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
+_NOT_REPRODUCIBLE = re.compile(r"<(?P<name>.*), not importable>")
+
+
+def import_path(value: Any) -> str | None:
+    """``package.module:name``, if importing that gives this very object in another process too."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
+        return None
+    try:
+        found = attrgetter(name)(sys.modules[module])
+    except (KeyError, AttributeError):
+        return None
+    return f"{module}:{name}" if found is value else None
+
+
+def object_name(value: Any) -> str:
+    """A short name for people: a function's own, with dashes, or that of the type."""
+    if isinstance(value, str):
+        return value
+    name = getattr(value, "__name__", None) or type(value).__name__
+    return name.strip("<>").replace("_", "-").lower()
+
+
+def plain(value: Any) -> Any:
+    """``value`` as YAML and JSON can hold it; an object by its import path, or marked as not reproducible."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, np.ndarray | jax.Array):
+        return np.asarray(value).tolist()
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    return import_path(value) or f"<{object_name(value)}, not importable>"
+
+
+def resolve(value: Any, where: str) -> Any:
+    """The object that an import path stands for; any other value unchanged. ``where`` names the option."""
+    if not isinstance(value, str):
+        return value
+    if marked := _NOT_REPRODUCIBLE.fullmatch(value):
+        raise SettingError(
+            f"{where} was {marked['name']!r}, an object that only existed in the program that made the run: "
+            "run it again from that program"
+        )
+    reference = _REFERENCE.fullmatch(value)
+    if not reference:
+        return value
+    try:
+        return attrgetter(reference["name"])(importlib.import_module(reference["module"]))
+    except (ImportError, AttributeError) as problem:
+        raise SettingError(f"{where}: cannot import {value}: {problem}") from None

@@ -1,0 +1,102 @@
+"""The result of a run in this process: its evaluations, its models, and what ran it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedbred.engine.backend import Backend
+from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.history import Part, Point, Which, curve
+from pfedbred.engine.screening import Rejections
+from pfedbred.experiment import references
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.runs.record import RunRecord
+from pfedbred.runs.summary import summary
+
+
+@dataclass
+class Run:
+    """A run that has ended, by itself or because it was stopped.
+
+    Attributes:
+      experiment: what was run, every default filled in.
+      backend: what ran it.
+      state: the backend's, at the end.
+      points: its evaluations, in order.
+      round: the last round.
+      compile_seconds: time spent compiling.
+      round_seconds: time of one round, training only, for each stretch between evaluations.
+      total_seconds: all of it.
+      newcomers: evaluations of the held-out clients after 0, 1, 2, ... rounds of local training; None without any.
+      stopped: why it ended before its last round; None if it did not.
+      diverged: the round at which all seeds were found to have diverged, where the run ended; None if they did not.
+      folder: the run folder, if it has one.
+    """
+
+    experiment: Experiment
+    backend: Backend[Any]
+    state: Any
+    points: list[Point]
+    round: int
+    compile_seconds: float
+    round_seconds: list[float]
+    total_seconds: float
+    newcomers: list[Evaluation] | None = None
+    stopped: str | None = None
+    diverged: int | None = None
+    folder: Path | None = None
+
+    @property
+    def rejections(self) -> Rejections:
+        """Whose updates were rejected, and how many rounds were skipped, in the whole run."""
+        return self.backend.rejections(self.state)
+
+    def curve(self, metric: str, model: Which, part: Part = "test") -> np.ndarray:
+        """A metric by evaluation and seed."""
+        return curve(self.points, metric, model, part)
+
+    def accuracy(self, model: Which, part: Part = "test") -> np.ndarray:
+        """Accuracy by evaluation and seed."""
+        return self.curve("accuracy", model, part)
+
+    def global_model(self, seed: int = 0) -> Any:
+        """The parameters of G, for the seed at that position."""
+        return self.backend.global_model(self.state, seed)
+
+    def personal_model(self, client: int, seed: int = 0) -> Any:
+        """The parameters of a client's P, for the seed at that position."""
+        return self.backend.personal_model(self.state, client, seed)
+
+    def record(self) -> RunRecord:
+        """The run as its folder would tell it."""
+        experiment, backend = self.experiment, self.backend
+        evaluated, participated = backend.evaluated, backend.participated(self.state)
+        content = summary(
+            names={
+                "algorithm": experiment.algorithm_name,
+                "dataset": references.object_name(experiment.dataset)
+                if isinstance(experiment.dataset, str) or callable(experiment.dataset)
+                else backend.federation.name,
+                "model": experiment.model_name,
+            },
+            experiment=experiment.plain(),
+            data=backend.federation.facts,
+            points=self.points,
+            metrics=backend.plan.metrics,
+            seconds={
+                "compile": self.compile_seconds,
+                "round": float(np.median(self.round_seconds)) if self.round_seconds else 0.0,
+                "total": self.total_seconds,
+            },
+            rejections=self.rejections,
+            diverged=self.diverged,
+            newcomers=self.newcomers,
+            evaluated=None
+            if evaluated is None
+            else {"clients": len(evaluated), "took_part": participated, "numbers": evaluated.tolist()},
+        )
+        return RunRecord(content, self.points)

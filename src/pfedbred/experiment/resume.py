@@ -1,0 +1,92 @@
+"""Resuming a run from its folder."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pfedbred.engine.backend import Saved
+from pfedbred.errors import SettingError
+from pfedbred.experiment.building import Built
+from pfedbred.experiment.configuration import changed_options
+from pfedbred.experiment.progress import Progress
+from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
+from pfedbred.io.tensors import Damaged
+from pfedbred.runs import checkpoints, layout, locks
+from pfedbred.runs.config_file import read_config
+from pfedbred.runs.metrics_file import read_points, size_of
+
+
+@contextmanager
+def open_folder(
+    folder: Path, *, overwrite: bool = False, resume: bool = False, patience: float = 0.0
+) -> Iterator[Path]:
+    """A folder to run into, locked against other processes; a new one, unless a run in it is to be resumed.
+
+    A process that holds the lock is waited for, for ``patience`` seconds.
+    """
+    with locks.locked(layout.ensure_folder(folder), patience):
+        yield folder if resume and layout.started(folder) else layout.new_folder(folder, overwrite)
+
+
+def check_unchanged(folder: Path, options: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> None:
+    """Rejects other options than those of the run in the folder (``before``, by default its config.yaml)."""
+    if before is None:
+        before = read_config(folder / layout.CONFIG)
+    changed = changed_options(before, options)
+    if changed:
+        raise SettingError(f"{folder} was run with other settings: {'; '.join(changed)}")
+
+
+_FACTS = {
+    "experiment": dict,
+    "data": Maybe(dict),
+    "metrics": COUNT,
+    "seconds": NUMBER,
+    "compile_seconds": NUMBER,
+    "round_seconds": NUMBER,
+}
+
+
+def _current(facts: Any, path: Path) -> dict[str, Any]:
+    """A checkpoint's facts as they are written now; earlier servers kept the time of every round."""
+    expect(facts, {"experiment": dict}, path)
+    facts = {"data": None, "compile_seconds": 0.0, **facts}
+    if isinstance(facts.get("round_seconds"), list):
+        expect(facts["round_seconds"], [NUMBER], path)
+        facts["round_seconds"] = statistics.median(facts["round_seconds"]) if facts["round_seconds"] else 0.0
+    expect(facts, _FACTS, path)
+    return facts
+
+
+def latest_checkpoint(folder: Path, warn: Callable[[str], None]) -> checkpoints.Checkpoint | None:
+    """The newest intact checkpoint that fits the metrics in the folder; None if there are none."""
+
+    def fits(found: checkpoints.Checkpoint) -> None:
+        if _current(found.facts, found.path)["metrics"] > size_of(folder):
+            raise Damaged(f"metrics.jsonl is shorter than when {found.path} was written")
+
+    return checkpoints.latest(folder, warn, fits)
+
+
+def load_progress(folder: Path, built: Built, found: checkpoints.Checkpoint) -> tuple[Progress, int]:
+    """The run as the checkpoint left it, and how many bytes of metrics.jsonl belong to it."""
+    facts, (experiment, backend, _) = _current(found.facts, found.path), built
+    check_unchanged(folder, experiment.plain(), facts["experiment"])
+    data = backend.federation.facts
+    if facts["data"] not in (None, data):
+        raise SettingError(f"{folder} was run on other data: {facts['data']}, now {data}")
+    progress = Progress(
+        experiment,
+        backend,
+        backend.load(Saved(found.arrays, found.facts), experiment.seeds),
+        found.round,
+        read_points(folder, facts["metrics"]),
+        facts["seconds"],
+        facts["compile_seconds"],
+        [facts["round_seconds"]],
+    )
+    return progress, facts["metrics"]

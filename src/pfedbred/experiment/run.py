@@ -1,0 +1,143 @@
+"""Running an experiment, in memory or into a run folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pfedbred.data.federation import Federation
+from pfedbred.data.population import Population
+from pfedbred.errors import SettingError
+from pfedbred.experiment.building import Built, build
+from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.callbacks.checkpointing import Checkpoints
+from pfedbred.experiment.callbacks.metrics_writer import MetricsWriter
+from pfedbred.experiment.callbacks.outcome import Outcome
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.loop import train
+from pfedbred.experiment.result import Run
+from pfedbred.experiment.resume import check_unchanged, latest_checkpoint, load_progress, open_folder
+from pfedbred.runs import checkpoints, layout
+from pfedbred.runs.config_file import write_config
+
+
+def warn(message: str) -> None:
+    """A line on standard error."""
+    print(f"pfedbred: warning: {message}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class FolderOptions:
+    """How a run is kept in its folder.
+
+    Attributes:
+      checkpoint_every: rounds between checkpoints; 0 for none, None for one a minute.
+      resume: whether to resume the run in the folder.
+      keep_models: whether to keep the trained models; None if they are small.
+      outcome: whether to write what a finished run leaves: its summary, picture and models.
+      source: the folder to resume from, if it is not the one written into.
+      warn: is called with what is wrong but not fatal.
+      extra: more content for summary.json.
+    """
+
+    checkpoint_every: int | None = None
+    resume: bool = False
+    keep_models: bool | None = None
+    outcome: bool = True
+    source: Path | None = None
+    warn: Callable[[str], None] = warn
+    extra: Callable[[Run], dict[str, Any]] | None = field(default=None)
+
+
+def run(
+    experiment: Experiment | None = None,
+    *,
+    federation: Federation | Population | None = None,
+    out: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint_every: int | None = None,
+    keep_models: bool | None = None,
+    **options: Any,
+) -> Run:
+    """Runs an experiment.
+
+    Args:
+      experiment: what to run; or give its fields as ``options``. Where a field takes a name, it also takes an object.
+      federation: custom data, in place of ``dataset``.
+      out: folder for the run, as the command line writes it: configuration, metrics, checkpoints, models, picture and
+        summary. Without it nothing is written.
+      callbacks: called around rounds; see :class:`pfedbred.Callback`.
+      resume: resume the run in ``out`` where it stopped, or start it if there is none.
+      overwrite: replace the run in ``out``.
+      checkpoint_every: rounds between checkpoints; 0 for none, None for one a minute.
+      keep_models: whether to keep the trained models in ``out``; by default if they are small.
+      **options: fields of :class:`pfedbred.Experiment`.
+
+    Example:
+      >>> import pfedbred
+      >>> result = pfedbred.run(algorithm="pfedme", settings={"lam": 15.0}, rounds=2, clients=10)
+      >>> result.accuracy("personal").shape  # evaluations, seeds
+      (2, 1)
+    """
+    if experiment is not None and options:
+        raise TypeError("give either an experiment or its fields, not both")
+    if experiment is None:
+        experiment = Experiment.from_mapping({"dataset": federation, **options} if federation is not None else options)
+    if out is None:
+        if resume or overwrite:
+            raise SettingError("resume and overwrite are about a run folder: give out=...")
+        return train(build(experiment, federation), callbacks)
+    if resume and overwrite:
+        raise SettingError("overwrite starts again and resume continues: give one of them")
+    folder = Path(out)
+    if resume and layout.finished(folder):
+        raise SettingError(f"{folder} holds a finished run: read it with pfedbred.RunRecord.read, or choose another out")
+    built = build(experiment, federation)
+    with open_folder(folder, overwrite=overwrite, resume=resume):
+        how = FolderOptions(checkpoint_every, resume, keep_models)
+        return run_into(folder, built, callbacks, how)
+
+
+def run_into(
+    folder: Path, built: Built, callbacks: Sequence[Callback] = (), how: FolderOptions = FolderOptions()
+) -> Run:
+    """Runs into a folder whose lock the caller holds, or resumes the run that is in it."""
+    source = how.source or folder
+    start, metrics_size = None, 0
+    if how.resume and layout.started(source):
+        check_unchanged(source, built.experiment.plain())
+        found = latest_checkpoint(source, how.warn)
+        if found:
+            start, metrics_size = load_progress(source, built, found)
+    metrics = MetricsWriter(folder, keep=metrics_size if source == folder else 0)
+    saver = Checkpoints(folder, metrics, how.checkpoint_every, start.round if start else 0)
+    outcome = [Outcome(folder, how.keep_models, how.extra)] if how.outcome else []
+    with one_line_errors(folder, saver.what_is_saved):
+        for each in layout.leftovers(folder):
+            each.unlink(missing_ok=True)
+        if source == folder:
+            checkpoints.remove_after(folder, start.round if start else 0)
+        write_config(folder / layout.CONFIG, built.experiment.plain(), "run")
+        done = train(built, [metrics, *callbacks, saver, *outcome], start)
+    done.folder = folder
+    return done
+
+
+@contextmanager
+def one_line_errors(folder: Path, what_is_saved: Callable[[], str] | None = None) -> Iterator[None]:
+    """Turns what the system refuses to write into one line, with what is left of the run."""
+    left = (lambda: f"; {what_is_saved()}") if what_is_saved else (lambda: "")
+    try:
+        yield
+    except OSError as problem:
+        raise SettingError(f"cannot write into {folder}: {problem.strerror or problem}{left()}") from None
+    except SettingError as problem:
+        if str(problem).startswith("cannot write ") and "is saved" not in str(problem):
+            raise SettingError(f"{problem}{left()}") from None
+        raise

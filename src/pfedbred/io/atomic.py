@@ -1,0 +1,54 @@
+"""Files that are there whole or not at all: written beside their place, flushed to disk, then renamed into it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pfedbred.errors import SettingError
+
+PARTIAL = ".partial"
+"""How the name of a file ends while it is being written."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` when the block ends, and leaves no trace if it fails."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _flush_folder(path.parent)
+    except OSError as problem:
+        raise SettingError(f"cannot write {path}: {problem.strerror or problem}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Makes sure that a new name in a folder survives a power failure; Windows has no such call."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file in UTF-8."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file, indented."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -1,0 +1,28 @@
+"""data.json: the data distribution of a federation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from pfedbred.data.federation import Federation
+from pfedbred.io.atomic import write_text
+
+
+def write_data(federation: Federation, path: Path, most: int = 1_000) -> None:
+    """Samples by client and label, of at most ``most`` evenly spaced clients."""
+    shown = np.unique(np.linspace(0, federation.clients - 1, min(most, federation.clients)).round().astype(int))
+    counts = {
+        part: split.take(shown).label_counts(federation.classes).tolist()
+        for part, split in (("train", federation.train), ("test", federation.test))
+    }
+    facts = {
+        "name": federation.name,
+        "clients": federation.clients,
+        "names": [federation.names[i] if federation.names else str(i) for i in shown.tolist()],
+        "labels": list(federation.labels or map(str, range(federation.classes))),
+        **counts,
+    }
+    write_text(path, json.dumps(facts, separators=(",", ":")) + "\n")

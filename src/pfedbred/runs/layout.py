@@ -1,0 +1,114 @@
+"""The layout of a run folder, and making, recognising and removing one.
+
+config.yaml         everything needed to reproduce the run: ``pfedbred run FOLDER/config.yaml``
+metrics.jsonl       one line per evaluation
+data.json           the data distribution: samples by client and label
+summary.json        the outcome; written last, so it marks a finished run
+curves.png          accuracy by round, and client by client
+models.safetensors  the models at the end: see ``pfedbred export``
+checkpoint-ROUND.safetensors  where an interrupted run is resumed: see ``pfedbred run --resume``
+
+A comparison has a folder of this kind for each algorithm, with ``table.json`` beside them; a sweep has ``sweep.json``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from pfedbred.errors import SettingError, is_file_name
+from pfedbred.io.atomic import PARTIAL
+from pfedbred.runs import checkpoints, locks
+from pfedbred.runs.config_file import read_config
+
+CONFIG, METRICS, DATA, SUMMARY = "config.yaml", "metrics.jsonl", "data.json", "summary.json"
+CURVES, HEATMAP, SWEEP, TABLE, PAGE = "curves.png", "heatmap.png", "sweep.json", "table.json", "report.html"
+MODELS, GLOBAL_MODEL = "models.safetensors", "global.safetensors"
+
+_FILES = (SUMMARY, CURVES, DATA, GLOBAL_MODEL, HEATMAP, METRICS, MODELS, PAGE, SWEEP, TABLE, CONFIG)
+"""In the order in which they are removed: first what marks the run as finished, last what marks it as a run."""
+
+
+def started(folder: Path) -> bool:
+    """Whether there is a run in the folder."""
+    return (folder / CONFIG).exists()
+
+
+def finished(folder: Path) -> bool:
+    """Whether the run in the folder is finished."""
+    return (folder / SUMMARY).exists()
+
+
+def ensure_folder(folder: Path) -> Path:
+    """The folder, created if it does not exist, checked to be writable."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise SettingError(f"{folder} exists and is not a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise SettingError(f"cannot create the folder {folder}: {problem.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise SettingError(f"cannot write into {folder}: permission denied")
+    return folder
+
+
+def new_folder(folder: Path, overwrite: bool = False) -> Path:
+    """A folder for a new run. An existing run is left alone, unless ``overwrite`` removes it."""
+    if not is_free(ensure_folder(folder)):
+        if not overwrite:
+            raise SettingError(f"{folder} is not empty; choose another --out, or add --overwrite")
+        try:
+            _remove_runs(folder)
+        except OSError as problem:
+            raise SettingError(f"cannot remove the run in {folder}: {problem.strerror}") from None
+    return folder
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a folder is empty, apart from what killed processes leave behind."""
+    nothing = {locks.LOCK, *(each.name for each in leftovers(folder))}
+    return all(each.name in nothing for each in folder.iterdir())
+
+
+def _remove_runs(folder: Path) -> None:
+    """Removes the files of a run, and the runs of a comparison in it; nothing else."""
+    for name in _compared(folder):
+        below = folder / name
+        if below.is_dir() and not below.is_symlink():
+            with locks.locked(below):
+                _remove_runs(below)
+            if not any(below.iterdir()):
+                below.rmdir()
+    for each in (folder / SUMMARY, *checkpoints.files(folder), *leftovers(folder)):
+        each.unlink(missing_ok=True)
+    for each in (*folder.glob("client-*.safetensors"), *(folder / name for name in _FILES)):
+        each.unlink(missing_ok=True)
+
+
+def _compared(folder: Path) -> list[str]:
+    """The algorithms of the comparison in a folder, if it holds one."""
+    try:
+        names = read_config(folder / CONFIG).get("algorithms")
+    except SettingError:
+        return []  # no comparison that could be read
+    return [each for each in names if isinstance(each, str) and is_file_name(each)] if isinstance(names, list) else []
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Partial files of processes that died while writing."""
+    names = "|".join(map(re.escape, _FILES))
+    ours = re.compile(rf"\.({names}|checkpoint-\d+\.safetensors)(\.\d+)?{re.escape(PARTIAL)}")
+    return [each for each in folder.iterdir() if ours.fullmatch(each.name)]
+
+
+def free_name(parent: Path, name: str) -> Path:
+    """``parent/name``, or the first of ``name-2``, ``name-3``, ... that does not exist."""
+    candidate, number = parent / name, 1
+    try:
+        while candidate.exists():
+            number += 1
+            candidate = parent / f"{name}-{number}"
+    except OSError as problem:
+        raise SettingError(f"cannot look into {parent}: {problem.strerror}") from None
+    return candidate

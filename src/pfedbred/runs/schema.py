@@ -1,0 +1,78 @@
+"""What the readers of run folders expect to find in their files: shapes for :func:`pfedbred.io.shapes.expect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, Some, expect
+from pfedbred.io.strict import read_json
+
+PLATFORM = {"device": str, "backend": str, "jax": str}
+_OVER_SEEDS = {"mean": Maybe(FRACTION), "std": Maybe(FRACTION)}
+_ANY_OVER_SEEDS = {"mean": Maybe(NUMBER), "std": Maybe(NUMBER)}
+_OUTCOME = {"best_accuracy": _OVER_SEEDS, "final_worst_decile": _OVER_SEEDS}
+_EXPERIMENT = {"algorithm": str, "settings": dict}
+_ACCURACY = {"test": {"accuracy": Some(Maybe(FRACTION))}, "train": {"loss": [Maybe(NUMBER)]}}
+_CLIENTS = {"test": {"client_accuracy": Some([Maybe(FRACTION)])}}
+
+SUMMARY = {
+    "algorithm": str,
+    "model": str,
+    "seeds": COUNT,
+    "seconds": {"round": NUMBER},
+    "data": {"name": str},
+    "global": _OUTCOME,
+    "personal": _OUTCOME,
+    "experiment": _EXPERIMENT,
+    "platform": PLATFORM,
+}
+FINISHED = {
+    **SUMMARY,
+    "rounds": COUNT,
+    "newcomers": Maybe({"clients": COUNT, "global": _OVER_SEEDS, "personal": Some(_OVER_SEEDS)}),
+    "scored": Maybe({"clients": COUNT, "took_part": Some(COUNT)}),
+    "rejected": [Each(COUNT)],
+    "skipped_rounds": [COUNT],
+    "diverged": Maybe(COUNT),
+}
+METRIC = {"final": _ANY_OVER_SEEDS, "best": _ANY_OVER_SEEDS, "best_round": [COUNT]}
+METRIC_INFO = {"title": str, "percent": bool, "higher_is_better": bool}
+METRICS_LINE = {"round": COUNT, "global": _ACCURACY, "personal": _ACCURACY}
+LAST_LINE = {"global": _CLIENTS, "personal": _CLIENTS}
+DATA = {"name": str, "clients": COUNT, "names": [str], "labels": [str], "train": [[COUNT]], "test": [[COUNT]]}
+SWEEP = {
+    "algorithm": str,
+    "grid": Some(str),
+    "best": dict,
+    "points": Some({"global": Maybe(FRACTION), "personal": Maybe(FRACTION)}),
+    "experiment": {**_EXPERIMENT, "dataset": str, "model": str, "rounds": COUNT},
+    "platform": PLATFORM,
+}
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """summary.json of a finished run, also of earlier versions."""
+    summary = read_json(path)
+    expect(summary, dict, path)
+    if "left_out" in summary:
+        summary["rejected"] = summary.pop("left_out")  # its name before version 2 of metrics.jsonl
+    expect(summary, FINISHED, path)
+    for model in ("global", "personal"):
+        expect(summary[model].get("metrics", {}), Each(METRIC), path, f"{model!r}")
+    expect(summary.get("metric_info", {}), Each(METRIC_INFO), path, "'metric_info'")
+    return summary
+
+
+def read_sweep(path: Path) -> dict[str, Any]:
+    """What sweep.json says, or a file like it."""
+    facts = read_json(path)
+    check_sweep(facts, path)
+    return facts
+
+
+def check_sweep(facts: Any, where: Path) -> None:
+    """Rejects what is not the record of a sweep."""
+    expect(facts, SWEEP, where)
+    values = dict.fromkeys(facts["grid"], NUMBER)
+    expect(facts, {"best": values, "points": [values]}, where)

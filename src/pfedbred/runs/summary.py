@@ -1,0 +1,120 @@
+"""summary.json: the outcome of a run, and what made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.history import Point, Which, curve
+from pfedbred.engine.metrics import Metric
+from pfedbred.engine.screening import Rejections
+from pfedbred.runs.provenance import provenance
+from pfedbred.runs.statistics import mean_and_std
+
+
+def outcome(points: Sequence[Point], metrics: Sequence[Metric]) -> dict[str, Any]:
+    """What the evaluations amount to: of G and of P, each metric's best and final value."""
+    return {
+        "global": _model_outcome(points, "global", metrics),
+        "personal": _model_outcome(points, "personal", metrics),
+        "metric_info": {
+            each.name: {
+                "title": each.title,
+                "percent": each.percent,
+                "higher_is_better": each.higher_is_better,
+            }
+            for each in metrics
+        },
+    }
+
+
+def _model_outcome(points: Sequence[Point], model: Which, metrics: Sequence[Metric]) -> dict[str, Any]:
+    last = points[-1].scores.of(model).test
+    found = {each.name: _metric_outcome(points, curve(points, each.name, model), each) for each in metrics}
+    old_style = {}
+    if "accuracy" in found:
+        old_style = {
+            "best_accuracy": found["accuracy"]["best"],
+            "final_accuracy": found["accuracy"]["final"],
+            "best_round": found["accuracy"]["best_round"],
+            "final_worst_decile": over_seeds(last.worst_decile),
+            "final_client_std": over_seeds(last.client_std),
+        }
+    return {**old_style, "final_loss": found["loss"]["final"], "metrics": found}
+
+
+def _metric_outcome(points: Sequence[Point], values: np.ndarray, metric: Metric) -> dict[str, Any]:
+    """``values`` are by evaluation and seed. A seed with a NaN has no best value."""
+    best = values.argmax(axis=0) if metric.higher_is_better else values.argmin(axis=0)
+    return {
+        "best": over_seeds(values[best, np.arange(values.shape[1])]),
+        "final": over_seeds(values[-1]),
+        "best_round": [points[i].round for i in best],
+    }
+
+
+def over_seeds(values: np.ndarray) -> dict[str, float | None]:
+    """Mean and standard deviation over seeds; None where a seed diverged."""
+    return dict(zip(("mean", "std"), mean_and_std(values), strict=True))
+
+
+def newcomers_outcome(newcomers: Sequence[Evaluation] | None) -> dict[str, Any] | None:
+    """How the held-out clients did: after so many rounds of local training each, from none on."""
+    if newcomers is None:
+        return None
+    return {
+        "clients": newcomers[0].personal.test.client_accuracy.shape[1],
+        "global": over_seeds(newcomers[0].global_.test.accuracy),
+        "personal": [over_seeds(each.personal.test.accuracy) for each in newcomers],
+    }
+
+
+def summary(
+    *,
+    names: Mapping[str, str],
+    experiment: Mapping[str, Any],
+    data: Mapping[str, Any],
+    points: Sequence[Point],
+    metrics: Sequence[Metric],
+    seconds: Mapping[str, float],
+    rejections: Rejections,
+    diverged: int | None,
+    newcomers: Sequence[Evaluation] | None,
+    evaluated: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The content of summary.json.
+
+    Args:
+      names: of the algorithm, the dataset and the model, for people.
+      experiment: every option, as plain values.
+      data: what the data holds, in a few numbers.
+      points: all evaluations.
+      metrics: what was evaluated.
+      seconds: of compiling, of a round, and in total.
+      rejections: of the whole run.
+      diverged: the round at which the run was found to have diverged.
+      newcomers: evaluations of held-out clients.
+      evaluated: where not all clients are evaluated: how many are, and how many of them have taken part.
+    """
+    return {
+        **names,
+        "rounds": experiment["rounds"],
+        "seeds": experiment["seeds"],
+        **outcome(points, metrics),
+        "seconds": {
+            "compile": round(seconds["compile"], 4),
+            "round": float(f"{seconds['round']:.4g}"),
+            "total": round(seconds["total"], 4),
+        },
+        "data": dict(data),
+        "rejected": rejections.rejected,
+        "skipped_rounds": rejections.skipped,
+        "diverged": diverged,
+        "newcomers": newcomers_outcome(newcomers),
+        "scored": evaluated,
+        **provenance(),
+        "experiment": dict(experiment),
+    }
