@@ -1,13 +1,12 @@
-"""Every family against the identities that define it, in float64, over random inputs."""
+"""Every family against the identities that define it, in float64, at many points."""
 
-import dataclasses
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 from pfedbred import priors
@@ -41,141 +40,211 @@ FAMILIES = {
     ),
     "auto-coupled": priors.from_log_partition(lambda s: jax.nn.logsumexp(flat(s)) + 0.5 * jnp.sum(flat(s) ** 2)),
 }
+REPEATS = "auto-bernoulli"  # what is built from g alone has two more families
+every_family = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name == REPEATS else []) for name in FAMILIES]
+)
 
 
-def compiled(family):
-    """The same family, each function compiled once: hypothesis calls them thousands of times."""
-    functions = ("g", "grad_g", "conjugate", "grad_conjugate", "divergence", "conjugate_divergence")
-    functions += ("to_natural", "from_natural", "solve_hessian")
-    return dataclasses.replace(family, **{name: jax.jit(getattr(family, name)) for name in functions})
+def points(seed):
+    """120 vectors of params: most of them random, some at the edges, at zero, equal in all entries, or tiny."""
+    rng = np.random.default_rng(seed)
+    entries = [-3.0, -1.0, -1e-3, -1e-12, 0.0, 5e-324, 1e-12, 1e-3, 1.0, 3.0]
+    special = [np.full((len(entries), D), np.array(entries)[:, None]), rng.choice(entries, (30, D))]
+    return np.concatenate([*special, rng.uniform(-3, 3, (80, D))])
 
 
-FAMILIES = {name: compiled(family) for name, family in FAMILIES.items()}
-every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+U, V = points(1), points(2)
+W = np.roll(points(3), 50, axis=0)
+W[40:50] = U[40:50]  # some pairs are equal,
+W[50:60] = U[50:60] + 1e-3 * _RNG.normal(size=(10, D))  # some are close,
+W[60:80] = U[60:80] + np.eye(D)[np.arange(20) % D]  # some differ in one entry
 
-vectors = st.lists(st.floats(-3, 3), min_size=D, max_size=D).map(np.array)
+
+class Values(NamedTuple):
+    """A family's functions at natural parameters a, b, c of U, V, W, and at the means x, z, y of those.
+
+    Groups are of five neighbouring points, ``centre`` their mean and ``aside`` a step from it towards b or z, which
+    stays inside the (convex) domain.
+    """
+
+    u_again: Any  # from_natural(a)
+    a: Any
+    b: Any
+    c: Any
+    x: Any
+    z: Any
+    y: Any
+    g: Any  # at a, b, c
+    g_slopes: Any  # by central differences at a
+    conjugate: Any  # at x, y
+    conjugate_slopes: Any  # by central differences at x
+    grad_conjugate: Any  # at x, y
+    divergence: Any  # of (a, c), (c, a), (a, b), (b, c), (a, a), (a, centre), (a, aside)
+    conjugate_divergence: Any  # of (x, y), (x, centre), (x, aside)
+    regulariser: Any  # of (U, W)
+    solved: Any  # Hess g(a)^{-1} (Hess g(a) V)
 
 
-def finite_difference(f, at, step=1e-6):
-    at = np.asarray(at)
-    return np.array([(f(at + step * e) - f(at - step * e)) / (2 * step) for e in np.eye(len(at))])
+@functools.cache
+def values(name):
+    """All of them from one program that has each function once: most of a test's time is compiling."""
+    family, step, eye = FAMILIES[name], 1e-6, np.eye(D)
+
+    def rows(function, *columns):
+        """The function of each row, for columns stacked into one."""
+        out = jax.vmap(function)(*(jnp.concatenate(column) for column in columns))
+        return out.reshape(len(columns[0]), len(U), *out.shape[1:])
+
+    def centres(points, targets):
+        centre = jnp.mean(points.reshape(-1, 5, D), axis=1)
+        return [jnp.repeat(each, 5, axis=0) for each in (centre, 0.9 * centre + 0.1 * targets[::5])]
+
+    @jax.jit
+    def everything(u, v, w):
+        a, b, c = rows(family.to_natural, [u, v, w])
+        x, z, y = rows(family.grad_g, [a, b, c])
+        g = rows(family.g, [a, b, c, *(a + sign * step * e for sign in (1, -1) for e in eye)])
+        # A mean that must be positive may be small: stay inside the domain.
+        small = step * (jnp.min(jnp.abs(x), axis=1, keepdims=True) if family.domain.mean[0] == 0 else np.ones((1, 1)))
+        conjugate = rows(family.conjugate, [x, y, *(x + sign * small * e for sign in (1, -1) for e in eye)])
+        products = jax.vmap(lambda s, t: jax.jvp(family.grad_g, (s,), (t,))[1])(a, v)
+        return Values(
+            rows(family.from_natural, [a])[0],
+            *(a, b, c, x, z, y),
+            g[:3],
+            (g[3 : 3 + D] - g[3 + D :]).T / (2 * step),
+            conjugate[:2],
+            (conjugate[2 : 2 + D] - conjugate[2 + D :]).T / (2 * small),
+            rows(family.grad_conjugate, [x, y]),
+            rows(family.divergence, [a, c, a, b, a, a, a], [c, a, b, c, a, *centres(a, b)]),
+            rows(family.conjugate_divergence, [x, x, x], [y, *centres(x, z)]),
+            rows(family.regulariser, [u], [w])[0],
+            rows(family.solve_hessian, [a], [products])[0],
+        )
+
+    return jax.tree.map(np.asarray, everything(U, V, W))
+
+
+def dot(a, b):
+    return np.sum(a * b, axis=-1)
 
 
 @every_family
-@given(u=vectors)
-def test_grad_g_is_the_gradient_of_g(family, u):
-    s = family.to_natural(u)
-    np.testing.assert_allclose(family.grad_g(s), finite_difference(family.g, s, 1e-6), rtol=1e-5, atol=1e-7)
+def test_grad_g_is_the_gradient_of_g(name):
+    at = values(name)
+    np.testing.assert_allclose(at.x, at.g_slopes, rtol=1e-5, atol=1e-7)
 
 
 @every_family
-@given(u=vectors)
-def test_grad_conjugate_is_the_gradient_of_the_conjugate(family, u):
-    x = family.grad_g(family.to_natural(u))
-    step = 1e-6 * float(np.min(np.abs(x)) if family.domain.mean[0] == 0 else 1)  # stay inside the domain
-    expected = finite_difference(family.conjugate, x, step)
-    np.testing.assert_allclose(family.grad_conjugate(x), expected, rtol=1e-4, atol=1e-5)
+def test_grad_conjugate_is_the_gradient_of_the_conjugate(name):
+    at = values(name)
+    np.testing.assert_allclose(at.grad_conjugate[0], at.conjugate_slopes, rtol=1e-4, atol=1e-5)
 
 
 @every_family
-@given(u=vectors)
-def test_gradients_are_inverse(family, u):
-    s = family.to_natural(u)
-    np.testing.assert_allclose(family.grad_conjugate(family.grad_g(s)), s, rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(family.from_natural(s), u, rtol=1e-9, atol=1e-9)
+def test_gradients_are_inverse(name):
+    at = values(name)
+    np.testing.assert_allclose(at.grad_conjugate[0], at.a, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(at.u_again, U, rtol=1e-9, atol=1e-9)
 
 
 @every_family
-@given(u=vectors, w=vectors)
-def test_fenchel_young(family, u, w):
-    s, other = family.to_natural(u), family.to_natural(w)
-    x, y = family.grad_g(s), family.grad_g(other)
-    scale = 1 + abs(float(family.g(s))) + abs(float(family.conjugate(y)))
-    assert family.g(s) + family.conjugate(y) - jnp.vdot(s, y) >= -1e-10 * scale
-    equality = family.g(s) + family.conjugate(x) - jnp.vdot(s, x)
-    assert abs(float(equality)) <= 1e-9 * scale
+def test_fenchel_young(name):
+    at = values(name)
+    scale = 1 + np.abs(at.g[0]) + np.abs(at.conjugate[1])
+    assert np.all(at.g[0] + at.conjugate[1] - dot(at.a, at.y) >= -1e-10 * scale)
+    equality = at.g[0] + at.conjugate[0] - dot(at.a, at.x)
+    assert np.all(np.abs(equality) <= 1e-9 * scale)
 
 
 @every_family
-@given(u=vectors, w=vectors)
-def test_divergences_follow_their_definition_and_duality(family, u, w):
-    a, b = family.to_natural(u), family.to_natural(w)
-    x, y = family.grad_g(a), family.grad_g(b)
-    by_definition = family.g(a) - family.g(b) - jnp.vdot(family.grad_g(b), a - b)
-    np.testing.assert_allclose(family.divergence(a, b), by_definition, rtol=1e-8, atol=1e-9)
-    conjugate_by_definition = family.conjugate(x) - family.conjugate(y) - jnp.vdot(family.grad_conjugate(y), x - y)
-    np.testing.assert_allclose(family.conjugate_divergence(x, y), conjugate_by_definition, rtol=1e-7, atol=1e-8)
-    # D_{g*}(grad g(a), grad g(b)) = D_g(b, a), which is what lets the weights be natural parameters
-    np.testing.assert_allclose(family.conjugate_divergence(x, y), family.divergence(b, a), rtol=1e-7, atol=1e-8)
-    np.testing.assert_allclose(family.regulariser(u, w), family.conjugate_divergence(x, y), rtol=1e-7, atol=1e-8)
+def test_divergences_follow_their_definition_and_duality(name):
+    at = values(name)
+    by_definition = at.g[0] - at.g[2] - dot(at.y, at.a - at.c)
+    np.testing.assert_allclose(at.divergence[0], by_definition, rtol=1e-8, atol=1e-9)
+    by_definition = at.conjugate[0] - at.conjugate[1] - dot(at.grad_conjugate[1], at.x - at.y)
+    np.testing.assert_allclose(at.conjugate_divergence[0], by_definition, rtol=1e-7, atol=1e-8)
+    # D_{g*}(grad g(a), grad g(c)) = D_g(c, a), which is what lets the params be natural parameters
+    np.testing.assert_allclose(at.conjugate_divergence[0], at.divergence[1], rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(at.regulariser, at.conjugate_divergence[0], rtol=1e-7, atol=1e-8)
 
 
 @every_family
-@given(u=vectors, w=vectors)
-def test_divergence_is_zero_only_at_equality(family, u, w):
-    a, b = family.to_natural(u), family.to_natural(w)
-    assert abs(float(family.divergence(a, a))) <= 1e-12 * (1 + abs(float(family.g(a))))
-    assert family.divergence(a, b) >= -1e-10
-    if np.max(np.abs(u - w)) > 1e-2:
-        assert family.divergence(a, b) > 1e-8
-        assert family.regulariser(u, w) > 1e-8
+def test_divergence_is_zero_only_at_equality(name):
+    at = values(name)
+    assert np.all(np.abs(at.divergence[4]) <= 1e-12 * (1 + np.abs(at.g[0])))
+    assert np.all(at.divergence[0] >= -1e-10)
+    apart = np.max(np.abs(U - W), axis=1) > 1e-2
+    assert 80 < apart.sum() < len(U)
+    assert np.all(at.divergence[0][apart] > 1e-8)
+    assert np.all(at.regulariser[apart] > 1e-8)
 
 
 @every_family
-@given(u=vectors, v=vectors, w=vectors)
-def test_three_point_identity(family, u, v, w):
-    a, b, c = (family.to_natural(each) for each in (u, v, w))
-    left = family.divergence(a, c) - family.divergence(a, b) - family.divergence(b, c)
-    right = jnp.vdot(family.grad_g(b) - family.grad_g(c), a - b)
-    np.testing.assert_allclose(left, right, rtol=1e-8, atol=1e-8)
+def test_three_point_identity(name):
+    at = values(name)
+    ac, _, ab, bc, *_ = at.divergence
+    np.testing.assert_allclose(ac - ab - bc, dot(at.z - at.y, at.a - at.b), rtol=1e-8, atol=1e-8)
 
 
 @every_family
-@given(points=st.lists(vectors, min_size=2, max_size=6), shift=vectors)
-def test_the_mean_minimises_expected_divergence(family, points, shift):
-    natural = jnp.stack([family.to_natural(u) for u in points])
-    means = jnp.stack([family.grad_g(s) for s in natural])
-    for divergence, samples in ((family.divergence, natural), (family.conjugate_divergence, means)):
-        centre = jnp.mean(samples, axis=0)
-        # Towards another point of the (convex) domain, so that both ends stay inside it.
-        target = family.to_natural(shift) if samples is natural else family.grad_g(family.to_natural(shift))
-        if np.max(np.abs(target - centre)) < 1e-3:
-            continue
-        expected = [np.mean([divergence(s, y) for s in samples]) for y in (centre, 0.9 * centre + 0.1 * target)]
-        assert expected[0] <= expected[1] + 1e-9
+def test_solve_hessian_inverts_the_hessian(name):
+    np.testing.assert_allclose(values(name).solved, V, rtol=1e-7, atol=1e-7)
+
+
+@every_family
+def test_the_mean_minimises_expected_divergence(name):
+    at = values(name)
+    for centre, aside in (at.divergence[5:], at.conjugate_divergence[1:]):
+        at_mean, elsewhere = (each.reshape(-1, 5).mean(axis=1) for each in (centre, aside))
+        assert np.all(at_mean <= elsewhere + 1e-9)
+        assert np.mean(elsewhere - at_mean > 1e-6) > 0.9
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("auto")])
-@pytest.mark.parametrize("lam", [1.0, 4.0])
+@pytest.mark.parametrize("lam", [pytest.param(1.0, marks=pytest.mark.full), 4.0])
 def test_samples_have_the_mean_and_variance_of_the_scaled_family(name, lam):
     family = FAMILIES[name]
-    s = family.to_natural(np.array([-1.0, -0.2, 0.4, 1.0]))
-    count = 40_000
-    draws = jax.vmap(lambda key: family.sample(key, jnp.asarray(s), lam))(jax.random.split(jax.random.key(1), count))
-    covariance = jax.jacfwd(family.grad_g)(jnp.asarray(s)) / lam
+    s = jnp.asarray(family.to_natural(np.array([-1.0, -0.2, 0.4, 1.0])))
+    count = 20_000
+
+    @jax.jit
+    def draw(keys):
+        return jax.vmap(lambda key: family.sample(key, s, lam))(keys), family.grad_g(s), jax.jacfwd(family.grad_g)(s)
+
+    draws, mean, hessian = map(np.asarray, draw(jax.random.split(jax.random.key(1), count)))
+    covariance = hessian / lam
     error = np.sqrt(np.diag(covariance) / count)
-    np.testing.assert_array_less(np.abs(np.mean(draws, 0) - family.grad_g(s)), 5 * error)
+    np.testing.assert_array_less(np.abs(np.mean(draws, 0) - mean), 5 * error)
     np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.06 * float(np.max(covariance)))
     assert float(np.min(draws)) >= family.domain.mean[0]
     assert float(np.max(draws)) <= family.domain.mean[1]
 
 
-@given(u=vectors)
-def test_the_numerical_conjugate_agrees_with_closed_forms(u):
-    for closed, numerical in (("bernoulli", "auto-bernoulli"), ("exponential", "auto-exponential")):
-        a, b = FAMILIES[closed], FAMILIES[numerical]
-        x = a.grad_g(a.to_natural(u))
-        np.testing.assert_allclose(b.grad_conjugate(x), a.grad_conjugate(x), rtol=1e-7, atol=1e-9)
-        np.testing.assert_allclose(b.conjugate(x), a.conjugate(x), rtol=1e-8, atol=1e-9)
+@pytest.mark.parametrize("name", [pytest.param("bernoulli", marks=pytest.mark.full), "exponential"])
+def test_the_numerical_conjugate_agrees_with_closed_forms(name):
+    closed, numerical = values(name), values(f"auto-{name}")
+    np.testing.assert_allclose(numerical.x, closed.x, rtol=1e-12)
+    np.testing.assert_allclose(numerical.grad_conjugate, closed.grad_conjugate, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(numerical.conjugate, closed.conjugate, rtol=1e-8, atol=1e-9)
 
 
-def test_the_numerical_conjugate_differentiates_vectorises_and_says_when_there_is_no_answer():
+def test_the_numerical_conjugate_differentiates_and_is_nan_outside_its_domain():
     family = FAMILIES["auto-coupled"]
-    x = family.grad_g(jnp.array([0.3, -1.0, 0.5, 2.0]))
-    exact = jnp.linalg.inv(jax.hessian(family.g)(family.grad_conjugate(x)))
-    np.testing.assert_allclose(jax.jacrev(family.grad_conjugate)(x), exact, atol=1e-8)
-    np.testing.assert_allclose(jax.jacfwd(family.grad_conjugate)(x), exact, atol=1e-8)
-    np.testing.assert_allclose(jax.jit(jax.vmap(family.grad_conjugate))(jnp.stack([x, x]))[1], family.grad_conjugate(x))
+    x = jax.grad(family.g)(jnp.array([0.3, -1.0, 0.5, 2.0]))
+    s, backward, forward, hessian = jax.jit(
+        lambda x: (
+            family.grad_conjugate(x),
+            jax.jacrev(family.grad_conjugate)(x),
+            jax.jacfwd(family.grad_conjugate)(x),
+            jax.hessian(family.g)(family.grad_conjugate(x)),
+        )
+    )(x)
+    np.testing.assert_allclose(s, [0.3, -1.0, 0.5, 2.0], atol=1e-9)
+    exact = np.linalg.inv(hessian)
+    np.testing.assert_allclose(backward, exact, atol=1e-8)
+    np.testing.assert_allclose(forward, exact, atol=1e-8)
     outside = jnp.array([0.5, 0.5, 0.5, 1.5])  # 1.5 is no Bernoulli mean
     assert np.all(np.isnan(FAMILIES["auto-bernoulli"].grad_conjugate(outside)))
 
@@ -192,47 +261,41 @@ def test_sigma_of_one_is_spherical():
 
 
 @every_family
-def test_any_family_regularises_a_network(family):
-    """Weights of both signs and any size: the penalty and its gradients are finite, and vanish at the mean."""
+def test_any_family_regularises_a_network(name):
+    """Params of both signs and any size: the gradients of the penalty are finite, and vanish at the mean."""
     personal = {"weight": jnp.array([[-2.0, 0.5]]), "bias": jnp.array([3.0, -0.1])}
     mean = jax.tree.map(lambda leaf: leaf + 0.3, personal)
-    for argument in (0, 1):
-        gradient = jax.grad(family.regulariser, argument)(personal, mean)
+    gradients = jax.jit(jax.grad(FAMILIES[name].regulariser, (0, 1)))
+    for gradient in gradients(personal, mean):
         assert all(np.all(np.isfinite(leaf)) and np.any(leaf != 0) for leaf in jax.tree.leaves(gradient))
-        at_mean = jax.grad(family.regulariser, argument)(mean, mean)
+    for at_mean in gradients(mean, mean):
         assert all(np.allclose(leaf, 0, atol=1e-12) for leaf in jax.tree.leaves(at_mean))
 
 
-def test_float32_divergence_of_near_points_keeps_its_digits():
-    for family in (priors.gaussian(), priors.bernoulli(), priors.poisson(), priors.exponential()):
-        u = jnp.linspace(-2, 2, 10_000)
-        near = u + 1e-3
-        exact = float(family.regulariser(u, near))
-        rounded = float(family.regulariser(u.astype(jnp.float32), near.astype(jnp.float32)))
-        assert rounded == pytest.approx(exact, rel=0.02)
+@pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson", "exponential"])
+def test_float32_divergence_of_near_points_keeps_its_digits(name):
+    regulariser = jax.jit(FAMILIES[name].regulariser)
+    u = np.linspace(-2, 2, 10_000)
+    near = u + 1e-3
+    exact, rounded = regulariser(u, near), regulariser(u.astype(np.float32), near.astype(np.float32))
+    assert float(rounded) == pytest.approx(float(exact), rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("family", "personal", "mean", "exact"),
+    ("name", "cases"),
     [
-        (priors.exponential(), -60.0, 40.0, 99.0),
-        (priors.poisson(), -90.0, 10.0, 22026.4658),
-        (priors.bernoulli(), -50.0, 50.0, 50.0),
-        (priors.bernoulli(), 60.0, -60.0, 60.0),
+        ("exponential", [(-60.0, 40.0, 99.0)]),
+        ("poisson", [(-90.0, 10.0, 22026.4658)]),
+        ("bernoulli", [(-50.0, 50.0, 50.0), (60.0, -60.0, 60.0)]),
     ],
 )
-def test_float32_penalties_of_far_points_are_finite(family, personal, mean, exact):
-    arguments = jnp.asarray([personal], jnp.float32), jnp.asarray([mean], jnp.float32)
-    assert float(family.regulariser(*arguments)) == pytest.approx(exact, rel=1e-5, abs=1e-5)
-    assert all(np.all(np.isfinite(jax.grad(family.regulariser, i)(*arguments))) for i in (0, 1))
-
-
-@every_family
-@given(u=vectors, v=vectors)
-def test_solve_hessian_inverts_the_hessian(family, u, v):
-    s = family.to_natural(u)
-    product = jax.jvp(family.grad_g, (s,), (jnp.asarray(v),))[1]
-    np.testing.assert_allclose(family.solve_hessian(s, product), v, rtol=1e-7, atol=1e-7)
+def test_float32_penalties_of_far_points_are_finite(name, cases):
+    both = jax.jit(jax.value_and_grad(FAMILIES[name].regulariser, (0, 1)))
+    for personal, mean, exact in cases:
+        value, gradients = both(np.float32([personal]), np.float32([mean]))
+        assert value.dtype == jnp.float32
+        assert float(value) == pytest.approx(exact, rel=1e-5, abs=1e-5)
+        assert np.all(np.isfinite(gradients))
 
 
 @pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson", "exponential"])
@@ -264,6 +327,6 @@ def test_the_domain_says_where_g_and_its_conjugate_are_finite(name):
         (lambda: FAMILIES["auto-bernoulli"].sample(jax.random.key(0), jnp.zeros(2), 1.0), "pass sample="),
     ],
 )
-def test_mistakes_are_named(make, words):
+def test_bad_input_is_one_clear_line(make, words):
     with pytest.raises(SettingError, match=words):
         make()
