@@ -17,8 +17,8 @@ def fedavg(task: Task, *, alpha: Positive = 0.01, R: Count = 20, beta: Positive 
     r"""FedAvg: min_w E_i f_i(w), by R local steps w <- w - alpha grad f_i(w) and averaging.
 
     It is Algorithm 1 with mu = w, a single proximal step and alpha_m lam = 1: the proximal step from mu gives
-    theta = w - alpha grad f(w), and w - alpha_m lam (mu - theta) = theta. There is no personal model: G and P
-    are both the global model, and evaluated on the same test samples they agree.
+    theta = w - alpha grad f(w), and w - alpha_m lam (mu - theta) = theta. There is no personal model:
+    G and P are both the global model, and evaluated on the same test samples they agree.
 
     Args:
       task: model and loss f.
