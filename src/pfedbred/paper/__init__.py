@@ -1,4 +1,4 @@
-"""The paper's tables and figures, each by one command: ``pfedbred paper NAME``."""
+"""The paper's tables and figures, each made by one command: ``pfedbred paper NAME``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ALL", "ARTIFACTS", "COLUMNS", "TABLES", "Artifact", "Federations", "
 
 
 class Artifact(NamedTuple):
-    """Something of the paper that can be made, in a line what it is, and whether it has rows to choose from."""
+    """A table or figure: one line that describes it, the function that makes it, whether rows can be chosen."""
 
     words: str
     make: Callable[[Request], object]
@@ -26,10 +26,12 @@ class Artifact(NamedTuple):
 
 ARTIFACTS: dict[str, Artifact] = {
     **{name: Artifact(table.title, partial(run_table, table)) for name, table in TABLES.items()},
-    "tuned": Artifact("beyond the paper: every method with settings chosen on validation samples", run_tuned),
-    "hyper": Artifact("eta by lambda: parallel coordinates and a heat map", figures.draw_hyper, has_rows=False),
-    "deviation": Artifact("Delta G and Delta L by label on the first client", figures.draw_deviation),
-    "noniid": Artifact("who has what: the distribution of the data", figures.draw_noniid, has_rows=False),
+    "tuned": Artifact("beyond the paper: every method with its settings tuned on validation samples", run_tuned),
+    "hyper": Artifact(
+        "accuracy by eta and lambda: parallel coordinates and a heat map", figures.draw_hyper, has_rows=False
+    ),
+    "deviation": Artifact("Delta G and Delta L of the first client, by label", figures.draw_deviation),
+    "noniid": Artifact("the data distribution: samples by client and label", figures.draw_noniid, has_rows=False),
     "curves": Artifact("accuracy by round of the methods of Table 2", figures.draw_curves),
-    "complexity": Artifact("time and memory against N, T, R, K, M beside the paper's O(.)", run_complexity),
+    "complexity": Artifact("time and memory against N, T, R, K and M, compared with the paper's O(.)", run_complexity),
 }

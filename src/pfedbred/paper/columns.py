@@ -1,4 +1,4 @@
-"""The columns of the paper's tables: a dataset, a model, and the settings that were used for them."""
+"""The columns of the paper's tables: a dataset, a model and the settings used for them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pfedbred.data.federation import Federation
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 
-_PART_OF_FEMNIST = "part of FEMNIST: not the writers that the paper sampled"
-_JPEG = "a JPEG copy of the images: accuracies may be a little lower than with the originals"
-_PART_OF_SENT140 = "part of Sent140, and word vectors that are learned in place of GloVe's"
+_PART_OF_FEMNIST = "a part of FEMNIST, not the writers that the paper sampled"
+_JPEG = "a JPEG copy of the images: accuracies may be slightly lower than with the originals"
+_PART_OF_SENT140 = "a part of Sent140, with learned word vectors instead of GloVe's"
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class Column:
     """One column.
 
     Attributes:
-      title: for people.
-      dataset: by name.
-      model: by name.
+      title: shown in tables and figures.
+      dataset: name of the dataset.
+      model: name of the model.
       rounds: of training, in the paper.
-      lam: lambda of pFedMe and of pFedBreD.
-      aggregated: clients averaged in a round.
-      batch_size: samples in a minibatch.
+      lam: lambda of pFedMe and pFedBreD.
+      aggregated: clients averaged per round.
+      batch_size: samples per minibatch.
       eval_every: rounds between evaluations, of which the best counts.
-      not_compared: why its figures are not those of the paper's column; None if they should be.
-      note: what else to know of its figures.
+      not_compared: why its figures cannot be compared with the paper's; None if they can.
+      note: what else a reader should know about its figures.
     """
 
     title: str
@@ -47,7 +47,7 @@ class Column:
     note: str | None = None
 
     def experiment(self, algorithm: str, *, seeds: int, rounds: int | None, **options: Any) -> Experiment:
-        """A method in this column; ``options`` override the column's, its ``settings`` single ones."""
+        """A method in this column; ``options`` override the column's, and ``settings`` among them the method's."""
         known = settings_.declared(algorithms.factory(algorithm))
         own = {"lam": self.lam} if "lam" in known and not algorithm.startswith(_OWN_LAMBDA) else {}
         settings = {**own, **options.pop("settings", {})}
@@ -65,13 +65,18 @@ class Column:
         )
 
     def fitted(self, experiment: Experiment, federation: Federation) -> Experiment:
-        """The experiment on the data that is there: a third of the clients averaged if it has too few of them."""
+        """The experiment for the data at hand: with too few clients, a third of them are averaged."""
         if self.not_compared is None or (experiment.aggregated or 0) <= federation.clients:
             return experiment
         return dataclasses.replace(experiment, aggregated=max(1, federation.clients // 3))
 
 
-_OWN_LAMBDA = ("fedamp", "heurfedamp", "fedu", "ditto")  # it means something else there: they keep their own
+_OWN_LAMBDA = (
+    "fedamp",
+    "heurfedamp",
+    "fedu",
+    "ditto",
+)  # their lambda means something else: they keep their own default
 
 COLUMNS: dict[str, Column] = {
     "femnist-mclr": Column("FEMNIST, MCLR", "femnist", "mclr", 1200, eval_every=5, not_compared=_PART_OF_FEMNIST),
@@ -100,7 +105,7 @@ COLUMNS: dict[str, Column] = {
         not_compared=_PART_OF_SENT140,
     ),
 }
-"""Those of Table 2, in its order."""
+"""The columns of Table 2, in its order."""
 
 TRUE_LABELS: dict[str, Column] = {
     "mnist-true-mclr": Column("MNIST, true labels, MCLR", "mnist", "mclr", 200),
@@ -113,11 +118,11 @@ ALL = {**COLUMNS, **TRUE_LABELS}
 
 @dataclass
 class Federations:
-    """The data of the columns, each dataset read once.
+    """The data of the columns; each dataset is read once.
 
     Attributes:
-      data_dir: where named datasets are looked for first.
-      prepared: a folder of prepared federations, ``mnist-paper.fed`` and so on, which are used where they exist.
+      data_dir: searched first for named datasets.
+      prepared: a folder of prepared federations such as ``mnist-paper.fed``, used where they exist.
     """
 
     data_dir: str | None = None
@@ -126,11 +131,11 @@ class Federations:
 
     @property
     def given(self) -> bool:
-        """Whether someone has said where the data is, which may then be other data than before."""
+        """Whether the user chose where the data comes from, so that it may differ from that of earlier records."""
         return self.data_dir is not None or self.prepared is not None
 
     def of(self, column: Column) -> Federation:
-        """That column's."""
+        """The federation of a column."""
         name = column.dataset
         if name not in self._loaded:
             file = self.prepared / f"{name}{data.prepared.SUFFIX}" if self.prepared else None

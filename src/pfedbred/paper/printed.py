@@ -1,4 +1,4 @@
-"""The figures that the paper prints, in percent: by row and model, then by column."""
+"""The figures printed in the paper, in percent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Printed = dict[tuple[str, str, str], float]
 
 
 def _table(columns: list[str], lines: str) -> Printed:
-    """One line for each row and model: its name, G or P, and a figure for each column."""
+    """Parses lines of a row's name, G or P, and one figure per column."""
     found: Printed = {}
     for line in lines.strip().splitlines():
         row, model, *figures = line.split()
@@ -45,7 +45,7 @@ TABLE2 = _table(
     mg-meta+am     G  56.23 59.53 82.57 79.64 86.92 90.19 54.09 73.71
     """,
 )
-"""Table 2 (tbl_res_lnlm). The row that it calls mg is ``mg-meta`` here: what its experiments did."""
+"""Table 2 (tbl_res_lnlm). Its row mg is ``mg-meta`` here, the variant that its experiments ran."""
 
 ABLATION = _table(
     list(COLUMNS),
@@ -67,4 +67,4 @@ AGGREGATION = _table(
     100  G  59.82 55.52 79.34 82.72
     """,
 )
-"""The appendix's table of mg-meta by the number of clients averaged (appdx_tbl_aggregation)."""
+"""The appendix's table of mg-meta by the number of clients averaged per round (appdx_tbl_aggregation)."""

@@ -1,4 +1,4 @@
-"""The tables of the paper, and two beyond it."""
+"""The paper's tables, and two beyond it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TABLE2 = Table(
 
 ABLATION = Table(
     "ablation",
-    "Table 3: the parts of the mean",
+    "Table 3: ablation of the mean",
     {name: Row(name) for name in ("fo", "mfo")},
     tuple(COLUMNS),
     printed.ABLATION,
@@ -42,7 +42,7 @@ ABLATION = Table(
 
 AGGREGATION = Table(
     "aggregation",
-    "mg-meta by the number of clients averaged in a round",
+    "mg-meta by the number of clients averaged per round",
     {str(count): Row("mg-meta", {"aggregated": count}) for count in (10, 20, 50, 100)},
     ("femnist-dnn", "femnist-mclr", "fmnist-dnn", "fmnist-mclr"),
     printed.AGGREGATION,
@@ -50,7 +50,7 @@ AGGREGATION = Table(
 
 PRIORS = Table(
     "priors",
-    "Beyond the paper: mg-meta under every prior",
+    "Beyond the paper: mg-meta with every prior",
     {name: Row("mg-meta", {"settings": {"prior": name}}) for name in priors.PRIORS},
     ("mnist-mclr",),
 )
@@ -60,7 +60,7 @@ _PER_FEDAVG_COLUMNS = ("fmnist-mclr", "fmnist-dnn", "mnist-mclr", "mnist-dnn", "
 
 PER_FEDAVG = Table(
     "per-fedavg",
-    "Beyond the paper: Per-FedAvg as FedAvg and one step before the test",
+    "Beyond the paper: Per-FedAvg as FedAvg with one step before the test",
     {row: Row("reptile", {"settings": {"adapt_steps": 1, "R": steps}}) for row, steps in _PER_FEDAVG.items()},
     _PER_FEDAVG_COLUMNS,
     {

@@ -15,7 +15,8 @@ import numpy as np
 from pfedbred.errors import SettingError
 from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, Some, expect
 from pfedbred.io.strict import parse_json, read_json, read_text
-from pfedbred.runs.records import DATA, PLATFORM, read_sweep
+from pfedbred.runs.schema import DATA, METRIC_INFO, PLATFORM, read_sweep
+from pfedbred.runs.statistics import mean_and_std
 
 Content = dict[str, Any]
 """What the page embeds as JSON: a list for each kind of result."""
@@ -35,7 +36,6 @@ _SUMMARY = {
     "experiment": {"algorithm": str, "settings": dict},
     "platform": PLATFORM,
 }
-_METRIC_INFO = Each({"title": str, "percent": bool, "higher_is_better": bool})
 _LINE = {"round": COUNT, **{model: {"train": {"loss": [Maybe(NUMBER)]}, "test": dict} for model in _MODELS.values()}}
 
 
@@ -81,7 +81,7 @@ def add_run(folder: Path, content: Content, command: Command | None) -> None:
     for letter, model in _MODELS.items():
         worst = lines[-1][model]["test"].get("worst_decile")
         expect(worst, Maybe(Some(Maybe(NUMBER))), f"the last line of {folder / 'metrics.jsonl'}", "'worst_decile'")
-        first[letter]["worst_tenth"] = None if worst is None else _number(np.mean(_floats(worst)), infos[0])
+        first[letter]["worst_tenth"] = None if worst is None else _number(_floats(worst).mean(), infos[0])
     content["metrics"] += [info for info in infos if info["name"] not in {each["name"] for each in content["metrics"]}]
     content["runs"].append(run)
     content["platforms"].append(platform_name(summary))
@@ -127,7 +127,7 @@ def _metric_names(line: Mapping[str, Any]) -> list[str]:
 def _metric_infos(summary: Mapping[str, Any], names: Sequence[str], path: Path) -> list[dict[str, Any]]:
     """How to show each metric. Old runs do not say; they have accuracy and loss."""
     given = summary.get("metric_info") or {}
-    expect(given, _METRIC_INFO, path, "'metric_info'")
+    expect(given, Each(METRIC_INFO), path, "'metric_info'")
     infos = []
     for name in names:
         usual = {"title": name, "percent": name == DEFAULT_METRIC, "higher_is_better": name == DEFAULT_METRIC}
@@ -153,12 +153,12 @@ def _metric(
     for letter, model in _MODELS.items():
         values = _floats([line[model]["test"][info["name"]] for line in lines])
         best = (np.fmax if info["higher_is_better"] else np.fmin).reduce(values, axis=0)  # ignores NaN
-        std = np.std(best, ddof=1) if len(best) > 1 else 0.0
+        mean, std = (None, None) if diverged[model] else mean_and_std(best)
         clients = _floats(lines[-1][model]["test"][f"client_{info['name']}"]).mean(axis=0)
         found[letter] = {
             "diverged": diverged[model],
-            "best": None if diverged[model] else _number(best.mean(), info),
-            "std": None if diverged[model] else _number(std, info),
+            "best": _number(mean, info),
+            "std": _number(std, info),
             **_over_seeds([line[model]["test"][info["name"]] for line in kept], info),
             "clients": [_number(each, info, digits=1) for each in clients[shown]],
         }

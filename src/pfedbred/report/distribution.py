@@ -1,4 +1,4 @@
-"""The paper's picture of a non-i.i.d. federation: clients by labels, a dot as large as what the client has."""
+"""A federation's data distribution as the paper draws it: a dot for each client and label, sized by its samples."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MOST_LABELS = 70
 
 
 def draw_distribution(federation: Federation, path: Path) -> None:
-    """Training samples above, test samples below; clients from left to right, labels upwards."""
-    # pyplot is left alone: it picks a window system and keeps figures alive
+    """Draws training samples above test samples, with clients along x and labels along y."""
+    # not pyplot, which selects a window system and keeps figures alive
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -30,17 +30,19 @@ def draw_distribution(federation: Federation, path: Path) -> None:
     panels = figure.subplots(2, 1, sharex=True)
     counts = [split.label_counts(classes)[clients] for split in (federation.train, federation.test)]
     spacing = 72 * min((width - 1.6) / max(len(clients), 1), height / max(classes, 1))
-    diameter = float(np.clip(2 * spacing, 4, 22))  # of the largest dot of a panel, in points: few overlap
+    diameter = float(np.clip(2 * spacing, 4, 22))  # of a panel's largest dot, in points; few dots overlap
     for axes, word, split, count, colour in zip(
         panels, ("training", "test"), (federation.train, federation.test), counts, _COLOURS, strict=True
     ):
         largest = max(1, int(count.max(initial=0)))
         _draw(axes, count, clients, largest, diameter, colour)
-        axes.set_title(f"{word}: {len(split.y):,} samples, {_range(split)} a client", fontsize=10, loc="left")
+        axes.set_title(f"{word}: {len(split.y):,} samples, {_range(split)} per client", fontsize=10, loc="left")
         _name_labels(axes, federation)
         _legend(axes, largest, diameter, colour)
     _name_clients(panels[-1], federation, clients)
-    panels[-1].set_xlabel("client" if len(clients) == federation.clients else f"client ({len(clients)} of them shown)")
+    panels[-1].set_xlabel(
+        "client" if len(clients) == federation.clients else f"client ({len(clients)} of {federation.clients:,} shown)"
+    )
     about = ", ".join(f"{key} {value}" for key, value in federation.about.items())
     title = f"{federation.name}: {federation.clients:,} clients, {classes} labels"
     figure.suptitle(f"{literal(title)}\n{literal(about)}", fontsize=11)
@@ -48,14 +50,14 @@ def draw_distribution(federation: Federation, path: Path) -> None:
 
 
 def _shown(clients: int) -> np.ndarray:
-    """All clients, or evenly spaced ones of more than can be told apart."""
+    """All clients, or evenly spaced ones if there are too many to tell apart."""
     if clients <= _MOST_CLIENTS:
         return np.arange(clients)
     return np.linspace(0, clients - 1, _MOST_CLIENTS).round().astype(int)
 
 
 def _area(count: np.ndarray, largest: int, diameter: float) -> np.ndarray:
-    """A dot's area in square points, in proportion to the count, but never too small to see."""
+    """The area of a dot in square points: proportional to the count, but never too small to see."""
     return np.maximum(count / largest * diameter**2, 1.2)
 
 
@@ -88,7 +90,7 @@ def _name_labels(axes: Any, federation: Federation) -> None:
 
 
 def _legend(axes: Any, largest: int, diameter: float, colour: str) -> None:
-    """What a dot's size means."""
+    """Explains the sizes of the dots."""
     amounts = sorted({max(1, int(float(f"{largest / part:.1g}"))) for part in (1, 3, 12)})
     dots = [
         axes.scatter([], [], s=_area(np.asarray(each), largest, diameter), color=colour, alpha=0.7, linewidths=0)
@@ -103,7 +105,7 @@ def _legend(axes: Any, largest: int, diameter: float, colour: str) -> None:
         frameon=False,
         fontsize=8,
         title_fontsize=8,
-        labelspacing=max(1.0, diameter / 8 - 1),  # in heights of a letter: dots do not touch
+        labelspacing=max(1.0, diameter / 8 - 1),  # in font heights, so that dots do not touch
     )
 
 

@@ -12,7 +12,7 @@ from pfedbred.report.curves import NAMES, literal, new_figure, save
 
 
 class Points(NamedTuple):
-    """What sweep.json says, as arrays: settings by point, and the best accuracies of each in percent."""
+    """The points of a sweep as arrays: their settings, and the best accuracy of each model in percent."""
 
     names: tuple[str, ...]
     settings: np.ndarray
@@ -31,21 +31,21 @@ def points_of(facts: Mapping[str, Any]) -> Points:
 
 
 def shown_range(accuracy: np.ndarray) -> tuple[float, float]:
-    """From which to which accuracy colours run: a few points that failed do not take them from all others."""
-    sound = accuracy[np.isfinite(accuracy)]
-    best = float(sound.max())
-    usual = max(1.0, 3 * (best - float(np.quantile(sound, 0.25))))
-    return max(float(sound.min()), best - usual), best
+    """The accuracies at both ends of the colour scale; a few failed points do not stretch it."""
+    finite = accuracy[np.isfinite(accuracy)]
+    best = float(finite.max())
+    usual = max(1.0, 3 * (best - float(np.quantile(finite, 0.25))))
+    return max(float(finite.min()), best - usual), best
 
 
 def heading(facts: Mapping[str, Any]) -> str:
-    """What was swept, in a line."""
+    """The title of a sweep's picture: what was swept, and the best point."""
     best = ", ".join(f"{name} = {value:.4g}" for name, value in facts["best"].items())
     return f"{facts['algorithm']}, {facts['experiment']['rounds']} rounds; best P at {best}"
 
 
 def draw_points(facts: Mapping[str, Any], path: Path) -> None:
-    """Two settings as a map with a number in every cell, one as a curve; of more, the first two at the best others."""
+    """Draws one setting as a curve and two as a map; of more, the first two, with the others at their best values."""
     points = points_of(facts)
     figure, panels = new_figure(2, 4.6)
     for axes, (model, title) in zip(panels, NAMES.items(), strict=True):

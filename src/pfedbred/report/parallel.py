@@ -1,4 +1,4 @@
-"""Parallel coordinates of a sweep: one line for each point, through its settings to its accuracy."""
+"""Parallel coordinates of a sweep: a line for each point, through its settings to its accuracy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfedbred.report.heatmap import Points, heading, points_of, shown_range
 
 
 def draw_points(facts: Mapping[str, Any], path: Path) -> None:
-    """G and P side by side; the better a point, the warmer and the further in front its line."""
+    """Draws G and P side by side; the better a point, the warmer its line, and the nearer to the front."""
     from matplotlib import colormaps
 
     points = points_of(facts)
@@ -30,10 +30,10 @@ def _draw(axes: Any, points: Points, accuracy: np.ndarray, colours: Any) -> None
     columns = [_evenly(values) for values in points.settings.T]
     low, high = shown_range(accuracy)
     heights = np.clip((accuracy - low) / max(high - low, 1e-9), 0, 1)
-    least = f"{low:.4g}" + (" or less" if np.nanmin(accuracy) < low else "")
+    least = f"{low:.4g}" + (" or lower" if np.nanmin(accuracy) < low else "")
     columns.append((heights, [(least, 0.0), (f"{high:.4g}", 1.0)]))
     places = np.column_stack([place for place, _ in columns])
-    for row in np.argsort(accuracy):  # the best last, in front; NaN after them, and not drawn
+    for row in np.argsort(accuracy):  # the best last, in front; NaN sorts to the end and is not drawn
         if np.isfinite(accuracy[row]):
             strength = places[row, -1]
             style = {"color": colours(strength), "alpha": 0.35 + 0.6 * strength, "linewidth": 1.4}
@@ -50,7 +50,7 @@ def _draw(axes: Any, points: Points, accuracy: np.ndarray, colours: Any) -> None
 
 
 def _evenly(values: np.ndarray) -> tuple[np.ndarray, list[tuple[str, float]]]:
-    """Where each value is on its axis, and the marks there: in equal steps, as settings are often chosen by factors."""
+    """The place of each value on its axis, and the tick marks; equally spaced, as settings often differ by factors."""
     tried = np.unique(values)
     steps = max(1, len(tried) - 1)
     return np.searchsorted(tried, values) / steps, [(f"{each:.4g}", i / steps) for i, each in enumerate(tried)]

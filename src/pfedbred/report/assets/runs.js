@@ -29,7 +29,7 @@ addSection(() => {
   metricChoice(element, "table-metric");
   const holder = element.appendChild(make("div"));
   const measured = (model) => (!model ? "–" : model.diverged ? "diverged" : model.best === null ? "–"
-    : `${shownValue(model.best, metric)} ± ${shownValue(model.std, metric)}`);
+    : `${shownValue(model.best, metric)} ± ${metric.percent ? model.std.toFixed(2) : model.std.toPrecision(2)}`);
   const rejected = runs.some((run) => run.rejected);
   const show = () => {
     const first = leader("P");
