@@ -10,7 +10,7 @@ import typer
 
 from pfedbred.errors import SettingError, is_file_name
 from pfedbred.report.terminal import show_outcome
-from pfedbred.runs import records
+from pfedbred.runs import layout
 from pfedbred.settings.assignments import assignment
 
 app = typer.Typer(
@@ -82,7 +82,7 @@ def demo_command(
     """Start a whole federation on this machine, run it, and stop it."""
     from pfedbred.flower.demo import demo
 
-    folder = records.make_folder(out or records.free_name(Path("runs"), "flower-demo"))
+    folder = layout.new_folder(out or layout.free_name(Path("runs"), "flower-demo"))
     say = _flushed
     options = {"algorithm": algorithm, "model": model, "dataset": dataset, "nodes": nodes, "rounds": rounds}
     summary = demo(folder.absolute(), **options, say=say)  # type: ignore[arg-type]

@@ -10,30 +10,33 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 import typer
 
-from pfedbred import algorithms, data, models
+from pfedbred import aggregation, algorithms, data, models
 from pfedbred import settings as settings_
-from pfedbred.algorithms.base import Task, costs
+from pfedbred.algorithms.base import Task
+from pfedbred.algorithms.exchange import costs
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.bregman import means, priors
 from pfedbred.data.minibatches import Batch
+from pfedbred.engine import metrics, selection
 from pfedbred.errors import SettingError, nearest
 
-_LISTS: dict[str, Mapping[str, Callable[..., Any]]] = {
+_LISTS: dict[str, Mapping[str, Any]] = {
     "algorithms": algorithms.ALGORITHMS,
     "priors": priors.PRIORS,
     "means": means.MEANS,
     "models": models.MODELS,
     "datasets": {name: each.pool for name, each in data.DATASETS.items()},
     "splits": {"paper": data.paper_split, **data.SPLITS},
+    "selections": selection.SELECTIONS,
+    "rules": aggregation.RULES,
+    "metrics": metrics.METRICS,
 }
 
 
 def list_command(
-    what: Annotated[
-        str | None, typer.Argument(help="algorithms, priors, means, models, datasets or splits; all if not given")
-    ] = None,
+    what: Annotated[str | None, typer.Argument(help=f"one of {', '.join(_LISTS)}; by default all")] = None,
 ) -> None:
-    """Show what can be named: algorithms with their hyper-parameters, priors, means, models, datasets, splits."""
+    """Show what can be given by name, such as algorithms with their hyper-parameters, models, datasets and metrics."""
     if what is not None and what not in _LISTS:
         raise SettingError(f"nothing called {what!r} to list{nearest(what, _LISTS)}")
     for kind in [what] if what else _LISTS:
@@ -42,7 +45,7 @@ def list_command(
             continue
         print(f"{kind}:")
         for name, entry in _LISTS[kind].items():
-            print(f"  {name:<16} {_first_line(entry)}")
+            print(f"  {name:<16} {entry.title if isinstance(entry, metrics.Metric) else _first_line(entry)}")
 
 
 def _list_algorithms() -> None:

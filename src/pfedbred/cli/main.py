@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -14,17 +15,19 @@ import typer
 from pfedbred._version import __version__
 from pfedbred.cli import data as data_commands
 from pfedbred.cli import flower as flower_commands
+from pfedbred.cli import options
 from pfedbred.cli.listing import list_command
 from pfedbred.cli.paper import paper_command
-from pfedbred.cli.run import compare_command, run_command, stay_silent, sweep_command
+from pfedbred.cli.run import compare_command, run_command
+from pfedbred.cli.sweep import sweep_command
 from pfedbred.data.sources.hub import cache_folder
 from pfedbred.engine import join_processes, keep_programs, use_all_cores
 from pfedbred.errors import SettingError, nearest, printable
 from pfedbred.experiment.command import command as reproducing_command
+from pfedbred.io.atomic import write_text
 from pfedbred.paper.page import section as paper_section
 from pfedbred.report import page
 from pfedbred.runs import prediction, saved_models
-from pfedbred.runs.records import write_text
 
 typer.core.HAS_RICH = False  # with it, typer puts a backslash before every bracket of a plain help page
 
@@ -46,7 +49,8 @@ def root(
 ) -> None:
     """Personalised federated learning with Bregman-divergence priors."""
     if distributed and not join_processes():
-        stay_silent()
+        options.write_elsewhere()
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
     if version:
         print(__version__)
     elif context.invoked_subcommand is None:

@@ -10,7 +10,8 @@ import typer
 
 from pfedbred import paper
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment.stopping import CODES, Stopped, Stopping, process_begun, seconds
+from pfedbred.experiment.callbacks import Interruption, Stopped
+from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
 from pfedbred.report import terminal
 
 
@@ -63,7 +64,7 @@ def paper_command(
         raise SettingError(f"cannot make the folder {out}: {problem.strerror}") from None
     if not os.access(out, os.W_OK):
         raise SettingError(f"cannot write into {out}: permission denied")
-    stopping = Stopping(seconds(time_limit) if time_limit else None, process_begun())
+    interruption = Interruption(parse_seconds(time_limit) if time_limit else None, process_started())
     request = paper.Request(
         out,
         paper.Federations(data_dir, federations),
@@ -73,13 +74,13 @@ def paper_command(
         rounds=rounds,
         say=lambda line: print(line, flush=True),
         progress=terminal.progress,
-        stopping=stopping,
+        interruption=interruption,
     )
     try:
         paper.ARTIFACTS[name].make(request)
     except Stopped as stopped:
         print(f"{stopped}\nto go on: the same command")
-        raise typer.Exit(CODES[stopped.reason]) from None
+        raise typer.Exit(EXIT_CODES[stopped.reason]) from None
 
 
 def _names(text: str | None) -> list[str] | None:

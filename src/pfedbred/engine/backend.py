@@ -1,8 +1,8 @@
 """What runs an experiment's rounds: one protocol, three implementations.
 
-    resident   all clients on the device            :class:`pfedbred.engine.resident.ResidentBackend`
-    streamed   sampled clients come and go          :class:`pfedbred.engine.streamed.StreamedBackend`
-    deployed   clients are processes elsewhere      :class:`pfedbred.flower.backend.DeployedBackend`
+resident   all clients on the device            :class:`pfedbred.engine.resident.ResidentBackend`
+streamed   sampled clients come and go          :class:`pfedbred.engine.streamed.StreamedBackend`
+deployed   clients are processes elsewhere      :class:`pfedbred.flower.backend.DeployedBackend`
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -194,8 +194,7 @@ class Evaluator:
                 chunk = self._chunk(part, shared) if self._executor == "vmap" else None
                 blocks = self._tally_blocks[part](chunk=chunk)(shared, samples.blocks)
             else:
-                block = Blocks(*(jax.ShapeDtypeStruct((), jnp.int32) for _ in Blocks._fields))
-                shapes = jax.eval_shape(functools.partial(self._tally_block, part), _with_a_row(shared), block)
+                shapes = jax.eval_shape(functools.partial(self._tally_block, part), *_one_row(shared))
                 blocks = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), shapes)
             for model, sums in zip(("global", "personal"), blocks, strict=True):
                 tallies[f"{model}_{part}"] = jax.tree.map(
@@ -208,20 +207,21 @@ class Evaluator:
         return summarise(jax.device_get(tallies), self.metrics)  # at once: one by one takes longer than evaluating
 
 
-def _with_a_row(shared: tuple[EvaluationSet, Tree, Tree]) -> tuple[EvaluationSet, Tree, Tree]:
-    """The shapes of a split that has no samples, as if it had one."""
+def _one_row(shared: tuple[EvaluationSet, Tree, Tree]) -> Any:
+    """Shapes of a split without samples as if it had one, and of a block."""
     samples, *models = shared
     x, y = (jax.ShapeDtypeStruct((1, *each.shape[1:]), each.dtype) for each in (samples.x.x, samples.y))
-    return (samples._replace(x=samples.x._replace(x=x), y=y), *models)  # type: ignore[return-value]
+    block: Any = Blocks._make(jax.ShapeDtypeStruct((), jnp.int32) for _ in Blocks._fields)
+    inputs: Any = x
+    labels: Any = y
+    return (samples._replace(x=samples.x._replace(x=inputs), y=labels), *models), block
 
 
 def summarise(tallies: Tallies, chosen: Mapping[str, Sequence[Metric]]) -> Evaluation:
     """The metrics' values from statistics that begin with the seeds, then the clients."""
 
     def scores(model: str) -> ModelScores:
-        return ModelScores(
-            *(_scores(getattr(tallies, f"{model}_{part}"), chosen[part]) for part in ("train", "test"))
-        )
+        return ModelScores(*(_scores(getattr(tallies, f"{model}_{part}"), chosen[part]) for part in ("train", "test")))
 
     return Evaluation(scores("global"), scores("personal"))
 

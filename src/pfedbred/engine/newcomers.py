@@ -23,9 +23,7 @@ def join(backend: Backend[S], state: S, newcomers: Federation, rounds: int) -> l
     """The newcomers' G and P after 0, 1, ..., ``rounds`` rounds of training on their own."""
     plan = backend.plan
     everyone = fixed(range(newcomers.clients))
-    alone = Plan(
-        everyone, "all", plan.weights, plan.batch_size, plan.executor, plan.chunk, metrics=plan.metrics
-    )
+    alone = Plan(everyone, "all", plan.weights, plan.batch_size, plan.executor, plan.chunk, metrics=plan.metrics)
     arrival = ResidentBackend(frozen(backend.algorithm), backend.task, newcomers, alone)
     joined: Any = arrival.meet(backend.servers(state))
     evaluations = [arrival.evaluate(joined)]

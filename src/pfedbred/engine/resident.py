@@ -1,5 +1,4 @@
-"""The resident backend: all clients on the device; all clients of a round, all rounds of a stretch and all seeds are one
-compiled program."""
+"""The resident backend: all clients on the device, and all rounds between evaluations one compiled program."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class State(NamedTuple):
     skipped: Array
     skipped_in_row: Array
     settings: Mapping[str, Array] = {}  # never changed
-    info: Info = {}  # never changed
+    info: Info = {}  # noqa: RUF012  (never changed)
 
 
 class ResidentBackend:
@@ -82,7 +81,7 @@ class ResidentBackend:
         self.executor = executors.choose(plan.executor, plan.chunk)
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
         self.shards = devices.place(shards_of(federation, np.arange(federation.clients)), self._everywhere)
-        # As one program: a dozen small ones take a fifth of a second to compile. The loop also runs what cannot be jitted.
+        # As one program: a dozen small ones take a fifth of a second to compile. The loop runs what cannot be jitted.
         select = plan.select if self.executor == "loop" else jax.jit(plan.select)
         selection.check(select(jax.random.key(0), self.shards.sizes), federation.clients)
         self._evaluator = evaluation.Evaluator(
@@ -214,7 +213,7 @@ class ResidentBackend:
         return self._placed(jax.vmap(self._meet), *servers)
 
     def trace(self, seeds: int) -> None:
-        """Traces a round and its evaluation: what cannot work fails here. The traces are compiled when they are used."""
+        """Traces a round and its evaluation: what cannot work fails here. The traces are compiled when first used."""
         if self.executor == "loop":
             self.trace_shapes()
             return

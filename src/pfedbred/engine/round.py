@@ -200,9 +200,7 @@ class Round:
         place, record = item
         client = self.algorithm(shared.settings).client
         message, state = self._met(shared, place, record)
-        upload, state, *reported = client.train(
-            message, state, self._data(shared, place, record.drawn, client.draws)
-        )
+        upload, state, *reported = client.train(message, state, self._data(shared, place, record.drawn, client.draws))
         norms = screening.measure(client.unchanged(message), upload, state)
         info = {"update_norm": norms.update, **(reported[0] if reported else {})} if self._plan.diagnostics else {}
         return TrainedClient(upload, state, norms, info)
@@ -246,7 +244,9 @@ class Round:
         learns = enough(counted)
         after = _either(
             learns,
-            lambda: server.aggregate(shared.server, self._gather(shared, chosen, _pick(trained.upload, among), counted)),
+            lambda: server.aggregate(
+                shared.server, self._gather(shared, chosen, _pick(trained.upload, among), counted)
+            ),
             lambda: before,
         )
         keeps = jnp.zeros_like(valid).at[among].set(counted & learns) if client.synced else valid

@@ -45,7 +45,7 @@ class StreamedState(NamedTuple):
     skipped: Array
     skipped_in_row: Array
     settings: Mapping[str, Array] = {}  # a sweep needs all clients on the device
-    info: Info = {}  # never changed
+    info: Info = {}  # noqa: RUF012  (never changed)
 
 
 class _OneSeed(NamedTuple):
@@ -74,9 +74,11 @@ class StreamedBackend:
         folder: str | None = None,
         evaluated: int | None = None,
     ) -> None:
-        """``folder`` is for the file of client records; ``evaluated`` how many clients are, by default at most 1,000."""
+        """``folder`` is for the file of client records; ``evaluated`` is how many clients, by default 1,000 at most."""
         if plan.participation != "sample":
-            raise SettingError(f"store {store!r} needs participation 'sample': clients are loaded for their rounds only")
+            raise SettingError(
+                f"store {store!r} needs participation 'sample': clients are loaded for their rounds only"
+            )
         self.algorithm, self.task, self.federation, self.plan = algorithm, task, population, plan
         self.samples = population if isinstance(population, Federation) else None
         self.store, self._folder = store, folder
@@ -260,17 +262,15 @@ class StreamedBackend:
 
     def load(self, saved: Saved, seeds: int) -> StreamedState:
         """The state from a checkpoint of a run with the same settings."""
-        arrays = saved.arrays
+        arrays = {name: array for name, array in saved.arrays.items() if isinstance(array, np.ndarray)}
         states = self.init(range(seeds))
         shapes = jax.eval_shape(lambda: _without_stores(states))
         filled = tensors.refill(jax.tree.map(devices.without_keys, shapes), arrays, "the checkpoint")
         placed = devices.place(jax.tree.map(devices.with_keys, shapes, filled), self._sharding)
         for place, store in enumerate(states.clients):
             clients, records, rejected = (arrays.get(f"{name}.{place}") for name in ("clients", "records", "left_out"))
-            if not all(isinstance(each, np.ndarray) for each in (clients, records, rejected)):
+            if clients is None or records is None or rejected is None:
                 raise SettingError("the checkpoint does not fit: its clients were on the device, or of other seeds")
-            assert isinstance(clients, np.ndarray) and isinstance(records, np.ndarray)  # noqa: PT018
-            assert isinstance(rejected, np.ndarray)
             everyone = self.federation.clients
             known = clients.ndim == 1 and clients.dtype == np.int64 and len(np.unique(clients)) == len(clients)
             known = known and bool(np.all((clients >= 0) & (clients < everyone)))

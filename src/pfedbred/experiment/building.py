@@ -87,7 +87,8 @@ def load_data(experiment: Experiment) -> Federation | Population:
         # Loading takes as much memory again, twice.
         if found and _choose_store(experiment, found, states=2 * found.bytes) != "device":
             return found
-    return data.load(experiment.dataset, **options, data_dir=experiment.data_dir)  # type: ignore[arg-type]
+    loaded: Federation | Population = data.load(experiment.dataset, **options, data_dir=experiment.data_dir)  # type: ignore[type-var, arg-type, assignment]
+    return loaded
 
 
 def make_plan(experiment: Experiment) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 from pfedbred import algorithms
 from pfedbred import settings as settings_
 from pfedbred.errors import SettingError
-from pfedbred.experiment.configuration import Experiment
-
-_OMITTED = ("settings", "algorithm", "data_dir", "store_dir")  # given otherwise, or true of one machine only
+from pfedbred.experiment.configuration import field_names, plain_defaults
 
 
 def command(experiment: Mapping[str, Any], verb: str = "run", without: Sequence[str] = ()) -> str:
@@ -20,10 +17,11 @@ def command(experiment: Mapping[str, Any], verb: str = "run", without: Sequence[
 
     ``experiment`` is an experiment as plain values, as summary.json and sweep.json record it.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(Experiment)}
+    defaults = plain_defaults()
+    omitted = ("algorithm", "settings", *field_names(result=False))  # said otherwise, or true of one machine only
     parts = [f"pfedbred {verb}", f"--algorithm {shlex.quote(experiment['algorithm'])}"]
     for name, value in experiment.items():
-        if name in defaults and name not in _OMITTED and value is not None and value != defaults[name]:
+        if name in defaults and name not in omitted and value is not None and value != defaults[name]:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             parts.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
     try:

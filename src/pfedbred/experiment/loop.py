@@ -26,8 +26,9 @@ def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | No
     clock = time.perf_counter() - (start.seconds if start else 0.0)
     compiled_before = backend.compile_seconds - (start.compile_seconds if start else 0.0)
     progress = start or Progress(experiment, backend, backend.init(experiment.seed_list))
-    stopped: str | None = None
-    gone: int | None = None
+    stopped: str | None = None  # interrupted, to be resumed
+    finished: str | None = None  # complete before the last round
+    gone: int | None = None  # diverged
 
     def tick() -> None:
         progress.seconds = time.perf_counter() - clock
@@ -53,8 +54,9 @@ def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | No
             stack.enter_context(each.running(progress))
         asked = backend.start_evaluation(progress.state) if progress.evaluation_due else None
         asked = note(asked, progress.round)
-        while progress.round < experiment.rounds and stopped is None and gone is None:
-            rounds = min(experiment.eval_every - progress.round % experiment.eval_every, experiment.rounds - progress.round)
+        while progress.round < experiment.rounds and stopped is None and finished is None and gone is None:
+            until_evaluation = experiment.eval_every - progress.round % experiment.eval_every
+            rounds = min(until_evaluation, experiment.rounds - progress.round)
             rounds = devices.agreed(min([rounds, *(each.most_rounds(progress) for each in callbacks)]))
             compiled, started = backend.compile_seconds, time.perf_counter()
             evaluated_round = progress.round
@@ -68,16 +70,16 @@ def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | No
             if progress.evaluation_due and gone is None:
                 asked = note(backend.start_evaluation(progress.state), progress.round)
             if gone is None:
-                stopped = _agreed_reason(callbacks, progress)
+                finished = _agreed([each.finish_reason(progress) for each in callbacks])
+                stopped = _agreed([each.stop_reason(progress) for each in callbacks])
                 for each in callbacks:
                     each.on_pause(progress, stopped)
-        finished = progress.round == experiment.rounds
-        if finished and gone is None:
+        if progress.round == experiment.rounds or finished:
             stopped = None
-            if asked is not None:
-                asked.result = backend.evaluate(progress.state)
-                tick()
-                note(asked, progress.round)
+        if asked is not None and stopped is None and gone is None:
+            asked.result = backend.evaluate(progress.state)
+            tick()
+            note(asked, progress.round)
         joined = None
         if newcomers and not stopped:
             joined = join(backend, progress.state, newcomers, experiment.joining_rounds)
@@ -93,6 +95,7 @@ def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | No
             progress.seconds,
             joined,
             stopped,
+            finished if progress.round < experiment.rounds else None,
             gone,
         )
         for each in callbacks:
@@ -100,10 +103,9 @@ def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | No
     return run
 
 
-def _agreed_reason(callbacks: Sequence[Callback], progress: Progress) -> str | None:
-    """Why to stop now, decided by the first process: what depends on a clock or a person must be decided by one."""
-    reasons = (each.stop_reason(progress) for each in callbacks)
+def _agreed(reasons: Sequence[str | None]) -> str | None:
+    """The first reason given, if the first process has one: what depends on a clock or a person is decided by one."""
     reason = next((each for each in reasons if each), None)
     if not devices.agreed(bool(reason)):
         return None
-    return reason or "stopped by another process"
+    return reason or "decided by the first process"

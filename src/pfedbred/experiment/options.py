@@ -96,7 +96,10 @@ class ProtocolOptions:
     seed: NonNegativeCount = option(0, "the first seed; the others follow it", deployed=True, sent=True)
     joining_rounds: Count = option(5, "rounds of local training for a held-out client that joins")
     participation: Literal["all", "sample"] = option(
-        "all", "who trains in a round: all clients (as in the paper), or only the sampled cohort", deployed=True, sent=True
+        "all",
+        "who trains in a round: all clients (as in the paper), or only the sampled cohort",
+        deployed=True,
+        sent=True,
     )
     aggregated: Count | None = option(
         None, "clients whose uploads a round averages; by default a fifth of them", deployed=True
@@ -134,11 +137,13 @@ class ExecutionOptions:
     """Where and how the program runs. These do not change a run's results beyond rounding."""
 
     store: Literal["auto", "device", "memory", "file"] = option(
-        "auto", "where clients are kept between their rounds: device, memory, file, or auto: the first with room",
+        "auto",
+        "where clients are kept between their rounds: device, memory, file, or auto: the first with room",
         identifies=False,
     )
     store_dir: str | None = option(
-        None, "folder for the file of client states; by default the system's for temporary files",
+        None,
+        "folder for the file of client states; by default the system's for temporary files",
         result=False,
         identifies=False,
     )

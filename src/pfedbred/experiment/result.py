@@ -32,7 +32,8 @@ class Run:
       round_seconds: time of one round, training only, for each stretch between evaluations.
       total_seconds: all of it.
       newcomers: evaluations of the held-out clients after 0, 1, 2, ... rounds of local training; None without any.
-      stopped: why it ended before its last round; None if it did not.
+      stopped: why it was interrupted before its last round, to be resumed; None if it was not.
+      finished_early: why it was complete before its last round; None if it was not.
       diverged: the round at which all seeds were found to have diverged, where the run ended; None if they did not.
       folder: the run folder, if it has one.
     """
@@ -47,6 +48,7 @@ class Run:
     total_seconds: float
     newcomers: list[Evaluation] | None = None
     stopped: str | None = None
+    finished_early: str | None = None
     diverged: int | None = None
     folder: Path | None = None
 
@@ -94,6 +96,7 @@ class Run:
             },
             rejections=self.rejections,
             diverged=self.diverged,
+            finished_early=self.finished_early,
             newcomers=self.newcomers,
             evaluated=None
             if evaluated is None

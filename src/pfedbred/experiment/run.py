@@ -97,16 +97,19 @@ def run(
         raise SettingError("overwrite starts again and resume continues: give one of them")
     folder = Path(out)
     if resume and layout.finished(folder):
-        raise SettingError(f"{folder} holds a finished run: read it with pfedbred.RunRecord.read, or choose another out")
+        raise SettingError(
+            f"{folder} holds a finished run: read it with pfedbred.RunRecord.read, or choose another out"
+        )
     built = build(experiment, federation)
     with open_folder(folder, overwrite=overwrite, resume=resume):
         how = FolderOptions(checkpoint_every, resume, keep_models)
         return run_into(folder, built, callbacks, how)
 
 
-def run_into(
-    folder: Path, built: Built, callbacks: Sequence[Callback] = (), how: FolderOptions = FolderOptions()
-) -> Run:
+_DEFAULT = FolderOptions()
+
+
+def run_into(folder: Path, built: Built, callbacks: Sequence[Callback] = (), how: FolderOptions = _DEFAULT) -> Run:
     """Runs into a folder whose lock the caller holds, or resumes the run that is in it."""
     source = how.source or folder
     start, metrics_size = None, 0

@@ -1,10 +1,10 @@
-"""Measured time and memory of a run against N, T, R, K and M, beside the paper's O(.).
+"""Measured time and memory of a run against N, T, R, K and M, compared with the paper's O(.).
 
-The paper: pFedBreD, pFedMe and FedAMP need O(N) memory and O(NTRK) time, FedAvg and Per-FedAvg O(N) and O(NTR), FedEM
-O(NM) and O(NTRM), with M components. Here FedAMP solves its proximal problem by R steps and has no K.
+According to the paper, pFedBreD, pFedMe and FedAMP need O(N) memory and O(NTRK) time, FedAvg and Per-FedAvg O(N) and
+O(NTR), and FedEM, with M components, O(NM) and O(NTRM). Here FedAMP solves its proximal problem in R steps without K.
 
-Each quantity is varied alone; the slope of ln(time) over ln(quantity) should be at most the exponent, 1, and nears it
-where the work outweighs what every round costs anyway. Samples are random: they change nothing in the time.
+Each quantity is varied alone. The slope of ln(time) over ln(quantity) should be at most the exponent, 1, and approach
+it where the work outweighs the fixed cost of a round. Samples are random, as their values do not affect the time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import jax
 import numpy as np
 
 from pfedbred.data.federation import Federation, from_clients
+from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.io.atomic import write_json
 from pfedbred.io.shapes import NUMBER, Some
-from pfedbred.paper.table import Request, chosen, proceed, read_remembered, remembered
+from pfedbred.paper.table import Request, chosen, load_or_measure, read_measured, stop_if_wanted
 from pfedbred.report import curves
-from pfedbred.runs.records import platform_facts, write_json
+from pfedbred.runs.provenance import platform_facts
 
 _BASE = {"N": 40, "T": 4, "R": 10, "K": 5, "M": 3}
 _VALUES = {"N": (10, 20, 40, 80), "T": (2, 4, 8, 16), "R": (5, 10, 20, 40), "K": (2, 5, 10, 20), "M": (1, 2, 4, 8)}
@@ -35,7 +37,7 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "mg-meta": ("NTRK", "O(NTRK)", "O(N)"),
     "fedem": ("NTRM", "O(NTRM)", "O(NM)"),
 }
-"""Of each method: the quantities it has here, and the paper's time and memory."""
+"""For each method: the quantities it has here, and the paper's time and memory."""
 
 
 def _federation(clients: int) -> Federation:
@@ -48,7 +50,7 @@ def _federation(clients: int) -> Federation:
 
 
 def _measure(method: str, amounts: Mapping[str, int], repeats: int) -> dict[str, float]:
-    """Seconds of T rounds, and bytes of all that the run keeps."""
+    """Seconds for T rounds, and bytes of the state that the run keeps."""
     settings = {"R": amounts["R"]}
     if "K" in METHODS[method][0]:
         settings["K"] = amounts["K"]
@@ -57,18 +59,18 @@ def _measure(method: str, amounts: Mapping[str, int], repeats: int) -> dict[str,
     if method == "fedamp":
         settings |= {"alpha_k": 1.0, "sigma": float(amounts["N"])}  # type: ignore[dict-item]
     experiment = Experiment(algorithm=method, model="dnn", settings=settings)
-    simulation: Any = experiment.prepare(_federation(amounts["N"])).simulation
-    states = jax.block_until_ready(simulation.advance(simulation.init([0]), 1))
+    backend = build(experiment, _federation(amounts["N"])).backend
+    states = jax.block_until_ready(backend.advance(backend.init([0]), 1))
     times = []
     for _ in range(repeats):
         begun = time.perf_counter()
-        states = jax.block_until_ready(simulation.advance(states, amounts["T"]))
+        states = jax.block_until_ready(backend.advance(states, amounts["T"]))
         times.append(time.perf_counter() - begun)
-    return {"seconds": min(times), "bytes": simulation.state_bytes()}
+    return {"seconds": min(times), "bytes": backend.state_bytes()}
 
 
 def run_complexity(request: Request) -> None:
-    """A table of slopes, and a picture of time against each quantity."""
+    """Measures every method, then writes a table of slopes and draws time against each quantity."""
     request.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = {}
     for method in chosen("row", METHODS, request.rows):
@@ -76,20 +78,20 @@ def run_complexity(request: Request) -> None:
         for quantity in METHODS[method][0]:
 
             def measure(method: str = method, quantity: str = quantity) -> dict[str, Any]:
-                proceed(request, f"complexity {method} {quantity}")
+                stop_if_wanted(request, f"complexity {method} {quantity}")
                 points = [_measure(method, {**_BASE, quantity: value}, 5) for value in _VALUES[quantity]]
                 return {"values": _VALUES[quantity], **{name: [each[name] for each in points] for name in points[0]}}
 
             device = platform_facts()["device"]
             wanted = {"base": _BASE, "values": list(_VALUES[quantity]), "method": method, "device": device}
             file = request.out / "cells" / "complexity" / method / f"{quantity}.json"
-            record, new = remembered(file, wanted, lambda: {"measured": measure()}, _RECORD)
+            record, new = load_or_measure(file, wanted, lambda: {"measured": measure()}, _RECORD)
             found[method][quantity] = record["measured"]
             slope = _slope(record["measured"], "seconds")
             request.say(
-                f"complexity {method} {quantity}: time grows as {quantity}^{slope:.2f}{'' if new else ', done before'}"
+                f"complexity {method} {quantity}: time grows as {quantity}^{slope:.2f}{'' if new else ', already done'}"
             )
-    for method, (quantities, _, _) in METHODS.items():  # those that were measured before
+    for method, (quantities, _, _) in METHODS.items():  # methods measured earlier
         files = {each: request.out / "cells" / "complexity" / method / f"{each}.json" for each in quantities}
         if method not in found and all(file.exists() for file in files.values()):
             found[method] = {each: _measured(file) for each, file in files.items()}
@@ -97,7 +99,7 @@ def run_complexity(request: Request) -> None:
 
 
 def _measured(file: Path) -> Mapping[str, Any]:
-    record = read_remembered(file, _RECORD)
+    record = read_measured(file, _RECORD)
     assert record is not None
     return record["measured"]
 
@@ -107,9 +109,9 @@ def _slope(measured: Mapping[str, Any], what: str) -> float:
 
 
 _WHY = (
-    "Where a slope is well below 1: a further one of K proximal steps is taken without the first layer's large matrix",
-    "(`span.py`); fedamp compares every client's model with every other's, whatever R is; between rounds a client of",
-    "fedavg, per-fedavg or fedem keeps no model, so that what is kept are the server's.",
+    "Reasons for slopes well below 1: of the K proximal steps only the first needs the first layer's large matrix;",
+    "FedAMP compares every client's model with every other's, whatever R is; between rounds, clients of FedAvg,",
+    "Per-FedAvg and FedEM keep no model, so that only the server's models take memory.",
 )
 
 

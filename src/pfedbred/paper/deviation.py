@@ -1,4 +1,4 @@
-r"""How far one client's personal model is from the others', label by label (the paper's Personalization section).
+r"""How far one client's personal model deviates from the others', by label (the paper's Personalization section).
 
 L_ic  mean loss of P_i on client i's own test samples with label c; 0 where it has none
 G_ic  mean loss of P_i on all clients' test samples with label c
@@ -14,30 +14,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred.data.federation import Federation
-from pfedbred.experiment.loop import Run
+from pfedbred.experiment.result import Run
+from pfedbred.io.shapes import COUNT, NUMBER, Maybe
+from pfedbred.runs.schema import PLATFORM
 from pfedbred.types import Array, Tree
+
+DEVIATION = {
+    **{kind: [Maybe(NUMBER)] for kind in ("global", "local")},
+    "samples": {kind: [COUNT] for kind in ("global", "local")},
+    "fingerprint": {"rounds": COUNT},
+    "platform": PLATFORM,
+}
+"""What a record of this must hold."""
 
 
 class Deviation(NamedTuple):
-    """By client and label."""
+    """Delta L and Delta G, by client and label."""
 
     local: np.ndarray
     global_: np.ndarray
 
 
 def deviation(run: Run, seed: int = 0) -> Deviation:
-    """Of every client's personal model, for the seed at that position."""
-    federation = run.simulation.federation
-    assert isinstance(federation, Federation)
-    _, personal = run.simulation.models(run.states)
+    """The deviation of every client's personal model, for the seed at position ``seed``."""
+    federation, models = run.backend.samples, run.backend.models(run.state)
+    assert federation is not None
+    assert models is not None
+    personal = models[1]
     mine = jax.tree.map(lambda leaf: leaf[seed], personal)
     test = federation.test
     inputs, labels = jax.tree.map(jnp.asarray, (federation.inputs(test), test.y))
-    predict, losses = run.simulation.algorithm.predict, run.simulation.task.losses
+    predict, losses = run.backend.algorithm.predict, run.backend.task.losses
 
     def of_client(model: Tree) -> Array:
-        """The loss of every test sample of all clients, a piece at a time."""
+        """The loss of a model on every test sample of all clients, a piece at a time."""
         return jax.lax.map(
             lambda row: losses(predict(model, inputs.take(row[None])), labels[row][None])[0],
             jnp.arange(len(test.y)),
@@ -49,7 +59,7 @@ def deviation(run: Run, seed: int = 0) -> Deviation:
 
 
 def deviations(losses: np.ndarray, labels: np.ndarray, offsets: np.ndarray, classes: int) -> Deviation:
-    """From the loss of each client's model (rows) on each test sample of all clients (columns)."""
+    """The deviations, from the loss of each client's model (rows) on each test sample of all clients (columns)."""
     clients = len(losses)
     is_label = labels[:, None] == np.arange(classes)
     everyone = is_label.sum(axis=0)

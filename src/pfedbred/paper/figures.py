@@ -1,4 +1,4 @@
-"""The pictures of the paper: curves, hyper-parameters, deviation, the non-i.i.d. data."""
+"""The paper's figures: curves, hyperparameters, deviation, data distribution."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ from typing import Any
 import numpy as np
 
 from pfedbred.data.federation import Federation
+from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.experiment.loop import run
+from pfedbred.experiment.loop import train
 from pfedbred.experiment.sweep import sweep
 from pfedbred.paper.columns import ALL
-from pfedbred.paper.deviation import deviation
-from pfedbred.paper.table import Request, best_of, chosen, fingerprint, proceed, remembered, rounded, run_cell
+from pfedbred.paper.deviation import DEVIATION, deviation
+from pfedbred.paper.table import (
+    Request,
+    best_of,
+    chosen,
+    fingerprint,
+    load_or_measure,
+    rounded,
+    run_cell,
+    stop_if_wanted,
+)
 from pfedbred.paper.tables import TABLE2
 from pfedbred.report import curves as curves_
 from pfedbred.report import heatmap, parallel
 from pfedbred.report.distribution import draw_distribution
-from pfedbred.runs import records
+from pfedbred.runs.data_file import write_data
+from pfedbred.runs.schema import SWEEP, check_sweep
 
 HYPER_GRID = {
     "eta": [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0],
@@ -29,7 +40,7 @@ _DEVIATING = ("pfedme", "per-fedavg", "fedamp", "fo", "mfo", "mg-meta")
 
 
 def draw_curves(request: Request) -> None:
-    """Accuracy by round of the methods of Table 2, one picture a column; its cells are run where they are missing."""
+    """Draws accuracy by round of the methods of Table 2, one picture per column; runs the missing cells."""
     for column in chosen("column", ALL, request.columns or ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")):
         rows = chosen("row", TABLE2.rows, request.rows)
         found = {row: run_cell(TABLE2, column, row, request) for row in rows}
@@ -63,19 +74,19 @@ def draw_curves(request: Request) -> None:
 
 
 def draw_hyper(request: Request) -> None:
-    """eta by lambda for mg-meta: every point of a grid, as parallel coordinates and as a map."""
+    """Draws the accuracy of mg-meta by eta and lambda, over a grid: as parallel coordinates and as a map."""
     for column in chosen("column", ALL, request.columns or ("mnist-mclr",)):
         path = request.out / f"hyper-{column}.json"
         experiment = ALL[column].experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
 
         def measure(experiment: Experiment = experiment, column: str = column) -> dict[str, Any]:
-            proceed(request, f"hyper {column}")
+            stop_if_wanted(request, f"hyper {column}")
             federation = request.federations.of(ALL[column])
             with request.progress(f"hyper {column}") as advance:
-                return records.sweep_facts(sweep(experiment, HYPER_GRID, federation=federation, observe=advance))
+                return sweep(experiment, HYPER_GRID, federation=federation, observe=advance).record()
 
-        facts, _ = remembered(path, {**fingerprint(experiment.resolved()), "grid": HYPER_GRID}, measure, records.SWEEP)
-        records.check_sweep(facts, path)
+        facts, _ = load_or_measure(path, {**fingerprint(experiment.checked()), "grid": HYPER_GRID}, measure, SWEEP)
+        check_sweep(facts, path)
         pictures = [request.out / f"hyper-{column}-{kind}.png" for kind in ("map", "parallel")]
         heatmap.draw_points(facts, pictures[0])
         parallel.draw_points(facts, pictures[1])
@@ -86,7 +97,7 @@ def draw_hyper(request: Request) -> None:
 
 
 def draw_deviation(request: Request) -> None:
-    """Delta G and Delta L of the first client, label by label, over the histogram of its labels."""
+    """Draws Delta G and Delta L of the first client by label, over the histogram of its labels."""
     for column in chosen("column", ALL, request.columns or ("mnist-mclr", "mnist-dnn")):
         federation = request.federations.of(ALL[column])
         found: dict[str, Any] = {}
@@ -94,8 +105,8 @@ def draw_deviation(request: Request) -> None:
             experiment = ALL[column].experiment(row, seeds=1, rounds=request.rounds)
 
             def measure(experiment: Experiment = experiment, federation: Federation = federation) -> dict[str, Any]:
-                proceed(request, f"deviation {experiment.algorithm}")
-                of_all = deviation(run(prepared=experiment.prepare(federation)))
+                stop_if_wanted(request, f"deviation {experiment.algorithm}")
+                of_all = deviation(train(build(experiment, federation)))
                 first = {"global": of_all.global_[0], "local": of_all.local[0]}
                 counts = federation.test.label_counts(federation.classes)
                 return {
@@ -105,8 +116,8 @@ def draw_deviation(request: Request) -> None:
                 }
 
             file = request.out / "cells" / "deviation" / column / f"{row}.json"
-            found[row], new = remembered(file, fingerprint(experiment.resolved()), measure, records.DEVIATION)
-            request.say(f"deviation {column} {row}: {'done' if new else 'done before'}")
+            found[row], new = load_or_measure(file, fingerprint(experiment.checked()), measure, DEVIATION)
+            request.say(f"deviation {column} {row}: {'done' if new else 'already done'}")
         path = request.out / f"deviation-{column}.png"
         _deviation_picture(found, column, path)
         request.say(f"picture: {path}")
@@ -118,16 +129,16 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
     labels = np.arange(len(bars["global"]))
     titles = ["ΔG: on all clients' test samples", "ΔL: on its own test samples"]
     if 0 in bars["local"]:
-        titles[1] += "\n(open circles: it has none with the label, and its loss counts as 0)"
+        titles[1] += "\n(open circles: the client has no such samples, and its loss counts as 0)"
     for axes, (kind, numbers), title in zip(panels, bars.items(), titles, strict=True):
         behind = axes.twinx()
         behind.bar(labels, numbers, color="#e3e3e3", width=0.85, zorder=0)
-        behind.set_ylabel("test samples with the label", color="#777777")
+        behind.set_ylabel("test samples of the label", color="#777777")
         behind.spines["top"].set_visible(False)
         axes.set_zorder(behind.get_zorder() + 1)
         axes.patch.set_visible(False)
         for index, (row, record) in enumerate(found.items()):
-            above = len(found) - 1 - index  # drawn later: a thinner line on a wider one leaves both to be seen
+            above = len(found) - 1 - index  # later lines are thinner, so that those below stay visible
             style = {
                 "color": curves_.colour(index),
                 "marker": "o",
@@ -140,7 +151,7 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
         axes.axhline(0, color="#444444", linewidth=0.8)
         axes.set_xticks(labels if len(labels) <= 20 else labels[::5])
         axes.set_xlabel("label")
-        axes.set_ylabel("loss of client 0's P, from the mean")
+        axes.set_ylabel("loss of client 0's P minus the mean")
         axes.set_title(title, fontsize=11)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
@@ -149,10 +160,10 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
 
 
 def draw_noniid(request: Request) -> None:
-    """Who has what: clients by labels, one picture a dataset, and its numbers."""
+    """Draws the data distribution by client and label, one picture per dataset, and writes its numbers."""
     names: Sequence[str] = chosen("column", ALL, request.columns or ("cifar10-cnn", "femnist-mclr", "sent140-lstm"))
     for dataset, column in {ALL[name].dataset: ALL[name] for name in names}.items():
         path = request.out / f"noniid-{dataset}.png"
         draw_distribution(request.federations.of(column), path)
-        records.write_data(request.federations.of(column), path.with_suffix(".json"))  # for the page
+        write_data(request.federations.of(column), path.with_suffix(".json"))  # for the page
         request.say(f"picture: {path}")

@@ -13,12 +13,12 @@ from pfedbred.experiment.command import command
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
 from pfedbred.io.strict import read_json
 from pfedbred.paper.columns import ALL
-from pfedbred.paper.table import CELL, read_remembered
+from pfedbred.paper.deviation import DEVIATION
+from pfedbred.paper.table import CELL, read_measured
 from pfedbred.paper.tables import TABLES
 from pfedbred.paper.tuned import TITLE as TUNED
 from pfedbred.report.content import Content, add_federations, add_sweep, platform_name, read_federation
 from pfedbred.report.page import Section
-from pfedbred.runs.records import DEVIATION
 
 _TITLES = {**{name: table.title for name, table in TABLES.items()}, "tuned": TUNED}  # of NAME.json in a folder
 
@@ -118,7 +118,7 @@ def _records(folder: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, dict
     for column, row in dict.fromkeys((cell["column"], cell["row"]) for cell in cells):
         file = folder / column / f"{row}.json"
         known = is_file_name(column) and is_file_name(row)  # else the path could lead elsewhere
-        record = read_remembered(file, CELL) if known else None
+        record = read_measured(file, CELL) if known else None
         if record is None:
             continue
         lengths = {len(record[model][kind]) for model in "GP" for kind in ("curve", "low", "high")}

@@ -1,14 +1,13 @@
 """A table of the paper: every method in every column, measured beside printed.
 
-Each cell is a run over all seeds and leaves a file, ``cells/TABLE/COLUMN/ROW.json``. A cell whose file says that it was
-run with the same settings is not run again, so that an interrupted table goes on where it stopped, and so that its
-parts can be run on different days. While a cell is run there is a folder ``ROW.run`` beside it with its checkpoints.
+A cell is one run with all seeds, recorded in ``cells/TABLE/COLUMN/ROW.json``. A cell that was recorded with the same
+settings is not run again, so an interrupted table continues where it stopped, and its parts can be run on different
+days. While a cell runs, the folder ``ROW.run`` beside its record holds the checkpoints.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,26 +18,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred.engine.history import Point
 from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment import keeping
-from pfedbred.experiment.configuration import Experiment, Prepared
-from pfedbred.experiment.loop import Run
-from pfedbred.experiment.stopping import Stopped, Stopping
+from pfedbred.experiment.building import Built, build
+from pfedbred.experiment.callbacks import Callback, Interruption, Stopped
+from pfedbred.experiment.configuration import Experiment, field_names
+from pfedbred.experiment.progress import Progress
+from pfedbred.experiment.result import Run
+from pfedbred.experiment.resume import check_unchanged, open_folder
+from pfedbred.experiment.run import FolderOptions, run_into
 from pfedbred.io import strict
+from pfedbred.io.atomic import write_json, write_text
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
 from pfedbred.paper.columns import ALL, Column, Federations
 from pfedbred.paper.printed import Printed
-from pfedbred.runs import locks, records
+from pfedbred.runs import layout, locks
+from pfedbred.runs.provenance import platform_facts, revision
+from pfedbred.runs.schema import PLATFORM
+from pfedbred.runs.statistics import mean_and_std
 
-_CURVE = 100  # points of a curve that are kept
+_CURVE = 100  # points of a curve in a record
 
 
 class Row(NamedTuple):
-    """A method of a table: its algorithm, and what is different in its experiment."""
+    """A row of a table: an algorithm, and the options in which its experiment differs."""
 
     algorithm: str
-    options: Mapping[str, Any] = {}  # never changed
+    options: Mapping[str, Any] = {}  # never mutated
 
 
 @dataclass(frozen=True)
@@ -47,11 +54,11 @@ class Table:
 
     Attributes:
       name: of its files.
-      title: for people.
+      title: its heading.
       rows: by name, in order.
-      columns: names of those it has if none are asked for.
+      columns: names of the columns to run unless others are requested.
       printed: the paper's figures.
-      models: which of G and P it shows of a row; both if it does not say.
+      models: which of G and P to show for a row; both if the row is not listed.
     """
 
     name: str
@@ -69,7 +76,7 @@ def _silently(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for: where to write, which parts, how long; and who is told of it and may stop it."""
+    """What to make: the output folder, the data, columns, rows and length; how to report progress; when to stop."""
 
     out: Path
     federations: Federations
@@ -79,11 +86,11 @@ class Request:
     rounds: int | None = None
     say: Callable[[str], None] = print
     progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _silently
-    stopping: Stopping | None = None
+    interruption: Interruption | None = None
 
 
 class Cell(NamedTuple):
-    """One figure of a table; accuracies in percent, None where a run diverged."""
+    """One figure of a table; accuracies are in percent, None if the run diverged."""
 
     column: str
     row: str
@@ -100,7 +107,7 @@ class Cell(NamedTuple):
 
 
 def chosen(what: str, known: Sequence[str] | Mapping[str, Any], asked: Sequence[str] | None) -> list[str]:
-    """The names asked for, checked; all if none are."""
+    """The requested names, checked; all known names if none are requested."""
     for name in asked or ():
         if name not in known:
             raise SettingError(f"there is no {what} {name!r}{nearest(name, list(known))}")
@@ -108,7 +115,7 @@ def chosen(what: str, known: Sequence[str] | Mapping[str, Any], asked: Sequence[
 
 
 def run_table(table: Table, request: Request) -> list[Cell]:
-    """Runs what is missing of a table and writes ``NAME.json`` and ``NAME.md`` of all that is there."""
+    """Runs the missing cells of a table, then writes all recorded ones to ``NAME.json`` and ``NAME.md``."""
     columns = chosen("column", ALL, request.columns or table.columns)
     rows = chosen("row", table.rows, request.rows)
     problems: list[SettingError] = []
@@ -116,13 +123,13 @@ def run_table(table: Table, request: Request) -> list[Cell]:
         for row in rows:
             try:
                 run_cell(table, column, row, request)
-            except SettingError as problem:  # the other cells can be had
+            except SettingError as problem:  # the other cells may still run
                 problems.append(problem)
                 request.say(f"{table.name} {column} {row}: cannot be run: {problem}")
     if len(problems) == len(columns) * len(rows):
         raise problems[0]
     cells = read_cells(table, request.out)
-    records.write_json(request.out / f"{table.name}.json", [each._asdict() for each in cells])
+    write_json(request.out / f"{table.name}.json", [each._asdict() for each in cells])
     (request.out / f"{table.name}.md").write_text(markdown(table, cells), encoding="utf-8")
     asked = markdown(table, [cell for cell in cells if cell.column in columns and cell.row in rows])
     request.say(f"\n{asked}\ntable: {request.out / table.name}.md")
@@ -130,75 +137,93 @@ def run_table(table: Table, request: Request) -> list[Cell]:
 
 
 def cell_file(table: Table, column: str, row: str, out: Path) -> Path:
-    """Where a cell is kept."""
+    """The file of a cell's record."""
     return out / "cells" / table.name / column / f"{row}.json"
 
 
 def run_cell(table: Table, column_name: str, row_name: str, request: Request) -> dict[str, Any]:
-    """The record of a cell: read if it has been run with these settings, else run and written."""
+    """The record of a cell: read if it was run with these settings, else run and written."""
     column, row = ALL[column_name], table.rows[row_name]
     experiment = column.experiment(row.algorithm, seeds=request.seeds, rounds=request.rounds, **row.options)
     file = cell_file(table, column_name, row_name, request.out)
     name, work = f"{table.name} {column_name} {row_name}", file.with_suffix(".run")
-    held = ExitStack()  # the folder's lock, until the record is written
+    held = ExitStack()  # holds the folder's lock until the record is written
 
     def measure() -> dict[str, Any]:
-        proceed(request, name)
+        stop_if_wanted(request, name)
         federation = request.federations.of(column)
-        asked = "aggregated" in row.options  # a row that is about their number has just that, or cannot be had
-        prepared = (experiment if asked else column.fitted(experiment, federation)).prepare(federation)
-        held.enter_context(keeping.opened(work, resume=True))
-        finished = _run(prepared, work, name, request)
+        asked = "aggregated" in row.options  # the row is about their number, which must not be adapted
+        built = build(experiment if asked else column.fitted(experiment, federation), federation)
+        held.enter_context(open_folder(work, resume=True))
+        finished = _run(built, work, name, request)
         facts = {"column": column_name, "row": row_name, "data": federation.facts}
         seconds = {"seconds": round(finished.total_seconds, 1)}
         return {**facts, "aggregated": finished.experiment.aggregated, **seconds, **_measured(finished)}
 
     with held:
-        record, new = remembered(file, fingerprint(experiment.resolved()), measure, CELL)
-        if work.is_dir():  # its checkpoints are of no more use
+        record, new = load_or_measure(file, fingerprint(experiment.checked()), measure, CELL)
+        if work.is_dir():  # its checkpoints are no longer needed
             with suppress(locks.InUse), nullcontext() if new else locks.locked(work):
                 shutil.rmtree(work, ignore_errors=True)
     if request.federations.given and record.get("data", {}) not in ({}, request.federations.of(column).facts):
-        raise SettingError(f"{file} is of other data, {record['data']}: choose another --out, or remove it")
-    time_ = f"{record['seconds']:.0f} s" if new else "done before"
+        raise SettingError(f"{file} was measured on other data, {record['data']}: choose another --out, or remove it")
+    time_ = f"{record['seconds']:.0f} s" if new else "already done"
     request.say(f"{name}: {_figures(record)}, {time_}")
     return record
 
 
-def proceed(request: Request, name: str) -> None:
-    """Asks whether there is time to begin with that."""
-    reason = request.stopping.wanted() if request.stopping else None
+def stop_if_wanted(request: Request, name: str) -> None:
+    """Raises ``Stopped`` if the time is up, or the user wants to stop, before ``name`` is started."""
+    reason = request.interruption.check() if request.interruption else None
     if reason:
-        raise Stopped(reason, f"{name}: not begun ({reason})")
+        raise Stopped(reason, f"{name}: not started ({reason})")
 
 
-def _run(prepared: Prepared, folder: Path, name: str, request: Request) -> Run:
-    """Runs an experiment, from where it stopped if that is in the folder."""
-    rounds = prepared.experiment.rounds
-    if keeping.begun(folder):
+class _Advance(Callback):
+    """Moves the table's progress bar."""
+
+    def __init__(self, advance: Callable[[int, int], None]) -> None:
+        self._advance = advance
+
+    def on_evaluation(self, progress: Progress, point: Point) -> None:
+        self._advance(point.round, progress.experiment.rounds)
+
+
+def _run(built: Built, folder: Path, name: str, request: Request) -> Run:
+    """Runs an experiment, or resumes it from its folder."""
+    rounds = built.experiment.rounds
+    if layout.started(folder):
         try:
-            keeping.refuse_changes(folder, records.plain(prepared.experiment))
+            check_unchanged(folder, built.experiment.plain())
         except SettingError as problem:
             raise SettingError(f"{problem}: choose another --out, or remove that folder") from None
-    stopping = request.stopping or Stopping()
-    how = keeping.Keeping(resume=True, outcome=False, stopping=stopping, warn=request.say)
-    listening = stopping.listening() if request.stopping else nullcontext()
+    interruption = request.interruption or Interruption()
+    listening = interruption.listening() if request.interruption else nullcontext()
     with listening, request.progress(name) as advance:
-        done = keeping.run_into(folder, prepared, lambda point: advance(point.round, rounds), how)
+        how = FolderOptions(resume=True, outcome=False, warn=request.say)
+        done = run_into(folder, built, [_Advance(advance), interruption], how)
     if done.stopped:
         raise Stopped(done.stopped, f"{name}: stopped ({done.stopped}) after round {done.round} of {rounds}")
     return done
 
 
-def remembered(
+def load_or_measure(
     file: Path, wanted: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]], shape: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
-    """What the file says, or what is measured and then written there; and whether it is new.
+    """The record in a file, or, if there is none, what ``measure`` returns, which is written there.
 
-    A file that was measured with other settings is left alone: hours of work may be in it. What it must hold at least
-    is the ``shape``.
+    A record of other settings is refused and never overwritten: it may hold hours of work.
+
+    Args:
+      file: of the record.
+      wanted: the settings that decide the figures.
+      measure: makes the record's content.
+      shape: what the record must contain at least.
+
+    Returns:
+      The record, and whether it is new.
     """
-    done = read_remembered(file, shape)
+    done = read_measured(file, shape)
     if done is not None:
         other = [name for name in {*wanted, *done["fingerprint"]} if done["fingerprint"].get(name) != wanted.get(name)]
         if other:
@@ -213,8 +238,8 @@ def remembered(
         "seconds": round(time.perf_counter() - begun, 1),
         **measured,
         "fingerprint": wanted,
-        "revision": records.revision(),
-        "platform": records.platform_facts(),
+        "revision": revision(),
+        "platform": platform_facts(),
     }
     _write(file, record)
     return record, True
@@ -225,41 +250,39 @@ _OF_MODEL = {
     "best_round": Some(COUNT),
     "finite": bool,
 }
-CELL = {"rounds": Some(COUNT), "seconds": NUMBER, "G": _OF_MODEL, "P": _OF_MODEL, "platform": records.PLATFORM}
+CELL = {"rounds": Some(COUNT), "seconds": NUMBER, "G": _OF_MODEL, "P": _OF_MODEL, "platform": PLATFORM}
 
 
-def read_remembered(file: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a record says, which must have that shape; None if there is none."""
+def read_measured(file: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The record in a file, checked against ``shape``; None if there is no file."""
     if not file.exists():
         return None
     try:
         record = strict.read_json(file)
         expect(record, {"fingerprint": dict, **shape}, file)
     except SettingError as problem:
-        raise SettingError(f"{file} is damaged: remove it, and it is made again ({problem})") from None
+        raise SettingError(f"{file} is damaged: remove it and run the command again ({problem})") from None
     return record
 
 
 def fingerprint(experiment: Experiment) -> dict[str, Any]:
-    """What decides a cell's figures: not where the data was found or how the program ran."""
-    plain = records.plain(experiment)
-    if plain["aggregate"] == "mean":  # of which records say nothing: there was nothing else once
+    """The settings that decide a cell's figures, without where the data lies and how the program runs."""
+    plain = {name: value for name, value in experiment.plain().items() if name in field_names(identifies=True)}
+    if plain["aggregate"] == "mean":  # records from before there were other rules do not mention it
         del plain["aggregate"], plain["outliers"]
-    for name in ("data_dir", "executor", "chunk", "store", "store_dir", "scored_clients", "clients", "split_seed"):
-        plain.pop(name)
     return plain
 
 
 def _measured(finished: Run) -> dict[str, Any]:
-    """Accuracies of both models: the best of each seed, when it was, and the curve."""
+    """Accuracies of both models: the best of each seed, its round, and the curve."""
     rounds = np.array([point.round for point in finished.points])
     keep = np.unique(np.linspace(0, len(rounds) - 1, min(_CURVE, len(rounds))).round().astype(int))
     found: dict[str, Any] = {"rounds": rounds[keep].tolist()}
-    last, in_row = finished.points[-1].scores, finished.points[-1].health.in_row
+    last, in_row = finished.points[-1].scores, finished.points[-1].rejections.skipped_in_row
     moving = not np.any(stalled(in_row, finished.experiment.rounds))
     for name, model, scores in (("G", "global", last.global_.test), ("P", "personal", last.personal.test)):
         accuracy = 100 * finished.accuracy(model)  # type: ignore[arg-type]
-        sound = moving and bool(np.isfinite(accuracy).all())
+        finite = moving and bool(np.isfinite(accuracy).all())
         found[name] = {
             "best": rounded(accuracy.max(axis=0)),
             "best_round": rounds[accuracy.argmax(axis=0)].tolist(),
@@ -269,26 +292,21 @@ def _measured(finished: Run) -> dict[str, Any]:
             "curve": rounded(accuracy[keep].mean(axis=1)),
             "low": rounded(accuracy[keep].min(axis=1)),
             "high": rounded(accuracy[keep].max(axis=1)),
-            "finite": sound and bool(np.isfinite(scores.loss).all()),
+            "finite": finite and bool(np.isfinite(scores.loss).all()),
         }
     return found
 
 
 def rounded(values: np.ndarray, digits: int = 3) -> list[float | None]:
-    """For JSON, which has no NaN."""
+    """Rounded values for JSON, which has no NaN."""
     return [round(float(each), digits) if np.isfinite(each) else None for each in values]
 
 
 def _write(file: Path, record: Mapping[str, Any]) -> None:
-    """Beside and then in its place: a cell is there whole or not at all."""
+    """One line per entry."""
     lines = (f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in record.items())
-    beside = file.with_name(f"{file.name}.part")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-        os.replace(beside, file)
-    except OSError as problem:
-        raise SettingError(f"cannot write {file}: {problem.strerror}") from None
+    layout.ensure_folder(file.parent)
+    write_text(file, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _figures(record: Mapping[str, Any]) -> str:
@@ -300,25 +318,17 @@ def _figures(record: Mapping[str, Any]) -> str:
 
 
 def best_of(of_model: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Mean and deviation over seeds of the best accuracy; None if a loss stopped being a number."""
-    return _mean_std(of_model["best"]) if of_model["finite"] else (None, None)
-
-
-def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Over seeds, with the sample standard deviation; None where a seed diverged."""
-    numbers = [value for value in values if value is not None]
-    if len(numbers) < len(values):
-        return None, None
-    return float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else 0.0
+    """Mean and standard deviation of the best accuracy over seeds; None if a loss was not finite."""
+    return mean_and_std(of_model["best"]) if of_model["finite"] else (None, None)
 
 
 def read_record(table: Table, column: str, row: str, out: Path) -> dict[str, Any] | None:
-    """What a cell's file says, if it has been run."""
-    return read_remembered(cell_file(table, column, row, out), CELL)
+    """The record of a cell; None if it has not been run."""
+    return read_measured(cell_file(table, column, row, out), CELL)
 
 
 def read_cells(table: Table, out: Path) -> list[Cell]:
-    """All figures that have been measured, in the table's order."""
+    """All measured figures, in the table's order."""
     cells = []
     for column in ALL:
         for row in table.rows:
@@ -340,8 +350,8 @@ def read_cells(table: Table, out: Path) -> list[Cell]:
                         record["rounds"][-1],
                         int(np.median(of_model["best_round"])),
                         record["seconds"],
-                        _round(_mean_std(of_model["client_mean"])[0]),
-                        _round(_mean_std(of_model["worst_decile"])[0]),
+                        _round(mean_and_std(of_model["client_mean"])[0]),
+                        _round(mean_and_std(of_model["worst_decile"])[0]),
                     )
                 )
     return cells
@@ -352,28 +362,32 @@ def _round(value: float | None) -> float | None:
 
 
 def markdown(table: Table, cells: Sequence[Cell]) -> str:
-    """Measured beside printed with the difference, a column of the paper in each section."""
+    """The table as Markdown: a section for each column, with measured and printed figures and their difference."""
     lines = [
         f"# {table.title}",
         "",
         "Test accuracy in percent: the best over the rounds, mean ± standard deviation over seeds. The mean over",
-        "clients, and over the tenth of them for whom it is lowest, are at the end.",
+        "clients and the mean over the worst tenth of them are those of the last round.",
         "",
     ]
     for name in dict.fromkeys(cell.column for cell in cells):
         column = ALL[name]
         lines += [f"## {column.title}", ""]
         if column.not_compared:
-            lines += [f"({column.not_compared}: the printed figures are for orientation.)", ""]
+            lines += [f"({_sentence(column.not_compared)}. The printed figures are for orientation only.)", ""]
         if column.note:
-            lines += [f"({column.note})", ""]
+            lines += [f"({_sentence(column.note)}.)", ""]
         lines += [
-            "| method | | measured | printed | difference | seeds | rounds | best round | mean client | worst tenth |",
+            "| method | | measured | printed | difference | seeds | rounds | best round | client mean | worst tenth |",
             "|---|---|---|---|---|---|---|---|---|---|",
         ]
         lines += [_line(cell, column) for cell in cells if cell.column == name]
         lines.append("")
     return "\n".join(lines)
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _line(cell: Cell, column: Column) -> str:

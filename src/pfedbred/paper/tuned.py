@@ -1,7 +1,7 @@
-"""Beyond the paper: every method with its step sizes and lambda chosen by a sweep, so that the comparison is fair.
+"""Beyond the paper: every method with its step sizes and lambda tuned by a sweep, for a fair comparison.
 
-The paper tunes nothing. Here the settings of each method are chosen on a validation split, a fifth of each client's
-training samples, by P (G for FedAvg, which has no other), and then run on the data of Table 2 with its seeds.
+The paper tunes nothing. Here the settings of each method are chosen by P (by G for FedAvg, which has no P) on a
+validation split, a fifth of each client's training samples. The method then runs on the data and seeds of Table 2.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from pfedbred.experiment.sweep import sweep
 from pfedbred.paper.columns import ALL
-from pfedbred.paper.table import Request, Row, Table, chosen, fingerprint, proceed, remembered, run_table
-from pfedbred.runs import records
+from pfedbred.paper.table import Request, Row, Table, chosen, fingerprint, load_or_measure, run_table, stop_if_wanted
+from pfedbred.runs.schema import SWEEP, check_sweep
 
-TITLE = "Beyond the paper: settings chosen by a sweep on validation samples"
+TITLE = "Beyond the paper: settings tuned on validation samples"
 _COLUMNS = ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")
 _FRACTION, _SEED, _SEEDS = 0.2, 0, 2
 _STEPS = [0.005, 0.01, 0.02, 0.05, 0.1]
@@ -28,11 +28,11 @@ GRIDS: dict[str, dict[str, list[float]]] = {
     "per-fedavg": {"alpha": _STEPS, "alpha_m": _STEPS},
     "mg-meta": {"alpha_m": [0.01, 0.03, 0.1], "eta": [0.02, 0.05, 0.1], "lam": [15.0, 30.0, 60.0]},
 }
-"""What is chosen for each method: of about as many points for each that has two settings or more."""
+"""The grid of each method; those with two settings or more have about as many points each."""
 
 
 def run_tuned(request: Request) -> None:
-    """Sweeps on the validation split, and a table of the chosen settings on the test samples."""
+    """Sweeps on the validation split, then a table of the chosen settings on the test samples."""
     names = chosen("row", GRIDS, request.rows)
     for column in chosen("column", ALL, request.columns or _COLUMNS):
         table = Table(
@@ -46,7 +46,7 @@ def run_tuned(request: Request) -> None:
 
 
 def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
-    """The settings chosen for a method in a column."""
+    """The settings chosen for a method in a column: read if the sweep was done before, else swept."""
     column, grid = ALL[column_name], GRIDS[name]
     every = max(1, (request.rounds or column.rounds) // 20)
     experiment = column.experiment(name, seeds=_SEEDS, rounds=request.rounds, eval_every=every)
@@ -54,18 +54,18 @@ def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
     experiment = dataclasses.replace(experiment, settings={**experiment.settings, **first})
 
     def measure() -> dict[str, Any]:
-        proceed(request, f"tuning {column_name} {name}")
+        stop_if_wanted(request, f"tuning {column_name} {name}")
         federation = request.federations.of(column).validation(_FRACTION, _SEED)
         with request.progress(f"tuning {column_name} {name}") as advance:
-            return records.sweep_facts(sweep(experiment, grid, federation=federation, observe=advance))
+            return sweep(experiment, grid, federation=federation, observe=advance).record()
 
     file = request.out / "cells" / "tuning" / column_name / f"{name}.json"
-    wanted = {**fingerprint(experiment.resolved()), "grid": grid, "validation": [_FRACTION, _SEED]}
-    facts, new = remembered(file, wanted, measure, records.SWEEP)
-    records.check_sweep(facts, file)
+    wanted = {**fingerprint(experiment.checked()), "grid": grid, "validation": [_FRACTION, _SEED]}
+    facts, new = load_or_measure(file, wanted, measure, SWEEP)
+    check_sweep(facts, file)
     model = "global" if name == "fedavg" else "personal"
     best = max(facts["points"], key=lambda point: point[model] or 0.0)
     found = {key: best[key] for key in grid}
     words = ", ".join(f"{key} = {value:g}" for key, value in found.items())
-    request.say(f"tuned {column_name} {name}: {words}{'' if new else ', done before'}")
+    request.say(f"tuned {column_name} {name}: {words}{'' if new else ', already done'}")
     return found

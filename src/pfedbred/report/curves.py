@@ -147,7 +147,9 @@ def _draw_metric(axes: Any, run: RunRecord, name: str, info: Any) -> None:
         draw_band(axes, rounds, mean, low, high, NAMES[model], Style.of(index))
     axes.set_xlabel("round")
     axes.set_ylabel(f"test {info['title']}" + (" (%)" if info["percent"] else ""))
-    axes.set_title(f"{literal(info['title'])} ({'higher' if info['higher_is_better'] else 'lower'} is better)", fontsize=11)
+    axes.set_title(
+        f"{literal(info['title'])} ({'higher' if info['higher_is_better'] else 'lower'} is better)", fontsize=11
+    )
 
 
 def _draw_clients(axes: Any, run: RunRecord) -> None:

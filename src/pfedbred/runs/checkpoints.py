@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred.io import tensors
 from pfedbred.errors import SettingError
+from pfedbred.io import tensors
 
 _KIND = tensors.Kind("pfedbred checkpoint 1", "checkpoint", "it cannot be loaded")
 _KEPT = 2
@@ -73,7 +73,9 @@ def latest(
         except tensors.Damaged as problem:
             warn(f"{problem}; trying the one before")
     if found:
-        raise SettingError(f"all checkpoints in {folder} are damaged: start again with --overwrite, or remove the folder")
+        raise SettingError(
+            f"all checkpoints in {folder} are damaged: start again with --overwrite, or remove the folder"
+        )
     return None
 
 

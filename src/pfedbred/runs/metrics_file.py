@@ -29,7 +29,7 @@ _CLIENT = "client_"
 
 
 class MetricsFile:
-    """Writes metrics.jsonl, one line at a time. Pooled values are written in full, those of clients with four digits."""
+    """Writes metrics.jsonl, one line at a time: pooled values in full, those of clients with four digits."""
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
         """Keeps the first ``keep`` bytes of an existing file and appends to them."""

@@ -10,11 +10,11 @@ import numpy as np
 
 from pfedbred.data import prepared
 from pfedbred.data.federation import columns_at
-from pfedbred.data.sources.user_files import inputs_of
 from pfedbred.data.sources.tables import Table, read_csv, read_parquet
+from pfedbred.data.sources.user_files import inputs_of
 from pfedbred.errors import SettingError
-from pfedbred.runs.saved_models import TrainedModel, load_model
 from pfedbred.io.npy import Npz, read_npy
+from pfedbred.runs.saved_models import TrainedModel, load_model
 
 PERSONAL = "personal.safetensors"
 """A client's personal model, in a run's folder in its home."""
@@ -68,7 +68,9 @@ def read_samples(path: Path, label_column: str | None = None, features: Sequence
         federation = prepared.load(path)
         test, names = federation.test, federation.labels
         places = columns_at(federation.features, features, path)
-        return GivenSamples(test.x if places is None else test.x[:, places], [names[i] if names else str(i) for i in test.y])
+        return GivenSamples(
+            test.x if places is None else test.x[:, places], [names[i] if names else str(i) for i in test.y]
+        )
     if path.suffix == ".npy":
         return GivenSamples(read_npy(path, "samples"), None)
     if path.suffix == ".npz":

@@ -54,9 +54,7 @@ _OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
 _OF_MODEL = {"kind": str, "seed": COUNT}
 
 
-def write_models(
-    folder: Path, experiment: Mapping[str, Any], backend: Backend[Any], state: Any, round_: int
-) -> None:
+def write_models(folder: Path, experiment: Mapping[str, Any], backend: Backend[Any], state: Any, round_: int) -> None:
     """Writes the models of a finished run into its folder; G alone where personal models stay with their clients.
 
     ``experiment`` are its options as plain values.

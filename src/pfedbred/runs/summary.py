@@ -82,6 +82,7 @@ def summary(
     seconds: Mapping[str, float],
     rejections: Rejections,
     diverged: int | None,
+    finished_early: str | None,
     newcomers: Sequence[Evaluation] | None,
     evaluated: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
@@ -96,6 +97,7 @@ def summary(
       seconds: of compiling, of a round, and in total.
       rejections: of the whole run.
       diverged: the round at which the run was found to have diverged.
+      finished_early: why the run was complete before its last round.
       newcomers: evaluations of held-out clients.
       evaluated: where not all clients are evaluated: how many are, and how many of them have taken part.
     """
@@ -113,6 +115,7 @@ def summary(
         "rejected": rejections.rejected,
         "skipped_rounds": rejections.skipped,
         "diverged": diverged,
+        "finished_early": finished_early and {"reason": finished_early, "round": points[-1].round},
         "newcomers": newcomers_outcome(newcomers),
         "scored": evaluated,
         **provenance(),

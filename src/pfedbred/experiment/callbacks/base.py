@@ -41,7 +41,11 @@ class Callback:
         """After every evaluation."""
 
     def stop_reason(self, progress: Progress) -> str | None:
-        """Between rounds: why the run should stop now; None if it should not."""
+        """Between rounds: why the run should be interrupted now, to be resumed later; None if it should not."""
+        return None
+
+    def finish_reason(self, progress: Progress) -> str | None:
+        """Between rounds: why the run is complete before its last round; None if it is not."""
         return None
 
     def on_pause(self, progress: Progress, stopping: str | None) -> None:

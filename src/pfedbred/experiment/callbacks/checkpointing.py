@@ -22,7 +22,7 @@ class Checkpoints(Callback):
     """A checkpoint every so many rounds, or once a minute; and before a run stops."""
 
     def __init__(self, folder: Path, metrics: MetricsWriter, every: int | None = None, loaded: int = 0) -> None:
-        """``every`` is in rounds: 0 for none, None for one a minute. ``loaded`` is the round the run is resumed from."""
+        """``every`` is in rounds, 0 for none, None for one a minute; ``loaded`` is the round the run resumes from."""
         self._folder, self._metrics, self._every = folder, metrics, every
         self._saved_at, self.saved_round = time.monotonic(), loaded
 

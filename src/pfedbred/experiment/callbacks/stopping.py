@@ -89,7 +89,7 @@ class Interruption(Callback):
 
 
 class Patience(Callback):
-    """Stops when a metric has not improved for so many evaluations, in any seed.
+    """Finishes a run early when a metric has not improved for so many evaluations, in any seed.
 
     Example:
       >>> import pfedbred
@@ -107,6 +107,14 @@ class Patience(Callback):
         self._best: np.ndarray | None = None
         self._since = 0
 
+    @contextmanager
+    def running(self, progress: Progress) -> Iterator[None]:
+        """Starts from the evaluations of a resumed run."""
+        self._best, self._since = None, 0
+        for point in progress.points:
+            self.on_evaluation(progress, point)
+        yield
+
     def on_evaluation(self, progress: Progress, point: Point) -> None:
         """Compares with the best so far."""
         values = point.scores.of(self._model).test.values
@@ -118,7 +126,7 @@ class Patience(Callback):
         else:
             self._since += 1
 
-    def stop_reason(self, progress: Progress) -> str | None:
+    def finish_reason(self, progress: Progress) -> str | None:
         """Once the patience is used up."""
         if self._since < self._evaluations:
             return None

@@ -1,0 +1,144 @@
+"""Options that several commands share, and one option for each field of an experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from pfedbred import algorithms, data
+from pfedbred import settings as settings_
+from pfedbred.errors import SettingError, file_name
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.runs import layout
+from pfedbred.runs.config_file import read_config
+from pfedbred.settings.assignments import assignment
+
+File = Annotated[Optional[Path], typer.Argument(help="an experiment file in YAML; options given here override it")]  # noqa: UP045
+Settings = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", help="a hyper-parameter, such as lam=30; repeat for more", metavar="NAME=VALUE"),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="folder for the results; by default a new one under runs/")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the run in an existing folder")]
+KeepModels = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option(
+        "--keep-models/--no-models",
+        help="keep the trained models in the run folder, for 'pfedbred export' [default: if under 1 GB]",
+        show_default=False,
+    ),
+]
+CheckpointEvery = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(min=0, help="rounds between checkpoints, 0 for none [default: one a minute]", show_default=False),
+]
+Patience = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(min=1, help="stop when P's test accuracy has not improved for so many evaluations", metavar="N"),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="resume the run in --out where it stopped, or start it if there is none")
+]
+TimeLimit = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="stop and save before this much time has passed: 90s, 30m or 1h30m", metavar="TIME"),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")]
+
+
+def experiment_options(*, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command one option for each field of Experiment, in place of its ``**options``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "options"]
+        hints = settings_.hints(Experiment)
+        added = [
+            _option(field, hints[field.name])
+            for field in dataclasses.fields(Experiment)
+            if field.metadata["help"] and field.name != without
+        ]
+        signature = inspect.Signature([*own, *added])
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+        return command
+
+    return decorate
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+    flag = f"--{field.name.replace('_', '-')}"
+    kind = bool if hint is bool else int if settings_.is_whole_number(hint) else str
+    default = "" if field.default is None or hint is bool else f" [default: {field.default}]"
+    option = typer.Option(flag, help=field.metadata["help"] + default, show_default=False)
+    annotation = Annotated[Optional[kind], option]  # type: ignore[valid-type]  # noqa: UP045
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[str] | None) -> dict[str, Any]:
+    """The experiment file, overridden by the options given, overridden by --set."""
+    given = read_config(file) if file else {}
+    given.update({name: value for name, value in options.items() if value is not None})
+    settings = given.get("settings")
+    if settings is not None and not isinstance(settings, dict):
+        raise SettingError(f"settings must be names with values, not {settings!r}")
+    if settings and file and options.get("algorithm"):
+        known = settings_.declared(algorithms.factory(options["algorithm"]))
+        foreign = [name for name in settings if name not in known]
+        if foreign:
+            note = f"{options['algorithm']} has no {', '.join(foreign)}: ignored in {file}"
+            print(f"pfedbred: note: {note}", file=sys.stderr)
+        settings = {name: value for name, value in settings.items() if name in known}
+    own = [assignment(text) for text in assignments or ()]
+    for name, _ in own:
+        if sum(name == other for other, _ in own) > 1:
+            raise SettingError(f"--set {name} is given more than once")
+    given["settings"] = {**(settings or {}), **dict(own)}
+    return given
+
+
+def with_recorded(out: Path | None, resume: bool, given: dict[str, Any]) -> dict[str, Any]:
+    """To resume, options that are not given are those of the run in the folder."""
+    if not resume:
+        return given
+    if out is None:
+        raise SettingError("--resume needs --out, the folder of the run to resume")
+    if not layout.started(out):
+        return given
+    before = read_config(out / layout.CONFIG)
+    old = before.get("settings") if before.get("algorithm") == given.get("algorithm", before.get("algorithm")) else {}
+    if old is not None and not isinstance(old, dict):
+        raise SettingError(f"{out / layout.CONFIG}: settings must be names with values, not {old!r}")
+    return {**before, **given, "settings": {**(old or {}), **given["settings"]}}
+
+
+def run_name(experiment: Experiment, what: str) -> str:
+    """A name for a folder: dataset, model and method."""
+    dataset = str(experiment.dataset)
+    stem = file_name(Path(dataset).stem if data.is_file(dataset) else dataset)
+    return f"{stem}-{experiment.model_name}-{what}"
+
+
+_scratch: tempfile.TemporaryDirectory[str] | None = None
+
+
+def write_elsewhere() -> None:
+    """Of several processes that do the same, all but the first write into a temporary folder."""
+    global _scratch
+    _scratch = tempfile.TemporaryDirectory(prefix="pfedbred-")
+
+
+def scratch_folder() -> Path | None:
+    """The temporary folder of a process that is not the first; None in the first."""
+    return Path(_scratch.name) if _scratch else None
+
+
+def chosen_folder(out: Path | None, name: str) -> Path:
+    """Where to write: as asked, or a new name under runs/."""
+    return scratch_folder() or out or layout.free_name(Path("runs"), file_name(name, 200))
