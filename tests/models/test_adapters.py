@@ -13,7 +13,7 @@ from flax import nnx
 
 import pfedbred
 from pfedbred import models
-from pfedbred.algorithms import heads
+from pfedbred.algorithms import body_and_head
 from pfedbred.errors import SettingError
 
 KEY = jax.random.key(3)
@@ -120,7 +120,7 @@ def test_adapted_modules_have_heads(name, larger_federation):
     assert before < 0.7
     assert result.accuracy("personal", "train")[-1, 0] > 0.85
     task = result.simulation.task
-    mine, other = (heads.split(task, result.personal_model(i)) for i in (0, 1))
+    mine, other = (body_and_head.split(task, result.personal_model(i)) for i in (0, 1))
     for a, b in zip(jax.tree.leaves(mine.body), jax.tree.leaves(other.body), strict=True):
         assert np.array_equal(a, b)
     assert {leaf.shape for leaf in jax.tree.leaves(mine.head)} in ({(3,), (16, 3)}, {(3,), (3, 16)})
@@ -304,7 +304,7 @@ def test_head_names_stand_for_whole_paths():
 
     def split(*head):
         task = pfedbred.Task(models.Model(lambda key: params, lambda w, x: x, head=head))
-        return heads.split(task, params)
+        return body_and_head.split(task, params)
 
     assert set(split("layers.1").head) == {"layers.1.weight", "layers.1.bias"}
     assert set(split("layers.1").body) == {"layers.10.weight", "layers"}

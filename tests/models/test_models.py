@@ -10,7 +10,7 @@ import scipy.stats
 
 import pfedbred
 from pfedbred import models
-from pfedbred.algorithms import heads
+from pfedbred.algorithms import body_and_head
 from pfedbred.errors import SettingError
 from pfedbred.types import Words
 
@@ -310,10 +310,10 @@ def test_dtype_follows_the_params(name):
 def test_head_is_the_last_layer(name):
     model, x = every(name)
     params = model.init(KEY)
-    parts = heads.split(pfedbred.Task(model), params)
+    parts = body_and_head.split(pfedbred.Task(model), params)
     assert list(parts.head) == ["output"]
     assert parts.head["output"]["bias"].shape == (CLASSES,)
-    zero = heads.join(parts.body, jax.tree.map(jnp.zeros_like, parts.head))
+    zero = body_and_head.join(parts.body, jax.tree.map(jnp.zeros_like, parts.head))
     assert np.all(model.apply(zero, x) == 0)
 
 

@@ -1,4 +1,4 @@
-"""FedAMP and HeurFedAMP: clients with similar models help each other."""
+"""FedAMP and HeurFedAMP: clients with similar models learn from each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import optax
 
 from pfedbred.aggregation.pairwise import inner_products, squared_distances
 from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
-from pfedbred.algorithms.clouds import Mix, cloud_server, off_diagonal
+from pfedbred.algorithms.mixing_server import Mix, mixing_server, off_diagonal
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.errors import SettingError
 from pfedbred.settings.values import Count, Fraction, NonNegative, Positive
@@ -36,15 +36,15 @@ def fedamp(
 
     The distance is squared, and A'(x) = e^{-x/sigma} / sigma. These are the paper's steps; they leave out the factor 2
     of the penalty's gradient, so that their fixed point is that of lam/2. There is no single global model: P is w_i,
-    and G is the mean of the u_i. With lam = 0 every client is alone.
+    and G is the mean of the u_i. With lam = 0 every client trains alone.
 
     Args:
       task: model and loss f.
-      lam: lambda, the weight of A.
-      sigma: how near two models must be to help each other.
-      alpha_k: the server's step; at most sigma / N, so that u_i is a convex combination whatever the distances. The
-        paper lowers it along the run and ties it to its data; these defaults suit up to 100 clients, and hold w_i with
-        a strength lam / alpha_k of 1.
+      lam: lambda, the coefficient of A.
+      sigma: how close two models must be to influence each other.
+      alpha_k: the server's step; at most sigma / N, so that u_i is a convex combination at any distance. The
+        paper decreases it during the run and ties it to its data; these defaults suit up to 100 clients and hold w_i
+        with strength lam / alpha_k = 1.
       alpha: the clients' step size.
       R: local steps, each on one minibatch.
 
@@ -76,7 +76,7 @@ def heurfedamp(
         xi_ii = self_weight;   xi_ij = (1 - self_weight) e^{sigma cos(w_i, w_j)} / sum_{h != i} e^{sigma cos(w_i, w_h)}
         client:  w_i <- w_i - alpha (grad f_i(w_i) + lam (w_i - u_i)),  R steps from its own w_i
 
-    P is w_i, G is the mean of the u_i. With lam = 0 every client is alone.
+    P is w_i, G is the mean of the u_i. With lam = 0 every client trains alone.
 
     Args:
       task: model and loss f.
@@ -95,19 +95,19 @@ def heurfedamp(
         cosines = products / jnp.maximum(norms[:, None] * norms[None, :], jnp.finfo(products.dtype).tiny)
         alone = jnp.eye(len(present), dtype=bool)
         attention = jax.nn.softmax(jnp.where(alone, -jnp.inf, sigma * cosines), axis=1)
-        attention = jnp.where(alone, 0, attention)  # with one client there is nobody else: NaN on the diagonal
+        attention = jnp.where(alone, 0, attention)  # with a single client the softmax is NaN on the diagonal
         return _rows_to_one((1 - self_weight) * attention)
 
     return _attentive(task, mix, lam, alpha, R)
 
 
 def _rows_to_one(others: Array) -> Array:
-    """Each row's remainder is the client's own weight."""
+    """Adds the client's own weight, the remainder of its row."""
     return others + jnp.diag(1 - jnp.sum(others, axis=1))
 
 
 def _attentive(task: Task, mix: Mix, pull: Any, alpha: Any, steps: int) -> Algorithm:
-    """Clients that train their own model, held with strength ``pull`` at the mixture that the server made for them."""
+    """Clients that train their own model, pulled with strength ``pull`` towards the mixture that the server sends."""
 
     def train(u: Tree, w: Tree, data: ClientData) -> tuple[Tree, Tree]:
         def gradient(v: Tree, batch: Batch) -> Tree:
@@ -117,4 +117,4 @@ def _attentive(task: Task, mix: Mix, pull: Any, alpha: Any, steps: int) -> Algor
         return w, w
 
     client = Client(init=lambda u: u, train=train, model=lambda u, w, data: w, draws=steps)
-    return Algorithm(client, cloud_server(task, mix, replaces=False), task.model.apply)
+    return Algorithm(client, mixing_server(task, mix, replaces=False), task.model.apply)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
-from pfedbred.algorithms.heads import Parts, body_server, join, only
+from pfedbred.algorithms.body_and_head import Parts, body_server, gradient_in, join
 from pfedbred.data.minibatches import ClientData
 from pfedbred.settings.values import Count, NonNegative
 from pfedbred.types import Tree
@@ -12,7 +12,7 @@ from pfedbred.types import Tree
 @method(
     paper="Arivazhagan et al., Federated Learning with Personalization Layers",
     year=2019,
-    G="shared body, first head",
+    G="shared body, initial head",
     P="shared body, own head",
 )
 def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
@@ -20,9 +20,9 @@ def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm
 
         (b_i, h_i) <- (b_i, h_i) - alpha grad f_i(b_i, h_i),  R steps from (b, h_i);     b <- E_I b_i
 
-    Heads stay on their clients; all start alike here, where the paper starts each at random. P is (b, h_i),
-    G is b under the head that everyone started from. The head is the model's own (``Model.head``); a model that is
-    all head is trained locally.
+    Heads stay on their clients; here all start alike, while the paper starts each at random. P is (b, h_i),
+    G is b under the initial head. The head is the model's (``Model.head``); a model that is all head is trained
+    locally.
 
     Args:
       task: model and loss f.
@@ -33,7 +33,7 @@ def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm
     """
 
     def train(message: Parts, head: Tree, data: ClientData) -> tuple[Tree, Tree]:
-        parts = descend(only(task, ("body", "head")), Parts(message.body, head), data, alpha=alpha, steps=R)
+        parts = descend(gradient_in(task, ("body", "head")), Parts(message.body, head), data, alpha=alpha, steps=R)
         return parts.body, parts.head
 
     def model(message: Parts, head: Tree, data: ClientData) -> Tree:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
-from pfedbred.algorithms.clouds import cloud_server, off_diagonal
+from pfedbred.algorithms.mixing_server import mixing_server, off_diagonal
 from pfedbred.data.minibatches import ClientData
 from pfedbred.settings.values import Count, NonNegative
 from pfedbred.types import Array, Tree
@@ -45,4 +45,4 @@ def fedu(task: Task, *, lam: NonNegative = 1.0, alpha: NonNegative = 0.01, R: Co
         return descend(jax.grad(task.loss), w, data, alpha=alpha, steps=R), state
 
     client = Client(init=lambda w: (), train=train, model=lambda w, state, data: w, draws=R)
-    return Algorithm(client, cloud_server(task, mix, replaces=True), task.model.apply)
+    return Algorithm(client, mixing_server(task, mix, replaces=True), task.model.apply)

@@ -1,4 +1,4 @@
-"""Mime: the server's momentum in every local step, with a correction for client drift."""
+"""Mime: the server's momentum in every local step, and a correction for client drift."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Message(NamedTuple):
 def mime(task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: Count = 20) -> Algorithm:
     r"""Mime with SGD and momentum m: local steps that mimic a centralised one.
 
-    Before they train, the selected clients send grad f_i(w) on all of their samples; c is its average. Then
+    Before training, the selected clients send grad f_i(w) on all their samples; c is the average. Then
 
         v <- v - alpha ((1 - momentum) (grad f_i(v) - grad f_i(w) + c) + momentum m),  R steps from w, both
              gradients on the step's minibatch

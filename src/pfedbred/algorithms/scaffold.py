@@ -36,7 +36,7 @@ def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 
         c_i' = c_i - c + (w - v) / (R alpha)                                       option II
         w   <- w + alpha_server E_I (v_i - w);   c <- c + 1/N sum_I (c_i' - c_i)
 
-    c is a plain sum, so every client counts alike in the objective, whatever the weights of the average E_I.
+    c is a plain sum, so all clients count equally in the objective, whatever the weights of the average E_I.
 
     No personal model: G and P are w. c_i stays on the client; only its change is uploaded. With one client it is SGD.
 

@@ -1,4 +1,4 @@
-"""Servers that keep one model for each client and mix them pairwise (FedAMP, HeurFedAMP, FedU)."""
+"""Servers that keep one model per client and mix them pairwise (FedAMP, HeurFedAMP, FedU)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pfedbred.algorithms.base import Server, ServerState, Task, Uploads
 from pfedbred.types import Array, Key, Tree
 
 Mix = Callable[[Tree, Array], Array]
-"""``mix(models, present)``: the N x N weights by which each client's model is made from all. Rows sum to one.
+"""``mix(models, present)``: the N x N weights xi that mix all models into one for each client. Rows sum to one.
 
-``present`` marks the clients whose uploads are taken in this round.
+``present`` marks the clients whose uploads count in this round.
 """
 
 
-def cloud_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
-    """Sends each client its own mixture u_i = sum_j xi_ij w_j of the models uploaded last. G is the mean of the u_i.
+def mixing_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
+    """Sends each client its mixture u_i = sum_j xi_ij w_j of the latest uploaded models. G is the mean of the u_i.
 
-    The mixing is a matrix product for each array of the weights, so memory is N x N and N x d, never N x N x d.
+    Mixing is one matrix product per array of the params, so memory is N x N and N x d, never N x N x d.
 
     Args:
-      task: what is learnt.
-      mix: gives xi.
-      replaces: whether a client's mixture takes the place of its model (FedU), or is made anew from the uploads of
-        all clients in every round (FedAMP).
+      task: what is learned.
+      mix: computes xi.
+      replaces: whether a client's mixture replaces its model (FedU), or is recomputed in every round from the
+        latest uploads of all clients (FedAMP).
     """
 
     def init(key: Key, clients: int) -> ServerState:
@@ -37,7 +37,7 @@ def cloud_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
         kept = state.model if replaces else state.extra
         count = jax.tree.leaves(kept)[0].shape[0]
-        place = jnp.where(uploads.valid, uploads.client, count)  # past the end: who is not taken keeps its old model
+        place = jnp.where(uploads.valid, uploads.client, count)  # past the end: a rejected client keeps its old model
         models = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), kept, uploads.upload)
         present = jnp.zeros(count, bool).at[place].set(True, mode="drop")
         xi = mix(models, present)

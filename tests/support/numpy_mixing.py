@@ -136,15 +136,15 @@ def heuristic_attention(models: Sequence[Vector], settings: Settings) -> np.ndar
     return xi
 
 
-def cloud_models(models: Sequence[Vector], xi: np.ndarray) -> list[Vector]:
+def mixed_models(models: Sequence[Vector], xi: np.ndarray) -> list[Vector]:
     """u_i = sum_j xi_ij w_j."""
-    clouds = []
+    mixtures = []
     for i in range(len(models)):
         u = np.zeros_like(models[i])
         for j in range(len(models)):
             u = u + xi[i, j] * models[j]
-        clouds.append(u)
-    return clouds
+        mixtures.append(u)
+    return mixtures
 
 
 def message_passing(
@@ -168,7 +168,7 @@ def message_passing(
                 own[i] = w
         for i in chosen:
             uploaded[i] = own[i]
-        made = cloud_models(uploaded, weights(uploaded, settings))
+        made = mixed_models(uploaded, weights(uploaded, settings))
         sent = [run.momentum(sent[i], made[i]) for i in run.clients]
     personal = [own[i] if run.read[i] else sent[i] for i in run.clients]
     return sum(sent[1:], sent[0]) / len(sent), personal

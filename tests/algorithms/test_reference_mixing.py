@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import small_federation
-from support import numpy_clouds as clouds
+from support import numpy_mixing as mixing
 from support import numpy_reference as reference
 from test_reference import (
     BATCH,
@@ -112,10 +112,10 @@ def wrapped(name: str) -> dict[str, Any]:
     return given
 
 
-def reference_run(settings: dict[str, Any], how: str, participation: str) -> clouds.Run:
-    known = {key: value for key, value in settings.items() if key in clouds.Settings.__dataclass_fields__}
-    return clouds.Run(
-        clouds.Settings(**{"alpha": 0.0, "R": 0, **known}),
+def reference_run(settings: dict[str, Any], how: str, participation: str) -> mixing.Run:
+    known = {key: value for key, value in settings.items() if key in mixing.Settings.__dataclass_fields__}
+    return mixing.Run(
+        mixing.Settings(**{"alpha": 0.0, "R": 0, **known}),
         sequences(FEDERATION, SEED),
         [FEDERATION.train.client(i) for i in range(len(SIZES))],
         chosen_by_round(SELECTIONS[how], SEED, ROUNDS),
@@ -131,7 +131,7 @@ def expected_vectors(name: str, start: np.ndarray, how: str, participation: str)
     if base in reference.NAMES:
         beta = given.get("beta", 1.0) * given.get("am_beta", 1.0)
         paper = reference.Settings(**ALGORITHM_1, beta=beta)
-    return clouds.run_vectors(base, run, start, given.get("ft_alpha"), paper)
+    return mixing.run_vectors(base, run, start, given.get("ft_alpha"), paper)
 
 
 def check(name: str, how: str, participation: str) -> None:
@@ -179,14 +179,14 @@ def test_wrappers_agree_where_a_model_is_a_mixture(suffix, participation):
     result = library("fedem" + suffix, given, participation=participation)
     run = reference_run(given, "changing", participation)
     start = components(result.start)
-    shared, pi = clouds.fedem(run, start)
+    shared, pi = mixing.fedem(run, start)
     assert np.abs(shared - start).max() > 0.01
     assert np.ptp(np.stack(pi), axis=0).min() > 0.01  # clients differ in their mixtures
     np.testing.assert_allclose(components(result.global_), shared, **TOLERANCE)
     for i, mine in enumerate(result.personal):
         models, log_pi = shared, np.log(pi[i])
         if suffix == "+ft":
-            models, log_pi = clouds.fine_tuned_mixture(shared, log_pi, run.ahead(i, 0), FT_ALPHA)
+            models, log_pi = mixing.fine_tuned_mixture(shared, log_pi, run.ahead(i, 0), FT_ALPHA)
         np.testing.assert_allclose(components(mine), models, **TOLERANCE, err_msg=f"components of client {i}")
         weights = np.exp(log_pi) / np.exp(log_pi).sum()
         np.testing.assert_allclose(np.asarray(jax.nn.softmax(mine.log_weights)), weights, **TOLERANCE)
@@ -206,7 +206,7 @@ def uploads(name: str) -> list[np.ndarray]:
     run = reference_run(SETTINGS[name], "changing", "all")
     run.chosen_by_round = [range(len(SIZES))] * ROUNDS
     start = as_vector(library(name, SETTINGS[name]).start)
-    return clouds.METHODS[name](run, start)[1]
+    return mixing.METHODS[name](run, start)[1]
 
 
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
@@ -216,13 +216,13 @@ def off_diagonal(matrix: np.ndarray) -> np.ndarray:
 def test_attention_differs_between_pairs_and_with_the_square():
     models = uploads("fedamp")
     settings = reference_run(SETTINGS["fedamp"], "fixed", "all").settings
-    xi = clouds.attention(models, settings)
+    xi = mixing.attention(models, settings)
     others = off_diagonal(xi)
     assert others.max() > 1.5 * others.min() > 0
     assert np.diag(xi).min() > 0.1  # a convex combination, as the paper asks
     not_squared = [
         settings.alpha_k
-        * clouds.attention_derivative(np.sqrt(clouds.squared_distance(models[i], models[j])), settings.sigma)
+        * mixing.attention_derivative(np.sqrt(mixing.squared_distance(models[i], models[j])), settings.sigma)
         for i in range(len(models))
         for j in range(len(models))
         if i != j
@@ -231,7 +231,7 @@ def test_attention_differs_between_pairs_and_with_the_square():
 
 
 def test_heuristic_attention_differs_between_pairs():
-    xi = clouds.heuristic_attention(
+    xi = mixing.heuristic_attention(
         uploads("heurfedamp"), reference_run(SETTINGS["heurfedamp"], "fixed", "all").settings
     )
     others = off_diagonal(xi)
@@ -243,7 +243,7 @@ def test_attention_is_the_derivative_of_its_penalty():
     """A(x) = 1 - e^{-x/sigma} at x = ||w_i - w_j||^2, by differences in x."""
     for x in (0.1, 1.0, 3.0):
         slope = ((1 - np.exp(-(x + 1e-6) / 1.3)) - (1 - np.exp(-(x - 1e-6) / 1.3))) / 2e-6
-        np.testing.assert_allclose(clouds.attention_derivative(x, 1.3), slope, rtol=1e-8)
+        np.testing.assert_allclose(mixing.attention_derivative(x, 1.3), slope, rtol=1e-8)
 
 
 def test_mixture_gradient_is_that_of_its_loss():
@@ -253,11 +253,11 @@ def test_mixture_gradient_is_that_of_its_loss():
 
     def loss(everything: np.ndarray) -> float:
         each, weights = everything[2:].reshape(models.shape), np.exp(everything[:2])
-        likelihood = sum(weights[m] / weights.sum() * np.exp(-clouds.sample_losses(each[m], batch)) for m in range(2))
+        likelihood = sum(weights[m] / weights.sum() * np.exp(-mixing.sample_losses(each[m], batch)) for m in range(2))
         return float(-np.mean(np.log(likelihood)))
 
     everything = np.concatenate([log_pi, models.ravel()])
-    moved, moved_log_pi = clouds.fine_tuned_mixture(models, log_pi, batch, 1.0)
+    moved, moved_log_pi = mixing.fine_tuned_mixture(models, log_pi, batch, 1.0)
     step = everything - np.concatenate([moved_log_pi, moved.ravel()])
     np.testing.assert_allclose(step, _slopes(loss, everything), rtol=0, atol=1e-8)
 

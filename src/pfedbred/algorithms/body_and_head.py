@@ -1,4 +1,4 @@
-"""A model as a shared body and a head, for the methods that treat them apart."""
+"""A model as a body and a head, for methods that share one and keep the other personal."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ from pfedbred.types import Key, Tree
 
 
 class Parts(NamedTuple):
-    """Body and head of one model's weights."""
+    """The body and the head of one model's params."""
 
     body: Tree
     head: Tree
 
 
-def split(task: Task, weights: Tree) -> Parts:
-    """Body and head."""
-    keys = task.model.head_keys(weights)
+def split(task: Task, params: Tree) -> Parts:
+    """The params as body and head."""
+    keys = task.model.head_keys(params)
     if keys is None:
-        raise SettingError(
-            "this method needs a model whose weights are a dict and that names its head: Model(head=...)"
-        )
-    body = {key: part for key, part in weights.items() if key not in keys}
-    return Parts(body, {key: weights[key] for key in keys})
+        raise SettingError("this method needs a model whose params are a dict and that names its head: Model(head=...)")
+    body = {key: part for key, part in params.items() if key not in keys}
+    return Parts(body, {key: params[key] for key in keys})
 
 
 def join(body: Tree, head: Tree) -> Tree:
-    """The weights again."""
+    """The params from body and head."""
     return {**body, **head}
 
 
-def only(task: Task, trained: Sequence[str]) -> Callable[[Parts, Batch], Parts]:
-    """The loss's gradient in the named parts (``body``, ``head``), and zero in the others."""
+def gradient_in(task: Task, trained: Sequence[str]) -> Callable[[Parts, Batch], Parts]:
+    """The gradient of the loss in the named parts (``body``, ``head``), and zero in the others."""
 
     def gradient(parts: Parts, batch: Batch) -> Parts:
         found = jax.grad(lambda p: task.loss(join(p.body, p.head), batch))(parts)
@@ -48,9 +46,9 @@ def only(task: Task, trained: Sequence[str]) -> Callable[[Parts, Batch], Parts]:
 
 
 def body_server(task: Task) -> Server:
-    """Averages bodies. G is the average body under the head that everyone started from.
+    """Averages bodies. G is the average body under the initial head.
 
-    Its model is the body alone; the first head is kept beside it, for G and for clients that arrive.
+    The server's model is the body alone; the initial head is kept for G and for new clients.
     """
 
     def init(key: Key, clients: int) -> ServerState:
