@@ -40,10 +40,11 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
                 raise SettingError(f"unknown option {name!r}{nearest(name, known)}")
         return Experiment(**given).checked()
 
-    def checked(self) -> Experiment:
+    def checked(self, *, data_elsewhere: bool = False) -> Experiment:
         """The same experiment with every value checked and the defaults of its dataset and algorithm filled in.
 
         The number of clients stays open where only the data knows it, so that the file means the same data later.
+        With ``data_elsewhere``, ``dataset`` is only the name of data that other machines hold.
         """
         if getattr(self, "_is_checked", False):
             return self
@@ -62,13 +63,15 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         if last >= 2**32:
             raise SettingError(f"seeds must be below 2**32, but the last one would be {last}")
         experiment._check_selection(None)
-        experiment = experiment._with_data_defaults()._with_aggregated(experiment.clients)
+        if not data_elsewhere:
+            experiment = experiment._with_data_defaults()
+        experiment = experiment._with_aggregated(experiment.clients)
         object.__setattr__(experiment, "_is_checked", True)  # frozen; a replaced copy does not have it
         return experiment
 
-    def for_data(self, federation: DataInfo) -> Experiment:
+    def for_data(self, federation: DataInfo, *, data_elsewhere: bool = False) -> Experiment:
         """This experiment, checked, with what only the data can tell: how many clients a round averages."""
-        experiment = self.checked()
+        experiment = self.checked(data_elsewhere=data_elsewhere)
         if experiment.clients not in (None, federation.clients):
             raise SettingError(
                 f"the experiment is for {experiment.clients} clients, the federation has {federation.clients}"

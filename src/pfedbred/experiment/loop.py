@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from pfedbred.engine import devices
 from pfedbred.engine.backend import Pending
 from pfedbred.engine.history import Point
 from pfedbred.engine.newcomers import join
-from pfedbred.engine.screening import diverged, total
+from pfedbred.engine.screening import Rejections, diverged, total
 from pfedbred.experiment.building import Built
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.progress import Progress
@@ -34,14 +35,17 @@ def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | No
         progress.seconds = time.perf_counter() - clock
         progress.compile_seconds = backend.compile_seconds - compiled_before
 
-    def note(asked: Pending | None, after: int) -> Pending | None:
-        """Records an evaluation if its result is there; returns it if it is not."""
+    def moment() -> _Moment:
+        return _Moment(progress.round, backend.rejections(progress.state), backend.diagnostics(progress.state))
+
+    def note(asked: Pending, when: _Moment) -> Pending | None:
+        """Records the evaluation of that moment if its result is there; returns it if it is not."""
         nonlocal gone
-        if asked is None or asked.result is None:
+        if asked.result is None:
             return asked
-        now = backend.rejections(progress.state)
+        after, now, diagnostics = when
         since = now.since(total([point.rejections for point in progress.points], experiment.seeds))
-        point = Point(after, progress.seconds, asked.result, since, backend.diagnostics(progress.state))
+        point = Point(after, progress.seconds, asked.result, since, diagnostics)
         progress.points.append(point)
         for each in callbacks:
             each.on_evaluation(progress, point)
@@ -52,23 +56,23 @@ def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | No
     with ExitStack() as stack:
         for each in callbacks:
             stack.enter_context(each.running(progress))
-        asked = backend.start_evaluation(progress.state) if progress.evaluation_due else None
-        asked = note(asked, progress.round)
+        asked = note(backend.start_evaluation(progress.state), moment()) if progress.evaluation_due else None
         while progress.round < experiment.rounds and stopped is None and finished is None and gone is None:
             until_evaluation = experiment.eval_every - progress.round % experiment.eval_every
             rounds = min(until_evaluation, experiment.rounds - progress.round)
             rounds = devices.agreed(min([rounds, *(each.most_rounds(progress) for each in callbacks)]))
             compiled, started = backend.compile_seconds, time.perf_counter()
-            evaluated_round = progress.round
+            before = moment() if asked else None
             progress.state = jax.block_until_ready(backend.advance(progress.state, rounds))
             training = time.perf_counter() - started - (backend.compile_seconds - compiled)
             progress.pace = training / rounds
             progress.round_seconds.append(progress.pace)
             progress.round += rounds
             tick()
-            asked = note(asked, evaluated_round)
+            if asked and before:
+                asked = note(asked, before)
             if progress.evaluation_due and gone is None:
-                asked = note(backend.start_evaluation(progress.state), progress.round)
+                asked = note(backend.start_evaluation(progress.state), moment())
             if gone is None:
                 finished = _agreed([each.finish_reason(progress) for each in callbacks])
                 stopped = _agreed([each.stop_reason(progress) for each in callbacks])
@@ -79,7 +83,7 @@ def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | No
         if asked is not None and stopped is None and gone is None:
             asked.result = backend.evaluate(progress.state)
             tick()
-            note(asked, progress.round)
+            note(asked, moment())
         joined = None
         if newcomers and not stopped:
             joined = join(backend, progress.state, newcomers, experiment.joining_rounds)
@@ -101,6 +105,14 @@ def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | No
         for each in callbacks:
             each.on_end(run)
     return run
+
+
+class _Moment(NamedTuple):
+    """What an evaluation describes: its result may come a round later."""
+
+    round: int
+    rejections: Rejections
+    diagnostics: dict[str, np.ndarray]
 
 
 def _agreed(reasons: Sequence[str | None]) -> str | None:

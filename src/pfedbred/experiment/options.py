@@ -128,7 +128,11 @@ class ProtocolOptions:
         sent=True,
     )
     diagnostics: bool = option(
-        False, "also record the methods' diagnostics, such as the norm of updates", identifies=False
+        False,
+        "also record the methods' diagnostics, such as the norm of updates",
+        identifies=False,
+        deployed=True,
+        sent=True,
     )
 
 

@@ -42,6 +42,7 @@ class FolderOptions:
       source: the folder to resume from, if it is not the one written into.
       warn: is called with what is wrong but not fatal.
       extra: more content for summary.json.
+      checkpoint_always: whether to write one also before the first round, and after rounds that changed nothing.
     """
 
     checkpoint_every: int | None = None
@@ -51,6 +52,7 @@ class FolderOptions:
     source: Path | None = None
     warn: Callable[[str], None] = warn
     extra: Callable[[Run], dict[str, Any]] | None = field(default=None)
+    checkpoint_always: bool = False
 
 
 def run(
@@ -119,7 +121,7 @@ def run_into(folder: Path, built: Built, callbacks: Sequence[Callback] = (), how
         if found:
             start, metrics_size = load_progress(source, built, found)
     metrics = MetricsWriter(folder, keep=metrics_size if source == folder else 0)
-    saver = Checkpoints(folder, metrics, how.checkpoint_every, start.round if start else 0)
+    saver = Checkpoints(folder, metrics, how.checkpoint_every, start.round if start else 0, how.checkpoint_always)
     outcome = [Outcome(folder, how.keep_models, how.extra)] if how.outcome else []
     with one_line_errors(folder, saver.what_is_saved):
         for each in layout.leftovers(folder):

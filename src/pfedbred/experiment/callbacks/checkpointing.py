@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -21,10 +23,23 @@ _SHARE = 30  # and at least so many times what the last one took
 class Checkpoints(Callback):
     """A checkpoint every so many rounds, or once a minute; and before a run stops."""
 
-    def __init__(self, folder: Path, metrics: MetricsWriter, every: int | None = None, loaded: int = 0) -> None:
-        """``every`` is in rounds, 0 for none, None for one a minute; ``loaded`` is the round the run resumes from."""
-        self._folder, self._metrics, self._every = folder, metrics, every
+    def __init__(
+        self, folder: Path, metrics: MetricsWriter, every: int | None = None, loaded: int = 0, always: bool = False
+    ) -> None:
+        """``every`` is in rounds, 0 for none, None for one a minute; ``loaded`` is the round the run resumes from.
+
+        With ``always``, there is also one before the first round, and after rounds that changed nothing: for a backend
+        whose clients rely on what the server remembers.
+        """
+        self._folder, self._metrics, self._every, self._always = folder, metrics, every, always
         self._saved_at, self.saved_round = time.monotonic(), loaded
+
+    @contextmanager
+    def running(self, progress: Progress) -> Iterator[None]:
+        """Saves before the first round, if asked to."""
+        if self._always and progress.round == 0:
+            self._save(progress)
+        yield
 
     def most_rounds(self, progress: Progress) -> int:
         """Up to the next checkpoint, or for about a second."""
@@ -38,7 +53,7 @@ class Checkpoints(Callback):
             self._save(progress)
 
     def _due(self, progress: Progress) -> bool:
-        if all(progress.backend.rejections(progress.state).skipped_in_row):
+        if not self._always and all(progress.backend.rejections(progress.state).skipped_in_row):
             return False  # no seed learns anything any more: the checkpoint before may be better
         if self._every is None:
             return time.monotonic() - self._saved_at > max(_SECONDS, _SHARE * progress.save_seconds)
