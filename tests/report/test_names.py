@@ -16,10 +16,10 @@ import pfedbred
 from pfedbred.cli.data import describe
 from pfedbred.errors import SettingError, file_name, is_file_name, printable
 from pfedbred.experiment.command import command
+from pfedbred.io.atomic import write_json
 from pfedbred.paper.page import section as paper_section
 from pfedbred.report import curves, page, terminal
 from pfedbred.report.distribution import draw_distribution
-from pfedbred.runs import records
 
 PATHS = [
     "../../x",
@@ -150,7 +150,7 @@ def test_a_model_or_an_algorithm_cannot_lead_out_of_the_folder(call, tmp_path):
 @pytest.mark.parametrize("name", ["../pfedme", "/etc", "..", "", "a/b", "\0"])
 def test_a_comparison_reads_its_own_runs_only(name, tmp_path):
     (tmp_path / "cmp").mkdir()
-    records.write_json(tmp_path / "cmp" / "table.json", [{"algorithm": name}])
+    write_json(tmp_path / "cmp" / "table.json", [{"algorithm": name}])
     with pytest.raises(SettingError, match="is not an algorithm"):
         page.gather([tmp_path / "cmp"])
 
@@ -217,20 +217,20 @@ def evil_page(finished, tmp_path):
         folder.mkdir(parents=True)
     summary = poisoned(json.loads((finished / "run" / "summary.json").read_text()))
     summary["experiment"]["settings"][EVIL] = EVIL
-    records.write_json(run / "summary.json", summary)
-    records.write_json(run / "data.json", poisoned(json.loads((finished / "run" / "data.json").read_text())))
+    write_json(run / "summary.json", summary)
+    write_json(run / "data.json", poisoned(json.loads((finished / "run" / "data.json").read_text())))
     (run / "metrics.jsonl").write_bytes((finished / "run" / "metrics.jsonl").read_bytes())
     facts = poisoned(json.loads((finished / "sweep" / "sweep.json").read_text()), keep=("grid", "best", "points"))
     names = (EVIL, "b%{z}" + EVIL)
     facts["grid"], facts["best"] = list(names), dict.fromkeys(names, 0.1)
     facts["points"] = [{names[0]: i, names[1]: j, "global": 0.5, "personal": 0.1 * i} for i in (0, 1) for j in (0, 1)]
-    records.write_json(sweep / "sweep.json", facts)
+    write_json(sweep / "sweep.json", facts)
     cell = {**dict.fromkeys(("column", "row", "model"), EVIL), "mean": 1.0, "std": 0.1, "paper": 2.0}
     cell |= {"n": 5, "rounds": 7}
-    records.write_json(run / "table2.json", [cell])
+    write_json(run / "table2.json", [cell])
     deviation = {"global": [0.1, 0.2], "local": [0.1, None], "samples": {"global": [1, 2], "local": [1, 0]}}
     deviation |= {"fingerprint": {"rounds": 3}, "platform": summary["platform"]}
-    records.write_json(run / "cells" / "deviation" / "c<b>" / f"{EVIL.replace('/', '')}.json", deviation)
+    write_json(run / "cells" / "deviation" / "c<b>" / f"{EVIL.replace('/', '')}.json", deviation)
     page.write_page([run, sweep], tmp_path / "page.html", [paper_section()], command)
     return tmp_path / "page.html"
 
@@ -242,6 +242,7 @@ def test_the_page_ends_no_element_early(evil_page):
     assert "<img" not in text.split("<script>")[0]
 
 
+@pytest.mark.full
 def test_nothing_on_the_page_is_made_of_names(browser, evil_page):
     browser.get(evil_page.as_uri())
     wait(browser, "return document.documentElement.dataset.ready === 'yes'")

@@ -131,7 +131,7 @@ def test_a_column_of_the_paper_is_chosen_and_its_methods_filtered(page, root):
     assert browser.execute_script(f"{details}.open")
     assert browser.find_element("id", "paper-0-summary").text.startswith("FEMNIST, MCLR: best P")
     assert browser.execute_script(names) == ["fedavg", "mg-meta", "mg-meta"]
-    assert "2 of 1200 rounds; part of FEMNIST" in browser.find_element("id", "paper").text
+    assert "2 of 1200 rounds; a part of FEMNIST" in browser.find_element("id", "paper").text
     words = browser.find_element("id", "paper-0-rounds").get_attribute("aria-label")
     assert words.startswith("FEMNIST, MCLR: accuracy by round. Lines are means over seeds")
     cells = json.loads((root / "paper" / "table2.json").read_text())

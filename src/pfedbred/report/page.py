@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from pfedbred._version import __version__
 from pfedbred.errors import SettingError, is_file_name, printable
+from pfedbred.io.atomic import write_text
 from pfedbred.io.shapes import expect
 from pfedbred.io.strict import read_json
 from pfedbred.report.content import Command, Content, add_run, add_sweep
@@ -70,10 +71,7 @@ def write_page(
         plotly=get_plotlyjs(),
         content=embedded(content),
     )
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as problem:
-        raise SettingError(f"cannot write {path}: {problem.strerror}") from None
+    write_text(path, page)
 
 
 def _asset(name: str) -> str:
