@@ -82,7 +82,7 @@ def test_a_table_is_run_once_and_goes_on_where_it_stopped(call, small, tmp_path,
     assert code == 0, err
     assert len(ran) == 2
     assert "digits fedavg: " in out
-    assert "done before" in out
+    assert "already done" in out
     cells = json.loads((tmp_path / "here" / "table2.json").read_text())
     assert [(cell["row"], cell["model"]) for cell in cells] == [
         ("fedavg", "G"),
@@ -159,7 +159,7 @@ def test_a_table_stops_in_time(call, small, tmp_path):
     with out_of_time("before"):
         code, out, err = call(*options, "parts", "--time-limit", "1h")
     assert code == 75, err
-    assert "table2 digits fedavg: not begun (time limit)\nto go on: the same command" in out
+    assert "table2 digits fedavg: not started (time limit)\nto go on: the same command" in out
     with out_of_time("in it"):
         code, out, err = call(*options, "parts", "--time-limit", "1h")
     assert code == 75, err
@@ -171,7 +171,7 @@ def test_a_table_stops_in_time(call, small, tmp_path):
 def test_the_time_that_paper_is_given_counts(call, small):
     """From when the process began, which these tests' did long ago."""
     code, out, err = call("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--time-limit", "0.1s")
-    assert (code, "not begun (time limit)" in out) == (75, True), err
+    assert (code, "not started (time limit)" in out) == (75, True), err
 
 
 def test_a_cell_begun_with_other_settings_is_left_alone(call, small):
@@ -225,7 +225,7 @@ def test_prepared_federations_are_used(call, small, tmp_path):
     assert call("data", "prepare", "digits", "--clients", "6", "--out", "other/digits.fed")[0] == 0
     code, _, err = call("paper", "table2", *options, "--federations", "other")
     assert code == 2
-    assert "is of other data" in err
+    assert "was measured on other data" in err
 
 
 def test_a_run_that_diverged_is_not_given_a_figure(call, small, tmp_path, monkeypatch):
