@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithms.base import Algorithm, Client, Task, averaging_server, method
+from pfedbred.algorithms.base import Algorithm, Client, Info, Task, averaging_server, method
 from pfedbred.bregman import means, priors
 from pfedbred.bregman.proximal import Problem, Solver, envelope_gradient, prox, solver
 from pfedbred.data.minibatches import ClientData
@@ -79,7 +79,8 @@ def pfedbred(
         w       <- w - alpha_m Dmu^T lam grad_m D_{g*}(theta, mu)          line 10, Eq. (equ_gdmp) with erratum 1:
                                                                            (mu - theta) where it prints (w - theta)
 
-    and the server: w <- (1 - beta) w + beta E_I w_i (line 14). G is w, P is theta_i.
+    and the server: w <- (1 - beta) w + beta E_I w_i (line 14). G is w, P is theta_i. Its diagnostics are the loss of
+    w before and of theta after local training, and ||theta - mu|| and the proximal steps, averaged over local steps.
 
     Args:
       task: model and loss f.
@@ -117,8 +118,8 @@ def pfedbred(
     def kept(theta: Tree, w: Tree) -> PersonalState:
         return PersonalState(theta if keeps_theta else None, w if keeps_memory else None)
 
-    def train(w_global: Tree, state: PersonalState, data: ClientData) -> tuple[Tree, PersonalState]:
-        def local_step(carry: tuple[Tree, Tree], r: Array) -> tuple[tuple[Tree, Tree], None]:
+    def train(w_global: Tree, state: PersonalState, data: ClientData) -> tuple[Tree, PersonalState, Info]:
+        def local_step(carry: tuple[Tree, Tree], r: Array) -> tuple[tuple[Tree, Tree], Info]:
             w, theta = carry
             first = r * strategy.batches
             batches = [data.batch(first + j) for j in range(strategy.batches)]
@@ -136,17 +137,22 @@ def pfedbred(
             batch = batches[-1]
             problem = Problem(lambda v: task.loss(v, batch), mu, family, lam, task.first_layer(batch))
             start = {"local": chosen.local, "theta": theta, "mean": mu}[prox_start]
-            theta = prox(problem, solve, start).personal
+            theta, steps = prox(problem, solve, start)
 
             gradient = envelope_gradient(problem, theta, exact=envelope == "exact")
             if jacobian == "exact":
                 (gradient,) = pull_back(gradient)
             w = optax.tree.add_scale(chosen.local, -alpha_m, gradient)
-            return (w, theta), None
+            return (w, theta), {"distance_to_mean": optax.tree.norm(optax.tree.sub(theta, mu)), "prox_steps": steps}
 
         begin = (start_w(w_global, state), start_theta(w_global, state) if keeps_theta else w_global)
-        (w, theta), _ = jax.lax.scan(local_step, begin, jnp.arange(R))
-        return w, kept(theta, w)
+        (w, theta), seen = jax.lax.scan(local_step, begin, jnp.arange(R))
+        info = {
+            "loss_before": task.loss(begin[0], data.batch(0)),
+            "loss_after": task.loss(theta, data.batch(R * strategy.batches - 1)),
+            **jax.tree.map(jnp.mean, seen),
+        }
+        return w, kept(theta, w), info
 
     def model(w_global: Tree, state: PersonalState, data: ClientData) -> Tree:
         return state.theta if personal == "theta" else w_global

@@ -66,7 +66,9 @@ def factory(algorithm: str | Factory) -> Factory:
     """The function that builds the algorithm of that name, wrappers included (``pfedme+am``); or the one given."""
     if not isinstance(algorithm, str):
         if not callable(algorithm):
-            raise SettingError(f"algorithm must be a name, an Algorithm or a function that builds one, not {algorithm!r}")
+            raise SettingError(
+                f"algorithm must be a name, an Algorithm or a function that builds one, not {algorithm!r}"
+            )
         return algorithm
     name = algorithm
     base, *suffixes = name.split("+")

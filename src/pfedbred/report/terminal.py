@@ -66,7 +66,7 @@ def show_sweep(facts: Mapping[str, Any], most: int = 10) -> None:
 
 def _table(title: str, caption: str) -> Table:
     frame = box.ROUNDED if console.is_terminal else box.ASCII2
-    return Table(title=printable(title), caption=caption, title_justify="left", caption_justify="left", box=frame)
+    return Table(title=printable(title), caption=caption or None, title_justify="left", caption_justify="left", box=frame)
 
 
 def _print(table: Table) -> None:
@@ -136,10 +136,8 @@ def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
         f"{seeds}worst tenth: mean P of the worst-off tenth of the clients at the end{_explained(first)}",
     )
     newcomers = first["newcomers"]
-    others = {name: info for name, info in first.get("metric_info", {}).items() if name not in ("accuracy", "loss")}
     joined = ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
-    titles = [f"{letter}: {info['title']}" for info in others.values() for letter in "GP"]
-    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *titles, *joined, "ms/round"):
+    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *joined, "ms/round"):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
     means = [summary["personal"]["best_accuracy"]["mean"] for summary in summaries]
     best = max((mean for mean in means if mean is not None), default=None)
@@ -150,17 +148,34 @@ def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
             summary["algorithm"],
             *(
                 _percent(cell, summary["seeds"])
-                for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"])
+                for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"], *_joined(summary))
             ),
-            *(
-                _cell(model["metrics"][name]["best"], summary["seeds"], info["percent"])
-                for name, info in others.items()
-                for model in (g, p)
-            ),
-            *(_percent(cell, summary["seeds"]) for cell in _joined(summary)),
             f"{1000 * summary['seconds']['round']:.1f}",
             style="bold" if leads else None,
         )
+    _print(table)
+    _show_other_metrics(summaries)
+
+
+def _show_other_metrics(summaries: Sequence[Mapping[str, Any]]) -> None:
+    """What was evaluated beside accuracy and loss: a row for each run and model."""
+    infos = summaries[0].get("metric_info", {})
+    others = {name: info for name, info in infos.items() if name not in ("accuracy", "loss")}
+    if not others:
+        return
+    table = _table("best value on the test samples", "")
+    table.add_column("algorithm")
+    table.add_column("model")
+    for info in others.values():
+        table.add_column(f"{info['title']} (%)" if info["percent"] else info["title"], justify="right")
+    for summary in summaries:
+        for letter, model in (("G", "global"), ("P", "personal")):
+            found = summary[model].get("metrics", {})
+            cells = (
+                _cell(found[name]["best"], summary["seeds"], info["percent"]) if name in found else "-"
+                for name, info in others.items()
+            )
+            table.add_row(summary["algorithm"], letter, *cells)
     _print(table)
 
 
