@@ -1,47 +1,58 @@
 """Methods that are special cases of each other, as equalities; and Algorithm 1 by hand where it is short."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import array_sizes, small_federation
+from support import halves
 
 import pfedbred
-from pfedbred import means, priors
+from pfedbred import algorithms, means, priors, settings
 from pfedbred.algorithms.pfedbred import PersonalState
-from pfedbred.engine import selection
 
 FEATURES, CLASSES = 6, 3
 TASK = pfedbred.Task(pfedbred.models.mclr((FEATURES,), CLASSES, dtype=jnp.float64))
 D = CLASSES * (FEATURES + 1)
+full = pytest.mark.full
 
 
 def flat(tree):
     return np.asarray(jax.flatten_util.ravel_pytree(tree)[0])
 
 
-_RUNS = {}
+ROUNDS, STEPS = 3, {"R": 3, "K": 2}
+BATCHES = halves.minibatches(small_federation(), rounds=ROUNDS, draws=2 * STEPS["R"], batch_size=4)
+_PROGRAMS = {}
 
 
-def run_once(name, **settings):
-    """The same as ``run``, remembered: several reductions share a side, and most of the time is compiling."""
-    key = (name, *sorted(f"{setting}={value!r}" for setting, value in settings.items()))
-    if key not in _RUNS:
-        _RUNS[key] = run(name, **settings)
-    return _RUNS[key]
+def run(name, batches=BATCHES, **given):
+    """G and the personal models after a few rounds, as rows.
+
+    Numbers are inputs of the program, which is compiled once for all their values; it is most of the time.
+    """
+    build = algorithms.factory(name)
+    known = settings.declared(build)
+    chosen = {**{key: value for key, value in STEPS.items() if key in known}, **given}
+    numbers = {"eta", "eta_a", "beta", "lam", "alpha", "alpha_m"} & known.keys()
+    numbers = {key: float(chosen.pop(key, known[key].default)) for key in sorted(numbers)}
+    program = (name, batches.rows.shape, *sorted(f"{key}={value!r}" for key, value in chosen.items()))
+    if program not in _PROGRAMS:
+        settings.resolve(build, {**chosen, **numbers})
+
+        @jax.jit
+        def compiled(batches, numbers):
+            global_, personal = halves.play(build(TASK, **chosen, **numbers), batches)
+            ravel = lambda tree: jax.flatten_util.ravel_pytree(tree)[0]  # noqa: E731
+            return jnp.concatenate([ravel(global_)[None], jax.vmap(ravel)(personal)])
+
+        _PROGRAMS[program] = compiled
+    return np.asarray(_PROGRAMS[program](batches, numbers))
 
 
-def run(name, federation=None, rounds=3, batch_size=4, **settings):
-    """Global and personal models after a few rounds, as flat vectors."""
-    federation = federation or small_federation()
-    plan = pfedbred.Plan(selection.uniform(min(2, federation.clients)), batch_size=batch_size)
-    settings = {"R": 3, "K": 2, **settings} if name != "fedavg" else {"R": 3, **settings}
-    simulation = pfedbred.Simulation(pfedbred.make(name, TASK, settings), TASK, federation, plan)
-    states = simulation.advance(simulation.init([0]), rounds)
-    personal = [flat(simulation.personal_model(states, i)) for i in range(federation.clients)]
-    return np.stack([flat(simulation.global_model(states)), *personal])
-
-
+GAUSSIAN_FROM_G = priors.from_log_partition(lambda s: sum(jnp.sum(leaf**2) / 2 for leaf in jax.tree.leaves(s)))
 REDUCTIONS = {
     "identity + spherical = pFedMe": (("pfedbred", {"mean": "identity"}), ("pfedme", {})),
     "mfo with eta = 0 = pFedMe": (("mfo", {"eta": 0.0}), ("pfedme", {})),
@@ -63,21 +74,27 @@ REDUCTIONS = {
         ("pfedbred", {"mean": means.from_phi(lambda w, context: 0.0 * context.loss(w, 0), eta=1.0)}),
         ("pfedme", {}),
     ),
-    "the Gaussian from its g alone": (
-        (
-            "mg",
-            {"prior": priors.from_log_partition(lambda s: sum(jnp.sum(leaf**2) / 2 for leaf in jax.tree.leaves(s)))},
-        ),
-        ("mg", {}),
-    ),
+    "the Gaussian from its g alone": (("mg", {"prior": GAUSSIAN_FROM_G}), ("mg", {})),
+}
+REPEATED = {  # by the tests of families and solvers, or by other reductions
+    "Sigma = 1 = spherical",
+    "full Sigma = I = spherical",
+    "spherical: mirror = gradient",
+    "optax sgd = gradient",
+    "Phi = 0 is pFedMe",
+    "the Gaussian from its g alone",
 }
 
 
-@pytest.mark.parametrize(("left", "right"), REDUCTIONS.values(), ids=REDUCTIONS)
+def cases(table, repeated):
+    return [pytest.param(*sides, id=name, marks=[full] if name in repeated else []) for name, sides in table.items()]
+
+
+@pytest.mark.parametrize(("left", "right"), cases(REDUCTIONS, REPEATED))
 def test_reduction(left, right):
     (left_name, left_settings), (right_name, right_settings) = left, right
-    expected = run_once(right_name, **right_settings)
-    np.testing.assert_allclose(run_once(left_name, **left_settings), expected, rtol=1e-10, atol=1e-12)
+    found, expected = run(left_name, **left_settings), run(right_name, **right_settings)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
 DIFFERENCES = {
@@ -96,19 +113,20 @@ DIFFERENCES = {
     "where theta starts": (("mg", {"theta_init": "global"}), ("mg", {})),
     "where the proximal steps start": (("mg", {"prox_start": "theta"}), ("mg", {"prox_start": "mean"})),
 }
+SHORT = {"mg is not fo", "mg is not mfo", "beta", "an exact Jacobian differs"}
 
 
-@pytest.mark.parametrize(("left", "right"), DIFFERENCES.values(), ids=DIFFERENCES)
+@pytest.mark.parametrize(("left", "right"), cases(DIFFERENCES, DIFFERENCES.keys() - SHORT))
 def test_parts_that_should_matter_do(left, right):
-    """A setting that is read nowhere would make the reductions above hold for the wrong reason."""
+    """A setting that is never read would make the reductions above hold for the wrong reason."""
     (left_name, left_settings), (right_name, right_settings) = left, right
-    difference = np.abs(run_once(left_name, **left_settings) - run_once(right_name, **right_settings))
+    difference = np.abs(run(left_name, **left_settings) - run(right_name, **right_settings))
     assert np.max(difference) > 1e-6
 
 
-def softmax_gradient(weights, x, y):
+def softmax_gradient(params, x, y):
     """Of mean cross-entropy, for W (classes x features) and b, by hand."""
-    weight, bias = weights
+    weight, bias = params
     logits = x @ weight.T + bias
     probability = np.exp(logits - logits.max(1, keepdims=True))
     probability /= probability.sum(1, keepdims=True)
@@ -116,23 +134,27 @@ def softmax_gradient(weights, x, y):
     return probability.T @ x / len(y), probability.mean(0)
 
 
-def one_client_full_batch():
-    """One client whose every minibatch is its whole training set, so that no order matters."""
+def one_client():
+    """Eight samples."""
     return small_federation(sizes=(8,))
 
 
-def start_weights():
-    plan = pfedbred.Plan(selection.uniform(1))
-    simulation = pfedbred.Simulation(pfedbred.make("fedavg", TASK), TASK, one_client_full_batch(), plan)
-    output = simulation.global_model(simulation.init([0]))["output"]
+WHOLE = halves.minibatches(one_client(), rounds=1, draws=6)  # every minibatch is all of them, so no order matters
+
+
+def initial_params():
+    output = TASK.model.init(jax.random.key(0))["output"]
     return np.asarray(output["weight"]), np.asarray(output["bias"])
 
 
+def joined(weight, bias):
+    return np.concatenate([bias, weight.ravel()])
+
+
 def test_one_client_one_step_by_hand():
-    """N = 1, R = 1, K = 2, mg: the mean is w - eta_a grad f(w), for memory and theta are both w at the start."""
-    federation = one_client_full_batch()
-    x, y = federation.train.client(0)
-    w = start_weights()
+    """N = 1, R = 1, K = 2, mg: the mean is w - eta_a grad f(w), since memory and theta are both w at the start."""
+    x, y = one_client().train.client(0)
+    w = initial_params()
     lam, alpha, alpha_m, eta_a = 4.0, 0.1, 0.05, 0.2
 
     mu = [a - eta_a * g for a, g in zip(w, softmax_gradient(w, x, y), strict=True)]
@@ -142,31 +164,37 @@ def test_one_client_one_step_by_hand():
         theta = [t - alpha * (g + lam * (t - m)) for t, g, m in zip(theta, gradient, mu, strict=True)]
     expected_w = [a - alpha_m * lam * (m - t) for a, m, t in zip(w, mu, theta, strict=True)]
 
-    found = run("mg", federation, 1, 8, R=1, K=2, lam=lam, alpha=alpha, alpha_m=alpha_m, eta_a=eta_a, eta=0.7)
-    np.testing.assert_allclose(found[0], np.concatenate([expected_w[1], expected_w[0].ravel()]), rtol=1e-10)
-    np.testing.assert_allclose(found[1], np.concatenate([theta[1], theta[0].ravel()]), rtol=1e-10)
+    found = run("mg", WHOLE, R=1, K=2, lam=lam, alpha=alpha, alpha_m=alpha_m, eta_a=eta_a, eta=0.7)
+    np.testing.assert_allclose(found, [joined(*expected_w), joined(*theta)], rtol=1e-10)
 
 
 def test_fedavg_with_one_client_is_gradient_descent():
-    federation = one_client_full_batch()
-    x, y = federation.train.client(0)
-    w = start_weights()
+    x, y = one_client().train.client(0)
+    w = initial_params()
     for _ in range(6):
         w = [a - 0.1 * g for a, g in zip(w, softmax_gradient(w, x, y), strict=True)]
-    found = run("fedavg", federation, rounds=2, batch_size=8, R=3, alpha=0.1)
-    np.testing.assert_allclose(found[0], np.concatenate([w[1], w[0].ravel()]), rtol=1e-10)
+    two_rounds = WHOLE._replace(rows=jnp.concatenate([WHOLE.rows, WHOLE.rows]))
+    found = run("fedavg", two_rounds, R=3, alpha=0.1)
+    np.testing.assert_allclose(found[0], joined(*w), rtol=1e-10)
     np.testing.assert_array_equal(found[0], found[1])  # fedavg's P is its G
 
 
-@pytest.mark.parametrize("prior", ["gaussian", "bernoulli", "poisson", "exponential"])
-@pytest.mark.parametrize("mean", ["fo", "mg-meta-literal"])
+GRADIENTS = [("exponential", "fo"), ("bernoulli", "mg-meta-literal")]
+
+
+@pytest.mark.parametrize(
+    ("prior", "mean"),
+    [
+        pytest.param(prior, mean, marks=[] if (prior, mean) in GRADIENTS else [full])
+        for prior in priors.PRIORS
+        for mean in ("fo", "mg-meta-literal")
+    ],
+)
 def test_the_exact_gradient_of_the_main_problem_against_finite_differences(prior, mean):
     """With R = 1, alpha_m = 1 and a converged proximal map, the round moves w by exactly -grad F(w)."""
-    federation = one_client_full_batch()
-    x, y = federation.train.client(0)
-    batch = pfedbred.data.minibatches.Batch(jnp.asarray(x), jnp.asarray(y))
-    weight, bias = start_weights()
-    start = {"output": {"weight": jnp.asarray(weight), "bias": jnp.asarray(bias)}}
+    x, y = one_client().train.client(0)
+    batch = pfedbred.Batch(jnp.asarray(x), jnp.asarray(y))
+    start = TASK.model.init(jax.random.key(0))
     vector, unravel = jax.flatten_util.ravel_pytree(start)
     lam, eta_a, family = 2.0, 0.5, priors.get(prior)
     strategy = means.get(mean, eta_a, 0.1)
@@ -183,7 +211,7 @@ def test_the_exact_gradient_of_the_main_problem_against_finite_differences(prior
         [(objective(vector + step * e) - objective(vector - step * e)) / (2 * step) for e in np.eye(D)]
     )
     found = run(
-        mean, federation, 1, 8, R=1, K=5000, tol=1e-13, alpha=0.2, alpha_m=1.0,
+        mean, WHOLE, R=1, K=5000, tol=1e-13, alpha=0.2, alpha_m=1.0,
         lam=lam, eta_a=eta_a, prior=prior, jacobian="exact", prox_start="mean",
         **({"eta": 0.1} if mean != "fo" else {}),
     )  # fmt: skip
@@ -194,8 +222,8 @@ def test_the_exact_jacobian_is_never_a_matrix():
     """Nothing in the program of a local round is as large as d x d."""
     task = pfedbred.Task(pfedbred.models.mclr((200,), 5))
     algorithm = pfedbred.make("mg-meta", task, {"jacobian": "exact", "R": 2})
-    weights = task.model.init(jax.random.key(0))
-    d = sum(leaf.size for leaf in jax.tree.leaves(weights))
+    params = task.model.init(jax.random.key(0))
+    d = sum(leaf.size for leaf in jax.tree.leaves(params))
     data = pfedbred.data.minibatches.ClientData(
         pfedbred.data.minibatches.Inputs(jnp.zeros((30, 200))),
         jnp.zeros(30, int),
@@ -203,14 +231,17 @@ def test_the_exact_jacobian_is_never_a_matrix():
         jnp.int32(0),
         jnp.int32(30),
     )
-    program = jax.make_jaxpr(algorithm.client.train)(weights, algorithm.client.init(weights), data)
+    program = jax.make_jaxpr(algorithm.client.train)(params, algorithm.client.init(params), data)
     assert max(array_sizes(program.jaxpr)) <= 30 * 200 < d * d
 
 
+@functools.cache
 def start_case(**settings):
     """One client's round of one step from a global model, a theta and a memory that are all different."""
-    algorithm = pfedbred.make("mg", TASK, {"R": 1, "K": 1, "lam": 2.0, "alpha": 0.1, "eta": 0.3, **settings})
-    x, y = one_client_full_batch().train.client(0)
+    algorithm = pfedbred.make(
+        "mg", TASK, {"R": 1, "K": 1, "lam": 2.0, "alpha": 0.1, "eta": 0.3, "eta_a": 0.2, **settings}
+    )
+    x, y = one_client().train.client(0)
     data = pfedbred.data.minibatches.ClientData(
         pfedbred.data.minibatches.Inputs(jnp.asarray(x)),
         jnp.asarray(y),
@@ -218,17 +249,20 @@ def start_case(**settings):
         jnp.int32(0),
         jnp.int32(8),
     )
-    batch = data.batch(0)
     models = [TASK.model.init(jax.random.key(seed)) for seed in range(3)]
 
-    def train(w, theta, memory):
-        upload, state = algorithm.client.train(w, PersonalState(theta, memory), data)
-        return flat(upload), flat(state.theta)
+    @jax.jit
+    def trained(w, theta, memory):
+        upload, state = algorithm.client.train(w, PersonalState(theta, memory), data)[:2]
+        return upload, state.theta
 
-    return train, models, batch
+    def train(*models):
+        return [flat(each) for each in trained(*models)]
+
+    return train, models, data.batch(0)
 
 
-@pytest.mark.parametrize(("start", "place"), [("theta", 1), ("memory", 2)])
+@pytest.mark.parametrize(("start", "place"), [("theta", 1), pytest.param("memory", 2, marks=full)])
 def test_w_init_starts_the_local_model_there(start, place):
     train, models, _ = start_case(w_init=start)
     plain, _, _ = start_case()
@@ -236,7 +270,7 @@ def test_w_init_starts_the_local_model_there(start, place):
     np.testing.assert_allclose(train(*models), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("start", "place"), [("global", 0), ("memory", 2)])
+@pytest.mark.parametrize(("start", "place"), [pytest.param("global", 0, marks=full), ("memory", 2)])
 def test_theta_init_starts_the_personal_model_there(start, place):
     train, models, _ = start_case(theta_init=start)
     plain, _, _ = start_case()
@@ -245,10 +279,10 @@ def test_theta_init_starts_the_personal_model_there(start, place):
 
 @pytest.mark.parametrize("start", ["local", "theta", "mean"])
 def test_the_proximal_steps_start_where_they_are_told(start):
-    train, (w, theta, memory), batch = start_case(prox_start=start, eta_a=0.2)
-    grad = jax.grad(TASK.loss)
-    mean = flat(w) - 0.2 * flat(grad(w, batch)) - 0.3 * (flat(memory) - flat(theta))
-    unravel = jax.flatten_util.ravel_pytree(w)[1]
+    train, (w, theta, memory), batch = start_case() if start == "local" else start_case(prox_start=start)
+    vector, unravel = jax.flatten_util.ravel_pytree(w)
+    gradient = jax.jit(jax.grad(lambda v: TASK.loss(unravel(v), batch)))
+    mean = flat(w) - 0.2 * gradient(vector) - 0.3 * (flat(memory) - flat(theta))
     begin = {"local": flat(w), "theta": flat(theta), "mean": mean}[start]
-    expected = begin - 0.1 * (flat(grad(unravel(jnp.asarray(begin)), batch)) + 2.0 * (begin - mean))
+    expected = begin - 0.1 * (gradient(jnp.asarray(begin)) + 2.0 * (begin - mean))
     np.testing.assert_allclose(train(w, theta, memory)[1], expected, rtol=1e-11)
