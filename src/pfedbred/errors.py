@@ -17,11 +17,11 @@ class SettingError(ValueError):
 
 
 class NoSamples(SettingError):
-    """There is no data at all."""
+    """A client without any data."""
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """``text`` as it can be shown to anyone: what is no visible character is written out, as in ``\\x1b``.
+    """``text`` safe to print: characters that are not printable are escaped, as in ``\\x1b``.
 
     Names come from data and from other people's files. On a terminal they could move the cursor or set a title, in a
     log begin a line of their own, and half a character could not be written at all.
@@ -38,7 +38,7 @@ _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
 def file_name(text: str, most: int = 80) -> str:
-    """``text`` as a name for a file or a folder, on any system: one part of a path, and never one that leads away.
+    """``text`` as a file or folder name on any system: a single part of a path that never leads elsewhere.
 
     It has at most so many bytes, so that something can be put before and behind it.
     """
@@ -49,7 +49,7 @@ def file_name(text: str, most: int = 80) -> str:
 
 
 def is_file_name(text: str) -> bool:
-    """Whether ``text`` is a name that :func:`file_name` would leave as it is."""
+    """Whether :func:`file_name` would leave ``text`` unchanged."""
     return file_name(text) == text
 
 

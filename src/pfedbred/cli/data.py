@@ -1,4 +1,4 @@
-"""``pfedbred data``: prepare a federation as one file, and look at one."""
+"""``pfedbred data``: prepare a federation as one file, and inspect one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.report.distribution import draw_distribution
 from pfedbred.report.terminal import console
 
-app = typer.Typer(help="Prepare data as one file, and look at it.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Prepare data as one file, and inspect it.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[
     str, typer.Argument(help="a dataset by name, or a file of your own: .npz, .csv, .parquet, .fed, a folder")
@@ -48,7 +48,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options above, in the place of its ``**options``."""
+    """Gives a command the options above, in place of its ``**options``."""
     own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "options"]
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -63,10 +63,12 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 @app.command("prepare")
 @_with_options
 def prepare_command(name: Name, *, out: Out = None, **options: Any) -> None:
-    """Write a federation as one file that needs nothing else to be read."""
+    """Write a federation as one self-contained file."""
     path = out or Path(f"{_stem(name)}{data.prepared.SUFFIX}")
     if path.suffix != data.prepared.SUFFIX:
-        raise SettingError(f"a prepared federation is called something{data.prepared.SUFFIX}, not {path.name!r}")
+        raise SettingError(
+            f"the name of a prepared federation must end in {data.prepared.SUFFIX}, not be {path.name!r}"
+        )
     if not path.parent.is_dir():
         raise SettingError(f"there is no folder {path.parent}")
     federation = _load(name, **options)
@@ -78,7 +80,7 @@ def prepare_command(name: Name, *, out: Out = None, **options: Any) -> None:
 @app.command("show")
 @_with_options
 def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
-    """Print clients, samples and label counts, and draw who has what."""
+    """Print clients, samples and label counts, and draw the data distribution."""
     path = out or Path(f"{_stem(name)}.png")
     path = path if path.suffix else path.with_suffix(".png")
     federation = _load(name, **options)
@@ -101,7 +103,7 @@ def _load(name: str, features: str | None, **options: Any) -> Federation:
 
 
 def describe(federation: Federation) -> None:
-    """Clients, samples, labels, as lines to read."""
+    """Prints clients, samples and labels."""
     train, test = federation.train, federation.test
     shape = " x ".join(map(str, federation.shape))
     kind = f"{shape} word ids of {federation.text.count:,}" if federation.text else f"{shape} of {train.x.dtype}"
@@ -112,12 +114,12 @@ def describe(federation: Federation) -> None:
     for word, split in (("training", train), ("test", test)):
         sizes = split.sizes
         print(
-            f"  {word + ' samples':<17} {len(split.y):>9,}   a client: {sizes.min():,} to {sizes.max():,}, "
+            f"  {word + ' samples':<17} {len(split.y):>9,}   per client: {sizes.min():,} to {sizes.max():,}, "
             f"median {int(np.median(sizes)):,}"
         )
     counts = [split.label_counts(federation.classes) for split in (train, test)]
     holders = (counts[0] > 0).sum(axis=1)
-    print(f"  labels a client   {'':>9}   {holders.min()} to {holders.max()}, median {int(np.median(holders))}")
+    print(f"  labels per client {'':>9}   {holders.min()} to {holders.max()}, median {int(np.median(holders))}")
     names = tuple(map(printable, federation.labels or map(str, range(federation.classes))))
     width = max(5, *(min(len(name), 20) for name in names))
     print(f"  {'label':<{width}} {'training':>10} {'test':>8} {'clients':>8}")

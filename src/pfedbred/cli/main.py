@@ -44,7 +44,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False,
     distributed: Annotated[
-        bool, typer.Option("--distributed", help="this is one of several processes that share the clients")
+        bool, typer.Option("--distributed", help="run as one of several processes that share the clients")
     ] = False,
 ) -> None:
     """Personalised federated learning with Bregman-divergence priors."""
@@ -62,13 +62,13 @@ def export_command(
     folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
     client: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="name or number of the client whose personal model to write; else it is the global model"),
+        typer.Option(help="name or number of the client whose personal model to write; by default the global model"),
     ] = None,
     seed: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(help="of which of the run's seeds; the first if not given"),
+        typer.Option(help="which of the run's seeds; by default the first"),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="the file to write; in the run folder if not given")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="the file to write; by default in the run folder")] = None,
 ) -> None:
     """Write one model of a finished run as a safetensors file with named tensors."""
     path = saved_models.export(folder, client=client, seed=seed, out=out)
@@ -79,17 +79,17 @@ def export_command(
 
 @app.command("predict")
 def predict_command(
-    model: Annotated[Path, typer.Argument(help="an exported model, or a client's home in a real federation")],
+    model: Annotated[Path, typer.Argument(help="an exported model, or a client's home folder in a real federation")],
     samples: Annotated[Path, typer.Argument(help="samples: .npz, .npy, .csv, .parquet, or a .fed's test samples")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="file for the labels, one a line; else they are printed")
+        Path | None, typer.Option("--out", help="file for the labels, one per line; by default they are printed")
     ] = None,
     label_column: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="the column with the labels, which is no input [default: label or y]", show_default=False),
+        typer.Option(help="the column with the true labels, not an input [default: label or y]", show_default=False),
     ] = None,
 ) -> None:
-    """Predict labels with a trained model, where the samples are."""
+    """Predict labels with a trained model, on the machine that has the samples."""
     trained = prediction.find_model(model)
     given = prediction.read_samples(samples, label_column, trained.about["features"])
     labels = prediction.predict(trained, given, samples)
@@ -104,7 +104,7 @@ def predict_command(
     line = f"{whose} of {about['algorithm']}, after round {about['round']}"
     if given.labels is not None:
         right = sum(one == other for one, other in zip(labels, given.labels, strict=True))
-        line += f": {right} of {len(labels)} labels are those in the file, {100 * right / len(labels):.2f} %"
+        line += f": {right} of {len(labels)} labels agree with the file, {100 * right / len(labels):.2f} %"
     print(printable(line), file=sys.stderr)
 
 
@@ -113,9 +113,9 @@ def report_command(
     folders: Annotated[
         list[Path], typer.Argument(help="folders of runs, comparisons, sweeps, or of 'paper'", metavar="RUN...")
     ],
-    out: Annotated[Path | None, typer.Option("--out", help="the page; in the first folder if not given")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="the file to write; by default in the first folder")] = None,
 ) -> None:
-    """Write one HTML page of finished runs that needs nothing else to be read."""
+    """Write one self-contained HTML page of finished runs."""
     path = out or folders[0] / "report.html"
     page.write_page(folders, path, [paper_section()], reproducing_command)
     print(f"page: {path}")
@@ -131,8 +131,8 @@ app.add_typer(flower_commands.app, name="flower")
 
 
 def main() -> None:
-    """Runs the command line. A mistake of the user gets one line and exit code 2, never a traceback."""
-    for stream in (sys.stdout, sys.stderr):  # a path may hold bytes that are no character
+    """Runs the command line. A user's mistake gets one line and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a path may hold bytes that are not valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     command = typer.main.get_command(app)
@@ -143,7 +143,7 @@ def main() -> None:
     except SettingError as mistake:
         sys.exit(_complain(str(mistake)))
     except Exception as problem:
-        if not hasattr(problem, "format_message"):  # an error of the option parser: it has a message of its own
+        if not hasattr(problem, "format_message"):  # not an error of the option parser, which has its own message
             raise
         message = problem.format_message()
         unknown = re.match(r"No such command '(.*?)'", message)

@@ -16,20 +16,20 @@ from pfedbred.report import terminal
 
 
 def paper_command(
-    name: Annotated[Optional[str], typer.Argument(help="what to make: see --list")] = None,  # noqa: UP045
+    name: Annotated[Optional[str], typer.Argument(help="what to reproduce: see --list")] = None,  # noqa: UP045
     *,
     columns: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="columns of the tables, separated by commas; the paper's if not given"),
+        typer.Option(help="columns of the tables, separated by commas; by default the paper's"),
     ] = None,
     rows: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="rows of the tables, separated by commas; all if not given"),
+        typer.Option(help="rows of the tables, separated by commas; by default all"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="repetitions, side by side")] = 5,
     rounds: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="of training; the paper's if not given"),
+        typer.Option(min=1, help="rounds of training; by default the paper's"),
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for records, tables and pictures")] = Path("results"),
     data_dir: Annotated[Optional[str], typer.Option(help="folder with the data")] = None,  # noqa: UP045
@@ -40,13 +40,13 @@ def paper_command(
     time_limit: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            help="stop before so much time has passed: 90s, 30m or 1h30m; cells are saved, other parts are finished",
+            help="stop before this much time has passed: 90s, 30m or 1h30m; cells are saved, other parts finished",
             metavar="TIME",
         ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="show what can be made, and stop")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="list what can be reproduced, and stop")] = False,
 ) -> None:
-    """Make a table or a figure of the paper. What is done already is not done again."""
+    """Reproduce a table or a figure of the paper. Finished parts are not run again."""
     if list_ or name is None:
         for each, artifact in paper.ARTIFACTS.items():
             print(f"{each:<12} {artifact.words}")
@@ -55,7 +55,7 @@ def paper_command(
             print(f"  {each:<16} {column.title}, {column.rounds} rounds")
         return
     if name not in paper.ARTIFACTS:
-        raise SettingError(f"there is nothing called {name!r} in the paper{nearest(name, paper.ARTIFACTS)}")
+        raise SettingError(f"the paper has no {name!r}{nearest(name, paper.ARTIFACTS)}")
     if rows and not paper.ARTIFACTS[name].has_rows:
         raise SettingError(f"{name} has no rows: leave --rows out")
     try:
@@ -79,7 +79,7 @@ def paper_command(
     try:
         paper.ARTIFACTS[name].make(request)
     except Stopped as stopped:
-        print(f"{stopped}\nto go on: the same command")
+        print(f"{stopped}\nto resume: run the same command again")
         raise typer.Exit(EXIT_CODES[stopped.reason]) from None
 
 

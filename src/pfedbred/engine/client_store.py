@@ -1,7 +1,7 @@
-"""Where the records of clients are while they are not on the device: in memory, or in a file.
+"""Client records that are not on the device: in memory, or in a file.
 
-Only clients that have taken part have a record. Records are of one size, so that a client is a slot: a row of memory or
-a piece of the file. Slots are given out in the order in which clients come, so that the rest costs nothing.
+Only clients that have taken part have a record. All records have the same size, so each client has a slot: a row in
+memory or a range of the file. Slots are assigned when clients first take part; all others cost nothing.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from pfedbred.errors import SettingError
 from pfedbred.types import Tree
 
 STORES = ("device", "memory", "file")
-_ROOM = 0.5  # of a memory, for what a run keeps
-_PIECE = 2**24  # bytes of records that are read at a time
+_ROOM = 0.5  # share of a memory that a run may fill
+_PIECE = 2**24  # bytes of records read at a time
 
 
 def choose(store: str, *, sampled: bool, samples: int, states: int, device: int, host: int) -> str:
-    """Where to keep the clients: as asked, or the first place that has room for them.
+    """Where to keep the clients: as asked, or the first place with room for them.
 
     Args:
       store: one of STORES, or ``auto``.
       sampled: whether only a sample of the clients trains in a round; otherwise all of them must be on the device.
       samples: bytes of all clients' samples.
       states: bytes of all clients' states.
-      device: bytes of memory there.
-      host: likewise.
+      device: bytes of device memory.
+      host: bytes of host memory.
     """
     if store != "auto":
         if store != "device" and not sampled:
-            raise SettingError(f"store {store!r} is for clients that come and go: it needs participation 'sample'")
+            raise SettingError(
+                f"store {store!r} keeps clients off the device between rounds: it needs participation 'sample'"
+            )
         return store
     if not sampled or samples + states <= _ROOM * device:
         return "device"
@@ -72,7 +74,7 @@ class MemorySlots:
 
 
 class FileSlots:
-    """A file without a name, which goes when the run does."""
+    """A temporary file that is deleted when the run ends."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder or tempfile.gettempdir()
@@ -89,7 +91,7 @@ class FileSlots:
         while done < into.nbytes:
             got = self._file.readinto(view[done:])
             if not got:
-                raise OSError(f"the file of client states in {self._folder} has become shorter")
+                raise OSError(f"the file of client states in {self._folder} was truncated")
             done += got
 
     def write(self, slot: int, row: np.ndarray) -> None:
@@ -106,7 +108,7 @@ class FileSlots:
 
 
 class ClientStore:
-    """Records of clients by their number; ``example`` has the shapes and types of one."""
+    """Client records by client number; ``example`` has the shapes and types of one."""
 
     def __init__(self, example: Tree, slots: Slots) -> None:
         leaves, self._structure = jax.tree.flatten(example)
@@ -128,11 +130,11 @@ class ClientStore:
 
     @property
     def clients(self) -> np.ndarray:
-        """Who has a record, in the order in which they came."""
+        """The clients that have a record, in the order of their slots."""
         return np.fromiter(self._slot_of, np.int64, len(self))
 
     def rows(self) -> Iterator[np.ndarray]:
-        """All records as bytes, some at a time, in the order of ``clients``."""
+        """All records as bytes, in pieces, in the order of ``clients``."""
         step = max(1, _PIECE // self.record_bytes)
         for begin in range(0, len(self), step):
             rows = np.empty((min(step, len(self) - begin), self.record_bytes), np.uint8)
@@ -141,11 +143,11 @@ class ClientStore:
             yield rows
 
     def fill(self, clients: np.ndarray, rows: np.ndarray) -> None:
-        """Takes in what ``clients`` and ``rows`` of another store gave; this one must be empty."""
+        """Fills an empty store with the ``clients`` and ``rows`` of another."""
         assert not self._slot_of
         if rows.shape != (len(clients), self.record_bytes) or rows.dtype != np.uint8:
             raise SettingError(
-                f"what was saved does not fit: it is {rows.dtype} of shape {rows.shape}, not the records of "
+                f"the checkpoint does not fit: it holds {rows.dtype} of shape {rows.shape}, not the records of "
                 f"{len(clients)} clients of {self.record_bytes} bytes"
             )
         for slot, (client, row) in enumerate(zip(clients.tolist(), rows, strict=True)):
@@ -153,7 +155,7 @@ class ClientStore:
             self._slot_of[client] = slot
 
     def read(self, clients: Iterable[int]) -> Tree:
-        """The records of these clients along the first axis; all zeros for one that has none."""
+        """The records of these clients along the first axis; zeros for a client that has none."""
         numbers = list(clients)
         rows = np.zeros((len(numbers), self.record_bytes), np.uint8)
         for row, number in zip(rows, numbers, strict=True):
@@ -167,7 +169,7 @@ class ClientStore:
         return jax.tree.unflatten(self._structure, leaves)
 
     def write(self, clients: Iterable[int], records: Tree) -> None:
-        """Keeps the records, given along the first axis."""
+        """Stores the records, given along the first axis."""
         numbers = list(clients)
         parts = [
             np.ascontiguousarray(leaf, dtype).view(np.uint8).reshape(len(numbers), piece.stop - piece.start)
@@ -176,4 +178,4 @@ class ClientStore:
         for row, number in zip(np.concatenate(parts, axis=1), numbers, strict=True):
             slot = self._slot_of.get(number, len(self._slot_of))
             self._slots.write(slot, row)
-            self._slot_of[number] = slot  # only now: what was cut off while it was written is not there
+            self._slot_of[number] = slot  # only now, so that a record whose writing failed does not exist

@@ -65,12 +65,12 @@ def keep_programs(folder: Path) -> None:
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compiler_options() -> dict[str, Any]:
-    """What XLA is told on GPUs: not to join matrix products with a common factor into one.
+    """Options for XLA. On GPUs: do not merge matrix products that share an operand.
 
     To join them it copies the other factors, which for clients' weights are most of the memory that a step reads.
     """
@@ -86,7 +86,7 @@ def host_memory() -> int:
 
 
 def device_memory() -> int:
-    """Bytes that a device has; for a CPU, its share of the machine's."""
+    """Bytes of memory of one device; for a CPU device, its share of the machine's."""
     facts = jax.local_devices()[0].memory_stats()
     return facts["bytes_limit"] if facts else host_memory() // len(jax.local_devices())
 
@@ -98,17 +98,17 @@ def clients_mesh(devices: int | None = None) -> Mesh | None:
 
 
 def spread(mesh: Mesh, axis: int) -> NamedSharding:
-    """Arrays whose axis of that number is the clients'."""
+    """A sharding that spreads clients, who are along that axis, over the devices."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, CLIENTS))
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
-    """Arrays that every device has."""
+    """A sharding that replicates arrays on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def place(tree: Tree, sharding: NamedSharding | None) -> Tree:
-    """The arrays on their devices. All processes must give the same arrays."""
+    """The arrays on their devices. All processes must pass the same arrays."""
     if sharding is None:
         return jax.tree.map(jax.numpy.asarray, tree)
 
@@ -124,7 +124,7 @@ def place(tree: Tree, sharding: NamedSharding | None) -> Tree:
 
 
 def fetch(leaf: Any) -> np.ndarray:
-    """An array on the host, from whatever devices; a random key as its numbers. All processes must ask for it."""
+    """An array on the host; a random key as its numbers. All processes must call this."""
     if _is_key(leaf):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -135,12 +135,12 @@ def fetch(leaf: Any) -> np.ndarray:
 
 
 def without_keys(shape: Any) -> Any:
-    """The shape and type that ``fetch`` gives."""
+    """The shape and type that ``fetch`` returns."""
     return jax.eval_shape(jax.random.key_data, shape) if _is_key(shape) else shape
 
 
 def with_keys(shape: Any, array: np.ndarray) -> Any:
-    """What ``fetch`` has fetched, as it was."""
+    """The inverse of ``fetch``: keys become keys again."""
     return jax.random.wrap_key_data(jax.numpy.asarray(array)) if _is_key(shape) else array
 
 
@@ -149,7 +149,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def agreed(number: int) -> int:
-    """The first process's number, in all of them: what depends on a clock or on a person must be decided by one."""
+    """The first process's number, in all processes: what depends on a clock or a person is decided by one of them."""
     if jax.process_count() == 1:
         return number
     from jax.experimental.multihost_utils import broadcast_one_to_all

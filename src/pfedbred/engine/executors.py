@@ -1,4 +1,4 @@
-"""Executors: how one function runs for every client of a cohort.
+"""Executors: how one function runs for every client of a round.
 
 An executor turns ``function(shared, item)`` into ``run(shared, items)``, where ``items`` is a pytree with one entry
 for each client along the first axis. All of them give the same results to rounding.
@@ -59,7 +59,7 @@ EXECUTORS: dict[str, Callable[[One, int | None], Every]] = {"vmap": _vmap, "in-t
 
 
 def choose(executor: str, chunk: int | None = None) -> str:
-    """The executor of that name; ``auto`` takes the one that suits the platform, and vmap if there is a chunk."""
+    """The executor of that name; ``auto`` picks the one that suits the platform, and vmap if there is a chunk."""
     if executor == "auto":
         return "in-turn" if jax.default_backend() == "cpu" and chunk is None else "vmap"
     if executor not in EXECUTORS:
@@ -68,13 +68,13 @@ def choose(executor: str, chunk: int | None = None) -> str:
 
 
 def every(function: One, executor: str, chunk: int | None = None, mesh: Mesh | None = None) -> Every:
-    """``function`` for every entry of its second argument, shared out over the devices of the mesh."""
+    """``function`` for every entry of its second argument, spread over the devices of the mesh."""
     run = EXECUTORS[executor](function, chunk)
-    return run if mesh is None else _shared_out(run, mesh)
+    return run if mesh is None else _spread(run, mesh)
 
 
-def _shared_out(run: Every, mesh: Mesh) -> Every:
-    """Every device takes an equal number of entries; the last one is repeated where they do not come out even."""
+def _spread(run: Every, mesh: Mesh) -> Every:
+    """Every device takes an equal number of entries; the last entry is repeated to make them even."""
     each = jax.shard_map(run, mesh=mesh, in_specs=(P(), P(CLIENTS)), out_specs=P(CLIENTS), check_vma=False)
 
     def run_all(shared: Tree, items: Tree) -> Tree:

@@ -1,7 +1,8 @@
-"""NumPy's .npy and .npz files of numbers and texts.
+"""NumPy's .npy and .npz files of numbers and texts, from untrusted sources.
 
-NumPy's own reader makes room for as much as a header promises before it looks whether that much follows, and has the
-header evaluated as Python. Here nothing is made that the file is too short to hold, and objects are not read at all.
+``numpy.load`` allocates what the header claims before it checks the file's size, and accepts any header that parses as
+a Python literal. Here nothing larger than the file is allocated, compression bombs are rejected, and objects are never
+read.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from pfedbred.errors import SettingError
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 1_000
 _TYPE = re.compile(r"[<>=|]?[?biufcSU]\d{0,9}")
-_DEFLATE = 1032  # bytes into one: more than that it cannot
+_DEFLATE = 1032  # the most that deflate can compress
 _BOMB_BYTES, _BOMB_RATIO = 2**30, 100
 
 
 def refuse_bomb(where: Any, packed: int, unpacked: int) -> None:
-    """Refuses what would take gigabytes and is almost nothing in the file: it is there to fill the memory."""
+    """Rejects content that would expand to gigabytes from almost nothing: it is there to exhaust memory."""
     if unpacked > _BOMB_BYTES and unpacked > _BOMB_RATIO * packed:
         raise SettingError(f"cannot read {where}: its {packed:,} bytes promise {unpacked:,}, too much to be data")
 
 
 def read_npy(path: Path, what: str) -> np.ndarray:
-    """The array of a .npy file; ``what`` it is begins a complaint."""
+    """The array of a .npy file; ``what`` it holds, for error messages."""
     where = f"{what} from {path}"
     try:
         with path.open("rb") as file:
@@ -43,7 +44,7 @@ def read_npy(path: Path, what: str) -> np.ndarray:
 
 
 def read_bytes(data: bytes, where: str) -> np.ndarray:
-    """The array of a .npy file that is in memory, and of nothing else; ``where`` it is begins a complaint."""
+    """The array of a .npy file in memory, with nothing after it; ``where`` it comes from, for error messages."""
     file = io.BytesIO(data)
     array = _array(file, len(data), where)
     if file.tell() != len(data):
@@ -52,7 +53,7 @@ def read_bytes(data: bytes, where: str) -> np.ndarray:
 
 
 class Npz:
-    """The arrays of an .npz file, each read when it is asked for."""
+    """The arrays of an .npz file, each read on demand."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -120,7 +121,7 @@ def _header(file: BinaryIO, where: Any) -> tuple[np.dtype[Any], tuple[int, ...],
             return np.dtype(dtype), shape, fortran, 8 + width + length
         objects = sound and "O" in str(dtype)
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError, OverflowError):
-        objects = False  # a header that is no Python, or too much of it for the parser: nothing has been read yet
+        objects = False  # not a Python literal, or too deep for the parser; no data has been read yet
     if objects:
         raise SettingError(f"cannot read {where}: it holds Python objects, not numbers or texts")
     raise SettingError(f"cannot read {where}: its header does not describe an array of numbers or texts")

@@ -1,4 +1,4 @@
-"""What a plain value from a file must look like, and a one-line error that names the part that does not.
+"""Shapes of plain values from files, checked with a one-line error that names the part that is wrong.
 
 jsonschema and pydantic do this for long-lived public schemas; here a shape is a literal next to the code that reads it,
 and the message must name the file and the part in one line.
@@ -19,13 +19,13 @@ class Maybe(NamedTuple):
 
 
 class Some(NamedTuple):
-    """A list of that shape that is not empty."""
+    """A non-empty list of that shape."""
 
     shape: Any
 
 
 class Each(NamedTuple):
-    """Names, whatever they are, with values of that shape."""
+    """A mapping with any keys and values of that shape."""
 
     shape: Any
 
@@ -35,7 +35,7 @@ _WORDS = {str: "a text", dict: "names with values", bool: "true or false"}
 
 
 def expect(value: Any, shape: Any, where: Any, what: str = "its content") -> None:
-    """Refuses a value that does not look like ``shape``, naming the part that does not.
+    """Rejects a value that does not have this ``shape``, naming the part that is wrong.
 
     A shape is a class; NUMBER, FRACTION or COUNT; a list with the shape of all entries; a dict with the shapes of the
     entries that must be there, beside which there may be others; a Maybe, a Some or an Each.

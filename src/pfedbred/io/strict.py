@@ -16,7 +16,7 @@ import yaml
 
 from pfedbred.errors import SettingError
 
-_DEPTH = 40  # of values inside values: none of ours has more than seven
+_DEPTH = 40  # levels of nesting; our own files have at most seven
 _LARGEST_CONFIG = 2**20
 
 
@@ -36,7 +36,7 @@ def read_text(path: Path, most: int | None = None) -> str:
 
 
 def _no_constant(name: str) -> NoReturn:
-    """JSON has no NaN and no infinity; Python's reader would take them, and its writer refuse them much later."""
+    """JSON has no NaN or infinity; Python's reader would accept them, and its writer fail much later."""
     raise ValueError(name)
 
 
@@ -48,13 +48,13 @@ def _finite(text: str) -> float:
 
 
 def parse_json(text: str | bytes, where: Any, *, large: bool = False) -> Any:
-    """The value of a JSON text; ``where`` it comes from begins the complaint.
+    """The value of a JSON text; ``where`` it comes from, for error messages.
 
-    In a ``large`` one a number may still be too large to be one (1e999): who uses it has to look.
+    In a ``large`` one numbers may overflow to infinity (1e999): the caller has to check.
     """
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=None if large else _finite)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or a number of thousands of digits
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or a number with thousands of digits
         raise SettingError(f"cannot read {where}: it is not a JSON file, or only a part of one") from None
     _check_depth(value, where)
     if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
@@ -68,7 +68,7 @@ def read_json(path: Path, *, large: bool = False) -> Any:
 
 
 def _check_texts(value: Any, where: Any) -> None:
-    """Refuses half a character, which JSON and YAML can name but no file can hold."""
+    """Rejects lone surrogates, which JSON and YAML can express but no file can hold."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -76,7 +76,7 @@ def _check_texts(value: Any, where: Any) -> None:
 
 
 def _check_depth(value: Any, where: Any) -> None:
-    """Refuses values nested so deeply that to print or to write them would exhaust the stack."""
+    """Rejects values nested so deeply that printing or writing them would exhaust the stack."""
     level = [value]
     for _ in range(_DEPTH):
         inside: list[Any] = []
@@ -90,27 +90,27 @@ def _check_depth(value: Any, where: Any) -> None:
 
 
 class _NotPlain(yaml.MarkedYAMLError):
-    """YAML, but more than is read here."""
+    """Valid YAML that is not supported here."""
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Texts, numbers, yes and no, lists and names with values. Nothing that YAML can do beyond that.
+    """Strings, numbers, booleans, lists and mappings; nothing else that YAML offers.
 
     A tag could ask for another type than the one that is written; an alias stands for a value elsewhere, and a few
     lines of aliases to aliases for more values than any memory holds.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuses tags and aliases."""
+        """Rejects tags and aliases."""
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise _NotPlain(problem="anchors and aliases are not read here", problem_mark=event.start_mark)
+            raise _NotPlain(problem="anchors and aliases are not supported", problem_mark=event.start_mark)
         if getattr(event, "tag", None) not in (None, "!"):
-            raise _NotPlain(problem="tags are not read here", problem_mark=event.start_mark)
+            raise _NotPlain(problem="tags are not supported", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
 
-# A date is a text here: no setting is one, and there are those that are no dates at all, such as 2001-99-99.
+# Dates stay strings: no setting is a date, and a malformed one such as 2001-99-99 would raise.
 _PlainLoader.yaml_implicit_resolvers = {
     first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -127,7 +127,7 @@ def parse_yaml(text: str, where: Any) -> Any:
         ours = f": {problem.problem}" if isinstance(problem, _NotPlain) else ""
         reason = f"not valid YAML{place}{ours}"
         raise SettingError(f"cannot read {where}: {reason}") from None
-    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
+    except (ValueError, RecursionError):  # a number with thousands of digits, or nesting too deep for the parser
         raise SettingError(f"cannot read {where}: not valid YAML") from None
     _check_depth(value, where)
     _check_texts(value, where)

@@ -1,4 +1,4 @@
-"""Using a trained model on samples in a file: where the personal models are, on the clients' own machines."""
+"""Predicting with a trained model on samples in a file: where personal models live, on the clients' own machines."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PERSONAL = "personal.safetensors"
 
 
 class GivenSamples(NamedTuple):
-    """What to predict, as the data holds it; and the labels, as texts, if the file has them."""
+    """Samples as the file stores them, and their labels as texts if it has them."""
 
     x: np.ndarray
     labels: list[str] | None
 
 
 def find_model(path: Path) -> TrainedModel:
-    """A model from an exported file, or a client's own: from its home, the newest."""
+    """The model in an exported file, or the newest personal model in a client's home folder."""
     if not path.is_dir():
         return load_model(path)
     found = personal_models(path)
@@ -86,7 +86,7 @@ def read_samples(path: Path, label_column: str | None = None, features: Sequence
 
 
 def _texts(labels: np.ndarray) -> list[str]:
-    """Labels as they are called; 1.0 is 1, as a spreadsheet may write it."""
+    """Labels by name; 1.0 counts as 1, because spreadsheets write it so."""
     whole = labels.dtype.kind == "f" and bool(np.all(labels == np.round(labels)))
     return [str(each) for each in (labels.astype(np.int64) if whole else labels)]
 

@@ -38,7 +38,7 @@ def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def hints(owner: Any) -> dict[str, Any]:
-    """The annotations of a class, rules included."""
+    """The annotations of a class, constraints included."""
     return typing.get_type_hints(owner, include_extras=True)
 
 
@@ -65,7 +65,7 @@ _CALL = re.compile(r"\s*([^()\s]+)\s*(?:\(([^()]*)\))?\s*")
 
 
 def parse_call(kind: str, text: str) -> tuple[str, list[str]]:
-    """A name and what stands in parentheses after it: ``dirichlet(0.5)``."""
+    """A name and the values in parentheses after it: ``dirichlet(0.5)``."""
     match = _CALL.fullmatch(text)
     if not match:
         raise SettingError(f"{kind} must be a name, or a name with values such as dirichlet(0.5), not {text!r}")

@@ -13,13 +13,13 @@ from pfedbred.errors import SettingError, nearest
 
 
 class Rule(NamedTuple):
-    """What a number must satisfy, in words and as a test."""
+    """What a number must satisfy, in words and as a predicate."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
-LARGEST_FLOAT = 3.4028234e38  # beyond it a weight is infinite
+LARGEST_FLOAT = 3.4028234e38  # beyond it a float32 is infinite
 
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
@@ -92,7 +92,7 @@ def _number(value: Any, kind: type) -> Any:
 
 
 def parse_number(text: str) -> int | float | None:
-    """The number that ``text`` is, if it is one. YAML would read 1e-3 as a text."""
+    """``text`` as a number, if it is one. YAML would read 1e-3 as a string."""
     for kind in (int, float):
         try:
             return kind(text)
