@@ -55,7 +55,8 @@ addSection(() => {
   const words = () => {
     const best = Object.keys(NAMES).map((model) => [model, leader(model)]).filter(([, run]) => run)
       .map(([model, run]) => `best ${model}: ${run.name}, ${shownValue(ofMetric(run)[model].best, metric)}${metric.percent ? " %" : ""}`);
-    return `Test ${metric.title} by round of ${runs.length} run${runs.length > 1 ? "s" : ""}; ${best.join("; ") || "all diverged"}.`;
+    const count = items().length;
+    return `Test ${metric.title} by round of ${count} run${count > 1 ? "s" : ""}; ${best.join("; ") || "all diverged"}.`;
   };
   if (runs.length > 1) filter(element, runs, shown, () => show(), "Runs shown");
   const show = chart(element, "curves-chart", words, () => byRound(items().filter((item) => shown.has(item.name)), metric),
@@ -76,6 +77,7 @@ addSection(() => {
   };
   const summary = () => {
     const all = clients();
+    if (!all.length) return `${current.name} was not evaluated with ${metric.title}.`;
     const [above, below] = [all.filter((client) => client.p > client.g).length, all.filter((client) => client.p < client.g).length];
     const [gain, lose] = metric.higher_is_better ? [above, below] : [below, above];
     return `${current.name}, ${metric.title}: of ${all.length} clients ${gain} gain, ${lose} lose, ${all.length - gain - lose} are unchanged.`;
