@@ -4,15 +4,21 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
-.PHONY: run test test-slow lint types contracts check bench clean
+.PHONY: run quick test test-all test-slow lint types contracts check bench clean
 
 run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
 	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
 
-test: $(READY)  ## all tests but the slow ones
+quick: $(READY)  ## the mathematics, the algorithms and the engine: under a minute
+	$(BIN)/pytest tests/bregman tests/aggregation tests/algorithms tests/engine
+
+test: $(READY)  ## every kind of promise, on representative methods: under five minutes
 	$(BIN)/pytest
 
-test-slow: $(READY)  ## more processes killed, ten times as many inputs: minutes
+test-all: $(READY)  ## every method, real processes and a browser: a quarter of an hour
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: $(READY)  ## what test-all leaves out: many more kills, inputs and processes; half an hour
 	$(BIN)/pytest -m slow
 
 lint: $(READY)
