@@ -27,7 +27,7 @@ def _needs_flower() -> None:
 
 @app.command("keys")
 def keys_command(
-    folder: Annotated[Path, typer.Argument(help="where to put them")],
+    folder: Annotated[Path, typer.Argument(help="folder to write them into")],
     node: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--node", help="name of a node that needs a key; repeat for more"),
@@ -42,7 +42,7 @@ def keys_command(
 
     for name in node or ():
         if not is_file_name(name) or name in certificates.FILES:
-            raise SettingError(f"a node is called by letters, digits and '-', not {name!r}")
+            raise SettingError(f"the name of a node must be of letters, digits and '-', not {name!r}")
     if not (folder / "ca.crt").exists() or host:
         made = certificates.make(folder, host or ("127.0.0.1", "localhost"))
         print(f"authority:  {made.ca} (everyone needs it)\nsuperlink:  {made.certificate}, {made.key}")
@@ -64,8 +64,8 @@ def app_command(
     from pfedbred.flower import processes, run_config
 
     given = dict(map(assignment, set_ or ()))
-    wanted = {**processes.DEFAULTS, **given, "out": str(out.expanduser().absolute())}
-    run_config.understood(wanted)
+    wanted = {**run_config.DEFAULTS, **given, "out": str(out.expanduser().absolute())}
+    run_config.parse(wanted)
     processes.write_app(folder, wanted)
     print(f"app: {folder / 'pyproject.toml'}\nrun it with: flwr run {folder} {processes.CONNECTION} --stream")
 
@@ -74,24 +74,25 @@ def app_command(
 def demo_command(
     algorithm: Annotated[str, typer.Option(help="algorithm by name")] = "mg-meta",
     model: Annotated[str, typer.Option(help="model by name")] = "mclr",
-    dataset: Annotated[str, typer.Option(help="data by name")] = "digits",
-    nodes: Annotated[int, typer.Option(min=2, max=20, help="how many clients")] = 4,
+    dataset: Annotated[str, typer.Option(help="dataset by name")] = "digits",
+    nodes: Annotated[int, typer.Option(min=2, max=20, help="number of clients")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of training")] = 5,
-    out: Annotated[Path | None, typer.Option("--out", help="folder for all of it; below runs/ if not given")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="folder for all files; by default a new one below runs/")
+    ] = None,
 ) -> None:
     """Start a whole federation on this machine, run it, and stop it."""
     from pfedbred.flower.demo import demo
 
     folder = layout.new_folder(out or layout.free_name(Path("runs"), "flower-demo"))
-    say = _flushed
     options = {"algorithm": algorithm, "model": model, "dataset": dataset, "nodes": nodes, "rounds": rounds}
-    summary = demo(folder.absolute(), **options, say=say)  # type: ignore[arg-type]
+    summary = demo(folder.absolute(), **options, show=_flushed)  # type: ignore[arg-type]
     show_outcome([summary])
     beyond = summary["federation"]["seconds_beyond_clients"]
-    print(f"a round takes {beyond:.1f} s beyond the slowest client's own work; everything is stopped again")
+    print(f"a round takes {beyond:.1f} s beyond the slowest client's own work; all processes are stopped")
     first = folder / summary["federation"]["clients"][0]
     print(f"run:     {folder / 'run'}\nlogs:    {folder / 'logs'}")
-    print(f"a client's own model: pfedbred predict {first / 'home'} {first / 'data.fed'}")
+    print(f"a client's personal model: pfedbred predict {first / 'home'} {first / 'data.fed'}")
 
 
 def _flushed(line: str) -> None:

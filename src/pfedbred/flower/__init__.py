@@ -1,17 +1,21 @@
 """The same algorithms on a real federation: clients are processes on other machines, and Flower carries the messages.
 
-    local     a client's own data
-    home      what a client keeps on its own disk
-    wire      pytrees as messages, and which messages are refused
-    client    the ClientApp: the client half of any algorithm
-    roster    who takes part
-    scoring   how good the models are, as the clients count it
-    halves    the server half of an algorithm, for uploads that come one by one
-    progress  a run between two rounds, and its checkpoints
-    config    the run config
-    asking    messages to clients, and waiting for their answers until a deadline
-    server    the ServerApp: the server half of any algorithm
-    launch    starting SuperLinks, SuperNodes and runs; certificates, and a demo
+    run_config    the options in a Flower app
+    server        the ServerApp: opens the run folder, gathers clients, runs the experiment
+    backend       rounds and evaluations over Flower, behind the same protocol as the simulation's backends
+    gathering     who is connected, introductions, waiting for enough clients
+    roster        the clients that take part, by number
+    server_half   an algorithm's server half, compiled, for uploads that arrive one by one
+    server_state  a run between two rounds, for checkpoints
+    tallies       evaluation, from the statistics that clients send
+    messaging     requests to clients, and their replies until a deadline
+    wire          pytrees as messages, and the checks on what arrives
+    client        the ClientApp: an algorithm's client half
+    client_data   a client's samples
+    client_home   what a client keeps on its disk
+    processes     starting SuperLinks, SuperNodes and runs on this machine
+    certificates  keys and certificates for development
+    demo          a whole federation on this machine
 
 Needs ``pip install 'pfedbred[flower]'``. How to run it is in docs/deploy.md.
 """

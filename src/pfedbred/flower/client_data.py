@@ -1,8 +1,8 @@
-"""A client's own data: what its SuperNode's ``--node-config`` says of it.
+"""A client's data, as its SuperNode's ``--node-config`` describes it.
 
-dataset       a file of its own (.npz, .csv, .parquet), a prepared federation (.fed), or a dataset by name
+dataset       a file (.npz, .csv, .parquet), a prepared federation (.fed), or a dataset by name
 partition-id  which client of the dataset it is, where that holds several
-name          what people call the client; its node's number if not given
+name          the client's name for people; by default its node's number
 home          the folder in which it keeps its state
 """
 
@@ -38,17 +38,17 @@ _OPTIONS: dict[str, type] = {
     "data-dir": str,
     "label-column": str,
     "features": str,
-    "num-partitions": int,  # what Flower's own examples call ``clients``
+    "num-partitions": int,  # the name of ``clients`` in Flower's examples
 }
 
 
 class Node(NamedTuple):
-    """A client as its own machine knows it.
+    """A client, by its node config.
 
     Attributes:
       name: for people.
       home: its folder.
-      options: where its data are.
+      options: the whole config.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Node(NamedTuple):
 
 
 def node(config: Mapping[str, Any], number: int) -> Node:
-    """The client that a node is; ``number`` is the node's."""
+    """The client of a node, by its config and number."""
     for name, value in config.items():
         if name not in _OPTIONS:
             raise SettingError(f"--node-config: unknown {name!r}{nearest(name, _OPTIONS)}")
@@ -72,27 +72,27 @@ def node(config: Mapping[str, Any], number: int) -> Node:
 def _path(text: str) -> Path:
     try:
         return Path(text).expanduser()
-    except RuntimeError:  # ~ of a user that there is not
+    except RuntimeError:  # ~ of an unknown user
         raise SettingError(f"{text!r} cannot be a path") from None
 
 
-def own_data(node: Node, home: Path) -> tuple[Federation, int | None]:
+def load(node: Node, home: Path) -> tuple[Federation, int | None]:
     """The client's samples as a federation of one, and which client of the dataset it is, if that has several."""
     given = node.options
     dataset = given.get("dataset")
     if not dataset:
         raise NoSamples("there is no data: --node-config needs dataset=...")
     if data.is_file(dataset) and Path(dataset).suffix != prepared.SUFFIX:
-        return _own_file(_path(dataset), given), None
+        return _from_file(_path(dataset), given), None
     place = given.get("partition-id")
     if data.is_file(dataset):
         own, place = _one_of(prepared.load(_path(dataset)), place, dataset)
         if "features" in given and own.features is None:
-            raise SettingError(f"features names columns of a table, and {dataset} does not say of which it is")
+            raise SettingError(f"features names columns, but {dataset} has no column names")
         return own.ordered(_features(given) or own.features or (), dataset), place
     if "features" in given:
-        raise SettingError(f"features names columns of a table, and {dataset} is none")
-    kept = home / f"data-{_digest(given)}{prepared.SUFFIX}"  # to split a dataset takes its time, and may need a network
+        raise SettingError(f"features names columns of a table, and {dataset} is not one")
+    kept = home / f"data-{_digest(given)}{prepared.SUFFIX}"  # splitting a dataset takes a while, and may need a network
     if kept.exists():
         return prepared.load(kept), place
     whole = data.load(
@@ -108,8 +108,8 @@ def own_data(node: Node, home: Path) -> tuple[Federation, int | None]:
     return own, place
 
 
-def _own_file(path: Path, given: Mapping[str, Any]) -> Federation:
-    """All samples of a file, a quarter of them for tests."""
+def _from_file(path: Path, given: Mapping[str, Any]) -> Federation:
+    """All samples of a file, a quarter of them for testing."""
     label = given.get("label-column")
     pool = pool_from_file(path, client_column=None, label_column=label, features=_features(given))
     if pool.owners and len(pool.owners) > 1:
@@ -140,11 +140,11 @@ def _digest(given: Mapping[str, Any]) -> str:
 
 
 def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Federation:
-    """With the numbers that all clients of the federation give their labels."""
+    """The data with its labels numbered as all clients of the federation number them."""
     check_classes(classes)
     if labels is None:
         if own.classes > classes:
-            raise SettingError(f"there is a label {own.classes - 1}, and the federation has 0 to {classes - 1}")
+            raise SettingError(f"there is a label {own.classes - 1}, but the federation's are 0 to {classes - 1}")
         return dataclasses.replace(own, classes=classes, labels=own.labels if own.classes == classes else None)
     mine = own.labels or tuple(map(str, range(own.classes)))
     unknown = [mine[i] for i in np.unique(np.concatenate([own.train.y, own.test.y])) if mine[i] not in labels]
@@ -156,5 +156,5 @@ def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Feder
 
 
 def vocabulary_of(own: Federation) -> str | None:
-    """What tells one vocabulary from another, if the samples are texts."""
+    """A checksum of the vocabulary, if the samples are texts."""
     return hashlib.sha256("\n".join(own.text.vocabulary).encode()).hexdigest() if own.text else None

@@ -1,13 +1,13 @@
 """What a client keeps on its own disk: its state in each federation it takes part in, and its personal model.
 
-Flower keeps a client's state in memory, in a process that lives for one message. Here it is in a file with a checksum,
-below a folder of the client's own:
+Flower keeps a client's state in memory, in a process that lives for one message. Here it is in files with checksums,
+in the client's home:
 
-    client.json               who it is: an identity that it makes up once
-    <run>/record.safetensors  theta_i, the memory and all else that the algorithm keeps
+    client.json                 its identity, drawn at random once
+    <run>/record.safetensors    theta_i, the memory and all else that the algorithm keeps
     <run>/personal.safetensors  P, ready for use: pfedbred predict
 
-A run's folder has the number that its server gave the run, so that one client can take part in several.
+The folder of a run is named by the run's id, so that one client can take part in several.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pfedbred.engine.round import ClientRecord
+from pfedbred.engine.round import ClientRecord, current_names
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
+from pfedbred.io.atomic import write_json
 from pfedbred.io.shapes import COUNT, expect
 from pfedbred.io.strict import read_json
-from pfedbred.runs import locks, records
+from pfedbred.runs import locks
+from pfedbred.runs.layout import ensure_folder
 from pfedbred.types import Tree
 
-_KIND = tensors.Kind("pfedbred record 1", "client's record", "without it, the client begins anew")
+_KIND = tensors.Kind("pfedbred record 1", "client's record", "without it, the client starts anew")
 _PATIENCE = 30.0  # seconds
 
 
 class Kept(NamedTuple):
     """A client between two rounds.
 
-    The server may have to do the last round again, or may have left the client out of it, so both are there.
+    The server may have to repeat the last round, or may have rejected the update, so both records are kept.
 
     Attributes:
       round: the last one it trained in.
@@ -49,13 +51,13 @@ class Kept(NamedTuple):
     after: ClientRecord
 
     def start(self, round_: int, verdict: tuple[int, bool] | None, synced: bool) -> ClientRecord:
-        """Where it begins a round.
+        """The record with which it starts a round.
 
-        ``verdict`` is a round, and whether the server lets its work in that round stand. Without one about the last
-        round, it stands unless the client's state is ``synced`` with what the server knows.
+        ``verdict`` is a round, and whether the client's work in it stands. Without one about the last round, that
+        stands unless the client's state must be ``synced`` with what the server knows.
         """
         if self.round == round_:
-            return self.before  # the server has forgotten that round: it is done again, with the same minibatches
+            return self.before  # the server was killed in that round: it is repeated, with the same minibatches
         stands = verdict[1] if verdict and verdict[0] == self.round else not synced
         return self.after if stands else self.before._replace(drawn=self.after.drawn)
 
@@ -64,15 +66,15 @@ class Home:
     """A client's folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = records.find_folder(folder)
+        self.folder = ensure_folder(folder)
 
     def identity(self) -> str:
-        """Who the client is, whatever its node is called today."""
+        """The client's identity, which does not change with its node."""
         path = self.folder / "client.json"
         if not path.exists():
-            with locks.locked(self.folder, _PATIENCE):  # two servers may ask at once
+            with locks.locked(self.folder, _PATIENCE):  # two servers may ask at the same time
                 if not path.exists():
-                    records.write_json(path, {"client": secrets.token_hex(16)})
+                    write_json(path, {"client": secrets.token_hex(16)})
         said = read_json(path)
         expect(said, {"client": str}, path)
         return said["client"]
@@ -80,19 +82,19 @@ class Home:
     def run(self, run: str) -> Path:
         """The folder of a run."""
         if not re.fullmatch(r"[0-9a-f]{8,64}", run):
-            raise SettingError(f"{run!r} is not a run's number")
-        return records.find_folder(self.folder / run)
+            raise SettingError(f"{run!r} is not the id of a run")
+        return ensure_folder(self.folder / run)
 
     @contextmanager
     def holding(self, run: str, patience: float) -> Iterator[Path]:
-        """The folder of a run, which no other process uses meanwhile; one that does is waited for so many seconds."""
+        """The folder of a run, locked; another process that holds it is waited for, for ``patience`` seconds."""
         folder = self.run(run)
         with locks.locked(folder, patience):
             yield folder
 
 
 def save(folder: Path, kept: Kept) -> None:
-    """Writes what a client keeps; whole, or not at all."""
+    """Writes what a client keeps, atomically."""
     arrays = {name: np.asarray(leaf) for name, leaf in tensors.named((kept.before, kept.after)).items()}
     tensors.save(_KIND, folder / "record.safetensors", {"round": kept.round}, arrays)
 
@@ -104,5 +106,5 @@ def load(folder: Path, like: Tree) -> Kept | None:
         return None
     facts, arrays = tensors.load(_KIND, path)
     expect(facts, {"round": COUNT}, path)
-    before, after = tensors.refill((like, like), arrays, str(path))
+    before, after = tensors.refill((like, like), current_names(arrays), str(path))
     return Kept(facts["round"], before, after)

@@ -1,4 +1,4 @@
-"""Messages to clients, and waiting for their answers until a deadline."""
+"""Requests to clients, and their replies until a deadline."""
 
 from __future__ import annotations
 
@@ -12,92 +12,89 @@ from flwr.common.constant import ErrorCode
 from pfedbred.errors import SettingError, printable
 from pfedbred.flower import wire
 
-_NOBODY = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
-"""What Flower answers in the place of a client that is gone; not an answer of the client's."""
-_OFTEN, _SELDOM = 0.2, 1.0  # seconds between looks for answers, at first and later
+_UNREACHABLE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+"""Flower's own replies in the name of a client that is gone."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 1.0  # seconds between looks for replies
 
 
-def say(text: str) -> None:
-    """A line in the server's log."""
+def log(text: str) -> None:
+    """Prints a line in the server's log."""
     print(f"pfedbred: {text}", flush=True)
 
 
 class Grid(Protocol):
-    """What is used of Flower's Grid."""
+    """The part of Flower's Grid that is used."""
 
     def get_node_ids(self) -> Iterable[int]:
-        """Who is connected."""
+        """The connected nodes."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Sends messages; gives the number of each."""
+        """Sends messages and returns their ids."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The answers that have come."""
+        """The replies that have arrived."""
 
 
-class Question(NamedTuple):
-    """What a node is asked: a kind of message, as the ClientApp knows it, and its content."""
+class Request(NamedTuple):
+    """A message to a node: its type, as the ClientApp registers it, and its content."""
 
     kind: str
     content: RecordDict
 
 
-class Answer(NamedTuple):
-    """What came back from a node: a message, or what went wrong there."""
+class Reply(NamedTuple):
+    """A node's reply: its content, or what went wrong there."""
 
     content: RecordDict | None
     problem: str = ""
 
 
-def ask(grid: Grid, questions: Mapping[int, Question], *, group: str, deadline: float) -> dict[int, Answer]:
-    """Asks each node its question, and waits for the answers for ``deadline`` seconds. Who is late has none."""
+def exchange(grid: Grid, requests: Mapping[int, Request], *, group: str, deadline: float) -> dict[int, Reply]:
+    """Sends each node its request and collects replies for ``deadline`` seconds. A late node has no entry."""
     end = time.monotonic() + deadline
     messages = [
-        Message(question.content, node, question.kind, ttl=deadline, group_id=group)
-        for node, question in questions.items()
+        Message(request.content, node, request.kind, ttl=deadline, group_id=group) for node, request in requests.items()
     ]
-    sent = {number: node for number, node in zip(grid.push_messages(messages), questions, strict=False) if number}
-    answers: dict[int, Answer] = {}
-    pause = _OFTEN
+    sent = {id_: node for id_, node in zip(grid.push_messages(messages), requests, strict=False) if id_}
+    replies: dict[int, Reply] = {}
+    pause = _SHORTEST_PAUSE
     while sent and time.monotonic() < end:
-        for reply in grid.pull_messages(list(sent)):
-            node = sent.pop(reply.metadata.reply_to_message_id, None)
-            if node is None:
+        for message in grid.pull_messages(list(sent)):
+            node = sent.pop(message.metadata.reply_to_message_id, None)
+            if node is None or (message.has_error() and message.error.code in _UNREACHABLE):
                 continue
-            if reply.has_error() and reply.error.code in _NOBODY:
-                continue
-            if reply.has_error():
-                answers[node] = Answer(None, printable(" ".join(str(reply.error.reason).split()), 500))
+            if message.has_error():
+                replies[node] = Reply(None, printable(" ".join(str(message.error.reason).split()), 500))
             else:
-                answers[node] = Answer(reply.content)
+                replies[node] = Reply(message.content)
         if sent:
             time.sleep(min(pause, max(0.0, end - time.monotonic())))
-            pause = min(1.1 * pause, _SELDOM)
-    return answers
+            pause = min(1.1 * pause, _LONGEST_PAUSE)
+    return replies
 
 
-def facts_of(answer: Answer, shape: Any, sender: str) -> Any:
-    """What an answer says; raises SettingError if it is no answer."""
-    if answer.content is None:
-        raise SettingError(answer.problem)
-    problem = wire.facts(answer.content, {}, sender).get("problem")
+def read_facts(reply: Reply, shape: Any, sender: str) -> Any:
+    """The facts in a reply; raises SettingError if it reports a problem or does not have that shape."""
+    if reply.content is None:
+        raise SettingError(reply.problem)
+    problem = wire.facts(reply.content, {}, sender).get("problem")
     if problem is not None:
         raise SettingError(str(problem))
-    return wire.facts(answer.content, shape, sender)
+    return wire.facts(reply.content, shape, sender)
 
 
-def has_trained(answer: Answer) -> bool:
-    """Whether a client has done the round, however its upload came out."""
+def has_trained(reply: Reply) -> bool:
+    """Whether the client has done its local work, whatever became of its upload."""
     try:
-        return "problem" not in wire.facts(answer.content, {}, "it") if answer.content else False
+        return "problem" not in wire.facts(reply.content, {}, "the client") if reply.content else False
     except SettingError:
-        return True  # it says something, though nobody knows what
+        return True  # an unreadable reply is not a reported problem
 
 
-def name_of(answer: Answer) -> str | None:
-    """What a client is called that cannot take part, if it says so."""
+def sender_name(reply: Reply) -> str | None:
+    """The name that a client gives in a reply, if it gives one."""
     try:
-        name = wire.facts(answer.content, {"name": str}, "it")["name"] if answer.content else None
+        name = wire.facts(reply.content, {"name": str}, "the client")["name"] if reply.content else None
     except SettingError:
         return None
     return printable(name, 100) if name else None

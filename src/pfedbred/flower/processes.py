@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 
 from pfedbred.errors import SettingError
 from pfedbred.flower.certificates import Authority
-from pfedbred.runs import records
+from pfedbred.flower.run_config import DEFAULTS
+from pfedbred.io.atomic import write_text
+from pfedbred.runs.layout import ensure_folder
 
 CONNECTION = "federation"
-_PATIENCE = 60.0  # seconds for a process to begin or to end
+_PATIENCE = 60.0  # seconds for a process to start
 
 _APP = """\
 # A Flower app that runs pfedbred. Start it with: flwr run {folder} {connection} --stream
@@ -41,36 +43,12 @@ clientapp = "pfedbred.flower.client:app"
 {config}
 """
 
-DEFAULTS: dict[str, Any] = {
-    "out": "",
-    "algorithm": "mg-meta",
-    "model": "mclr",
-    "settings": "",
-    "rounds": 100,
-    "seed": 0,
-    "clients": 0,
-    "min-clients": 2,
-    "deadline": 600.0,
-    "participation": "sample",
-    "aggregated": 0,
-    "select": "uniform",
-    "weights": "data",
-    "aggregate": "mean",
-    "outliers": 0.2,
-    "batch-size": 20,
-    "eval-every": 1,
-    "classes": 0,
-    "labels": "",
-}
-"""Every key of the run config. 0 and "" stand for what the experiment or the clients say."""
-
 
 def write_app(folder: Path, config: Mapping[str, Any]) -> None:
-    """A Flower app in a folder: one file, whose components are this package's."""
+    """Writes a Flower app: one file, whose components are in this package."""
     lines = [f"{name} = {_toml(value)}" for name, value in {**DEFAULTS, **config}.items()]
     text = _APP.format(folder=folder, connection=CONNECTION, config="\n".join(lines))
-    records.find_folder(folder)
-    records.write_text(folder / "pyproject.toml", text)
+    write_text(ensure_folder(folder) / "pyproject.toml", text)
 
 
 def _toml(value: Any) -> str:
@@ -83,12 +61,12 @@ def _toml(value: Any) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For Flower's processes: nothing is reported to anyone, and nothing is kept outside ``home``."""
+    """For Flower's processes: no telemetry, and no files outside ``home``."""
     own = {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds until a message is looked at; 1 if nobody says
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 by default
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "PYTHONUNBUFFERED": "1",
     }
@@ -96,21 +74,27 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port on which nobody listens."""
     with socket.socket() as tried:
         tried.bind(("127.0.0.1", 0))
         return int(tried.getsockname()[1])
 
 
+def check_system() -> None:
+    """Refuses a system without process groups, by which processes are ended with all their children."""
+    if os.name == "nt":
+        raise SettingError("a federation cannot be started from here on Windows: use WSL, or follow docs/deploy.md")
+
+
 class Started(NamedTuple):
-    """A process, and the file with what it says."""
+    """A process, and its log file."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
 
     def stop(self, *, kill: bool = False) -> None:
-        """Ends it and all that it has started: asked first, unless to ``kill``."""
+        """Ends it and all its children: politely first, unless ``kill``."""
         for number in (signal.SIGKILL,) if kill else (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, number)
@@ -127,22 +111,23 @@ class Machine:
 
     def __init__(self, folder: Path, authority: Authority | None = None) -> None:
         """Without an ``authority``, connections are not encrypted."""
-        self.folder, self.authority = records.find_folder(folder), authority
+        check_system()
+        self.folder, self.authority = ensure_folder(folder), authority
         self.port = free_port()
         self.started: list[Started] = []
 
     @property
     def address(self) -> str:
-        """Where the SuperLink is."""
+        """Of the SuperLink."""
         return f"127.0.0.1:{self.port}"
 
     def start(self, name: str, command: Sequence[str], home: str | None = None) -> Started:
-        """Starts a process that has a group of its own, and so can be ended with all its children."""
-        log = records.find_folder(self.folder / "logs") / f"{name}.log"
+        """Starts a process in a new process group, so that it can be ended with all its children."""
+        log = ensure_folder(self.folder / "logs") / f"{name}.log"
         with log.open("ab") as file:
             file.write(f"$ {shlex.join(command)}\n".encode())
             file.flush()
-            environ = environment(records.find_folder(self.folder / "flower" / (home or name)))
+            environ = environment(ensure_folder(self.folder / "flower" / (home or name)))
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
             )
@@ -150,9 +135,9 @@ class Machine:
         return self.started[-1]
 
     def superlink(self, *, authenticated: bool = False, lasting: bool = True) -> Started:
-        """The server that all connect to; with ``authenticated``, only nodes whose keys it has been told.
+        """The server that all connect to; with ``authenticated``, only nodes with registered keys can.
 
-        If it is ``lasting``, it keeps in a file what it would else forget when it ends.
+        A ``lasting`` one keeps its state in a file, and so survives a restart.
         """
         security = ["--insecure"]
         if self.authority:
@@ -174,14 +159,14 @@ class Machine:
                 if tried.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             time.sleep(0.1)
-        raise SettingError(f"the SuperLink does not start: see {started.log}")
+        raise SettingError(f"the SuperLink has not started: see {started.log}")
 
     def _write_connection(self) -> None:
-        """How ``flwr`` finds the SuperLink."""
+        """Tells ``flwr`` where the SuperLink is."""
         security = f"root-certificates = {_toml(str(self.authority.ca))}" if self.authority else "insecure = true"
         lines = ("[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]")
         text = "\n".join((*lines, f'address = "{self.address}"', security, ""))
-        records.write_text(records.find_folder(self.folder / "flower" / "flwr") / "config.toml", text)
+        write_text(ensure_folder(self.folder / "flower" / "flwr") / "config.toml", text)
 
     def supernode(self, name: str, config: Mapping[str, Any], key: Path | None = None) -> Started:
         """A client's machine."""
@@ -193,11 +178,11 @@ class Machine:
         return self.start(name, command)
 
     def register(self, public_key: Path) -> None:
-        """Tells the SuperLink of a node's key."""
+        """Registers a node's key with the SuperLink."""
         self.flwr("supernode", "register", str(public_key), CONNECTION)
 
     def flwr(self, *arguments: str) -> str:
-        """Runs ``flwr``; returns what it says."""
+        """Runs ``flwr``; returns its output."""
         environ = environment(self.folder / "flower" / "flwr")
         done = subprocess.run(["flwr", *arguments], env=environ, capture_output=True, text=True, timeout=120)
         if done.returncode:
@@ -205,18 +190,18 @@ class Machine:
         return done.stdout
 
     def run(self, app: Path, name: str = "run") -> Started:
-        """Starts a run, and a process that writes what it says into a log until the run ends."""
+        """Starts a run, and a process that writes its output into a log until it ends."""
         return self.start(name, ["flwr", "run", str(app), CONNECTION, "--stream"], home="flwr")
 
     def stop(self) -> None:
-        """Ends all that was started, the last first."""
+        """Ends all processes, the last first."""
         for each in reversed(self.started):
             each.stop()
 
 
 @contextmanager
 def machine(folder: Path, authority: Authority | None = None) -> Iterator[Machine]:
-    """Processes that end with the block, however it ends."""
+    """Processes that end with the block."""
     made = Machine(folder, authority)
     try:
         yield made

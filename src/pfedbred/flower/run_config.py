@@ -1,7 +1,8 @@
-"""The run config: what a Flower app says of the run, as keys with plain values."""
+"""The run config: the options of a run in a Flower app, as keys with plain values."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,35 +10,42 @@ from typing import Any
 
 from pfedbred import settings as settings_
 from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.settings.assignments import assignment
 
-_OF_EXPERIMENT = (
-    "algorithm",
-    "model",
-    "rounds",
-    "seed",
-    "participation",
-    "aggregated",
-    "select",
-    "weights",
-    "aggregate",
-    "outliers",
-    "batch-size",
-    "eval-every",
-)
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+_EXPERIMENT_KEYS = {_key(name): name for name in field_names(deployed=True)}
+_defaults = {_key(each.name): each.default for each in dataclasses.fields(Experiment)}
+
+DEFAULTS: dict[str, Any] = {
+    "out": "",
+    **{key: _defaults[key] if _defaults[key] is not None else 0 for key in _EXPERIMENT_KEYS},
+    "settings": "",
+    "participation": "sample",
+    "clients": 0,
+    "min-clients": 2,
+    "deadline": 600.0,
+    "classes": 0,
+    "labels": "",
+}
+"""Every key of the run config, with its value in a new app. 0 and "" leave it to the experiment or the clients."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the run config says, beside the experiment.
+class ServerOptions:
+    """The options that are not the experiment's.
 
     Attributes:
       out: the run folder, on the server's machine.
-      clients: how many there will be; None for those that are there at the start.
-      min_clients: how many must be there for a round to begin.
-      deadline: seconds that clients have for an answer.
-      classes: number of labels; 0 for what the clients say.
-      labels: their names, if clients are to number them alike.
+      clients: how many there will be; None for those that are connected at the start.
+      min_clients: how many must be connected for a round to start.
+      deadline: seconds that clients have for a reply.
+      classes: number of labels; 0 for what the clients tell.
+      labels: their names, if all clients are to number them alike.
     """
 
     out: Path
@@ -47,32 +55,37 @@ class Options:
     classes: int
     labels: list[str] | None
 
+    def given(self) -> dict[str, Any]:
+        """What is fixed once a run has started, for its checkpoints."""
+        return {"clients": self.clients, "classes": self.classes, "labels": self.labels}
 
-def understood(config: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-    """The run config: options of the server, and fields of the experiment. "" stands for what is not given, and so
-    does 0 where there is no other sense in it."""
-    own = ("out", "clients", "min-clients", "deadline", "classes", "labels", "settings")
-    for name in config:
-        if name not in (*own, *_OF_EXPERIMENT):
-            raise SettingError(f"the run config has an unknown key {name!r}{nearest(name, (*own, *_OF_EXPERIMENT))}")
+
+def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
+    """The server's options, and the fields of the experiment.
+
+    "" stands for a key that is not given, and so does 0 where it has no other meaning.
+    """
+    for key in config:
+        if key not in DEFAULTS:
+            raise SettingError(f"the run config has an unknown key {key!r}{nearest(key, DEFAULTS)}")
     given = {
-        name: value
-        for name, value in config.items()
-        if value != "" and (name not in ("clients", "aggregated", "classes") or value != 0)
+        key: value
+        for key, value in config.items()
+        if value != "" and (key not in ("clients", "aggregated", "classes") or value != 0)
     }
 
-    def number(name: str, hint: Any, default: Any) -> Any:
-        return settings_.check(name, given[name], hint) if name in given else default
+    def number(key: str, hint: Any, default: Any) -> Any:
+        return settings_.check(key, given[key], hint) if key in given else default
 
     if not isinstance(given.get("out"), str):
-        raise SettingError("the run config needs out=..., the folder for the run on the server's machine")
+        raise SettingError("the run config needs out=..., the run folder on the server's machine")
     clients = number("clients", settings_.Count, None)
     labels = [each.strip() for each in str(given["labels"]).split(",")] if "labels" in given else None
     if labels and (len(set(labels)) != len(labels) or given.get("classes", len(labels)) != len(labels)):
         raise SettingError(f"labels must be different names, as many as classes says, not {given['labels']!r}")
     if "select" in given:
-        given["select"] = str(given["select"])  # a single client's number is no name of a way to choose
-    options = Options(
+        given["select"] = str(given["select"])  # TOML reads a single client's number as a number
+    options = ServerOptions(
         Path(given["out"]).expanduser(),
         clients,
         number("min-clients", settings_.Count, clients or 2),
@@ -82,6 +95,6 @@ def understood(config: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     )
     if clients is not None and options.min_clients > clients:
         raise SettingError(f"min-clients must be at most clients, {clients}, not {options.min_clients}")
-    fields = {name.replace("-", "_"): given[name] for name in _OF_EXPERIMENT if name in given}
+    fields = {name: given[key] for key, name in _EXPERIMENT_KEYS.items() if key in given}
     fields["settings"] = dict(map(assignment, str(given.get("settings", "")).split()))
     return options, fields

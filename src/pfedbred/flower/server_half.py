@@ -1,102 +1,153 @@
-"""The server half of an algorithm, compiled, for uploads that come one by one."""
+"""An algorithm's server half, compiled, for uploads that arrive one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flwr.app import ArrayRecord
 
-from pfedbred import algorithms, models
-from pfedbred.aggregation import rules
-from pfedbred.algorithms.base import Exchange, Task, exchange
-from pfedbred.data.minibatches import Batch
-from pfedbred.engine import Plan, screening, selection
-from pfedbred.engine.keys import init_key, select_key
+from pfedbred import models
+from pfedbred.algorithms.base import ServerState, Task
+from pfedbred.algorithms.exchange import Exchange, exchange
+from pfedbred.data.minibatches import Batch, ClientData, Inputs
+from pfedbred.engine import screening, selection
+from pfedbred.engine.evaluation import Sums, Tallies
+from pfedbred.engine.keys import aggregation_key, init_key, select_key
+from pfedbred.engine.metrics import Predictions, resolve
+from pfedbred.experiment.building import make_algorithm, make_plan
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.flower import wire
 from pfedbred.flower.roster import Description
-from pfedbred.types import Tree
+from pfedbred.types import Array, Key, Tree
 
 
-class Halves:
-    """The server half of an algorithm, compiled; and the shapes of all that is exchanged."""
+class ServerHalf:
+    """An algorithm's server half, and the shapes of all that is exchanged.
+
+    Attributes:
+      shapes: of messages, uploads and models.
+      tallies: the shapes of the statistics that a client evaluates.
+      diagnostics: the names of what a client's training reports; empty if that is not collected.
+    """
 
     def __init__(self, experiment: Experiment, data: Description) -> None:
         self.experiment, self.data = experiment, data
         self.task = Task(models.get(experiment.model, data.shape, data.classes, data.words))
-        self.algorithm = algorithms.make(experiment.algorithm, self.task, experiment.settings)
-        rule = rules.Rule(experiment.aggregate, experiment.outliers)
-        rule.suits(self.algorithm.server.averages, experiment.algorithm)
-        self.plan = Plan(
-            selection.uniform(1), experiment.participation, experiment.weights, experiment.batch_size, rule=rule
-        )
+        self.algorithm, self.plan = make_algorithm(experiment, self.task), make_plan(experiment)
+        self.plan.check_rule(self.algorithm, experiment.algorithm_name)
+        self.metrics = {"train": resolve("", self.task.kind), "test": self.plan.metrics}
         kind = jnp.int32 if data.words else jnp.float32
-        sample = Batch(jnp.zeros((1, *data.shape), kind), jnp.zeros(1, jnp.int32))
-        self.shapes: Exchange = exchange(self.algorithm, self.task, sample)
+        self._sample = Batch(jnp.zeros((1, *data.shape), kind), jnp.zeros(1, jnp.int32))
+        self.shapes: Exchange = exchange(self.algorithm, self.task, self._sample)
+        self.tallies = jax.eval_shape(self._tally, self.shapes.global_, self.shapes.personal)
+        self.diagnostics = self._diagnostics() if experiment.diagnostics else []
         server = self.algorithm.server
+        self._init = jax.jit(server.init, static_argnums=1)
         self._send, self.model = jax.jit(server.send), jax.jit(server.model)
-        self._alike = server.welcome is None  # everyone is sent the same
+        self._sends_alike = server.welcome is None
         self._sent: tuple[Tree, Tree, ArrayRecord] | None = None
-        self._aggregate = jax.jit(server.aggregate)
-        self._prepare = jax.jit(server.prepare) if server.prepare else None
-        self._gathered = jax.jit(self.plan.gathered)
-        self._examine = jax.jit(
-            lambda message, upload: screening.examine(self.algorithm.client.unmoved(message), upload, ())
+        self._aggregate = jax.jit(self._aggregate_uploads, static_argnums=0)
+        self._measure = jax.jit(
+            lambda message, upload: screening.measure(self.algorithm.client.unchanged(message), upload, ())
         )
 
-    def init(self) -> Tree:
-        """The server's state before the first round."""
-        key = init_key(jax.random.key(np.uint32(self.experiment.seed)))
-        return jax.jit(self.algorithm.server.init, static_argnums=1)(key, self.data.clients)
+    def _tally(self, global_: Tree, personal: Tree) -> Tallies:
+        """The statistics of one sample, for their shapes."""
+        batch, everything = self._sample, {}
+        for model, params in (("global", global_), ("personal", personal)):
+            outputs = self.algorithm.predict(params, batch.x)
+            predictions = Predictions(outputs, batch.y, self.task.losses(outputs, batch.y), jnp.ones(1, bool))
+            for part, chosen in self.metrics.items():
+                sums: Sums = {metric.name: metric.sums(predictions) for metric in chosen}
+                everything[f"{model}_{part}"] = sums
+        return Tallies(**everything)
+
+    def _diagnostics(self) -> list[str]:
+        client, shapes = self.algorithm.client, self.shapes
+        rows = jnp.zeros((max(client.draws, 1), 1), int)
+        data = ClientData(Inputs(self._sample.x), self._sample.y, rows, jnp.int32(0), jnp.int32(1))
+        _, _, *reported = jax.eval_shape(client.train, shapes.message, shapes.state, data)
+        return sorted({"update_norm", *(reported[0] if reported else ())})
 
     @property
-    def asks_before(self) -> bool:
+    def key(self) -> Key:
+        """The run's."""
+        return jax.random.key(np.uint32(self.experiment.seed))
+
+    def init(self) -> ServerState:
+        """The server's state before the first round."""
+        return self._init(init_key(self.key), self.data.clients)
+
+    @property
+    def prepares(self) -> bool:
         """Whether there is an exchange before training."""
         return bool(self.algorithm.client.prepare and self.algorithm.server.prepare)
 
-    def choose(self, round_: int, present: Sequence[int], sizes: np.ndarray) -> list[int]:
-        """Whose uploads a round averages: those that the simulation would choose, among those who are there."""
+    def select(self, round_: int, present: Sequence[int], sizes: np.ndarray) -> list[int]:
+        """The clients whose uploads a round averages: as the simulation selects them, among those that are present."""
         experiment = self.experiment
         fixed = experiment.fixed_clients()
         if fixed is not None:
             return [number for number in fixed if number in present]
         assert experiment.aggregated is not None
-        select = selection.get(str(experiment.select), min(experiment.aggregated, len(present)))
-        key = select_key(jax.random.key(np.uint32(experiment.seed)), round_)
-        return [present[int(place)] for place in select(key, jnp.asarray(sizes[list(present)]))]
+        choose = selection.get(experiment.select, min(experiment.aggregated, len(present)))
+        places = choose(select_key(self.key, round_), jnp.asarray(sizes[list(present)]))
+        return [present[int(place)] for place in places]
 
     def message(self, state: Tree, client: int) -> ArrayRecord:
-        """What the algorithm's server sends to a client, packed."""
+        """The algorithm's message to a client, packed."""
         return self._message(state, client)[1]
 
     def _message(self, state: Tree, client: int) -> tuple[Tree, ArrayRecord]:
-        if self._alike and self._sent is not None and self._sent[0] is state:
+        if self._sends_alike and self._sent is not None and self._sent[0] is state:
             return self._sent[1:]
         message = jax.device_get(self._send(state, np.int32(client)))
         self._sent = (state, message, wire.packed(message))
         return self._sent[1:]
 
-    def vitals(self, state: Tree, client: int, upload: Tree) -> screening.Vitals:
-        """How a client is, by what it was sent and what it has sent."""
-        return self._examine(self._message(state, client)[0], upload)
+    def norms(self, state: Tree, client: int, upload: Tree) -> screening.Norms:
+        """The norms of a client's update, from the message it was sent and the upload it sent back."""
+        return self._measure(self._message(state, client)[0], upload)
 
-    def learn(self, state: Tree, uploads: Mapping[int, Tree], chosen: Sequence[int], sizes: np.ndarray) -> Tree:
-        """The server's next state."""
-        return self._aggregate(state, self._taken_in(uploads, self.shapes.upload[1], chosen, sizes))
+    def aggregate(
+        self, state: Tree, uploads: Mapping[int, Tree], chosen: Sequence[int], sizes: np.ndarray, round_: int
+    ) -> Tree:
+        """The server's next state, from the valid uploads of the selected clients."""
+        return self._combine(0, state, uploads, chosen, sizes, round_)
 
-    def learn_before(self, state: Tree, answers: Mapping[int, Tree], chosen: Sequence[int], sizes: np.ndarray) -> Tree:
+    def prepare(
+        self, state: Tree, uploads: Mapping[int, Tree], chosen: Sequence[int], sizes: np.ndarray, round_: int
+    ) -> Tree:
         """The server's state after the exchange before training."""
-        assert self._prepare is not None
-        return self._prepare(state, self._taken_in(answers, self.shapes.upload[0], chosen, sizes))
+        return self._combine(1, state, uploads, chosen, sizes, round_)
 
-    def _taken_in(self, uploads: Mapping[int, Tree], like: Tree, chosen: Sequence[int], sizes: np.ndarray) -> Any:
-        """The uploads of the chosen, one after another; zeros where there is none."""
+    def _combine(
+        self,
+        stage: int,
+        state: Tree,
+        uploads: Mapping[int, Tree],
+        chosen: Sequence[int],
+        sizes: np.ndarray,
+        round_: int,
+    ) -> Tree:
+        """Stacks the uploads of the selected clients, zeros where there is none, and combines them."""
+        like = self.shapes.upload[0 if stage else 1]
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(uploads.get(i, nothing) for i in chosen))
-        numbers = np.asarray(chosen, np.int32)
-        taken = np.asarray([i in uploads for i in chosen])
-        return self._gathered(stacked, numbers, sizes[numbers], taken)
+        numbers, valid = np.asarray(chosen, np.int32), np.asarray([i in uploads for i in chosen])
+        after = self._aggregate(stage, state, stacked, numbers, sizes[numbers], valid, np.int32(round_))
+        return jax.device_get(after)
+
+    def _aggregate_uploads(
+        self, stage: int, state: Tree, uploads: Tree, numbers: Array, sizes: Array, valid: Array, round_: Array
+    ) -> Tree:
+        """Gathers and combines in one program: a rule is a function, which cannot be passed to a compiled one."""
+        gathered = self.plan.gather(uploads, numbers, sizes, valid, aggregation_key(self.key, round_, stage))
+        server = self.algorithm.server
+        if stage:
+            assert server.prepare is not None
+            return server.prepare(state, gathered)
+        return server.aggregate(state, gathered)

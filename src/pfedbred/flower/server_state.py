@@ -1,35 +1,27 @@
-"""A run between two rounds, and its checkpoints: killed at any moment, a server goes on after its last whole round."""
+"""A federation's run between two rounds, as the server's checkpoints hold it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pfedbred.engine import screening
-from pfedbred.experiment.loop import Point
+from pfedbred.engine.backend import Saved
+from pfedbred.engine.screening import Rejections
 from pfedbred.flower.roster import MEMBER, SCHEMA
 from pfedbred.io import tensors
-from pfedbred.io.shapes import COUNT, NUMBER, expect
-from pfedbred.runs import checkpoints
-from pfedbred.runs.metrics_file import read_points, size_of
+from pfedbred.io.shapes import COUNT, NUMBER, Each, Maybe, expect
+from pfedbred.runs.checkpoints import Checkpoint
 from pfedbred.types import Tree
 
-_PLAIN = ("run", "seconds", "round_seconds", "client_seconds", "skipped", "in_row")  # in a checkpoint as they are
 _FACTS = {
     "run": str,
-    "experiment": dict,
     "given": dict,
-    "roster": {"clients": COUNT, "members": dict, "schema": SCHEMA},
-    "metrics": COUNT,
-    "seconds": NUMBER,
-    "round_seconds": [NUMBER],
+    "roster": {"clients": COUNT, "members": Each(MEMBER), "schema": SCHEMA},
     "client_seconds": [NUMBER],
-    "left_out": dict,
+    "left_out": Each(COUNT),
     "skipped": COUNT,
     "in_row": COUNT,
     "verdicts": dict,
@@ -37,87 +29,72 @@ _FACTS = {
 
 
 @dataclass
-class Progress:
-    """All that has to be known to go on with a run after its last whole round.
+class DeployedState:
+    """What the server has to remember of a run.
 
     Attributes:
-      run: its number, which it has for ever.
-      round: how many are done.
-      state: of the algorithm's server.
-      points: its evaluations.
-      seconds: that it has taken.
-      round_seconds: of each round, clients and all.
-      client_seconds: of each round, what the slowest client took for its own work.
-      left_out: clients by name, and in how many rounds they were left out.
-      skipped: rounds without enough sound clients.
-      in_row: how many of those are the last ones.
-      verdicts: by client's number, the last round it was asked to train in, and whether its work stands.
+      run: its id, by which clients find what they keep of it.
+      round: how many rounds are done.
+      server: the state of the algorithm's server half.
+      client_seconds: by round, how long the slowest client worked.
+      rejected: clients by name, and in how many rounds their update was rejected.
+      skipped: rounds without enough valid updates.
+      skipped_in_row: how many of the most recent rounds were skipped, one after another.
+      verdicts: by client number, the last round it has trained in, and whether that work stands.
+      info: the last round's diagnostics.
     """
 
     run: str
     round: int
-    state: Tree
-    points: list[Point] = field(default_factory=list)
-    seconds: float = 0.0
-    round_seconds: list[float] = field(default_factory=list)
+    server: Tree
     client_seconds: list[float] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
     skipped: int = 0
-    in_row: int = 0
+    skipped_in_row: int = 0
     verdicts: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    info: dict[str, float] = field(default_factory=dict)
 
-    def health(self) -> screening.Health:
-        """As the simulation tells it."""
-        return screening.Health([dict(self.left_out)], [self.skipped], [self.in_row])
+    def rejections(self) -> Rejections:
+        """As the other backends count them: one seed."""
+        return Rejections([dict(self.rejected)], [self.skipped], [self.skipped_in_row])
 
-    def save(
-        self,
-        folder: Path,
-        experiment: dict[str, Any],
-        given: dict[str, Any],
-        roster: dict[str, Any],
-        metrics: int,
-    ) -> None:
-        """Writes a checkpoint; ``metrics`` is how many bytes of metrics.jsonl belong to it.
-
-        ``given`` is what the run config says of the clients.
-        """
+    def save(self, given: dict[str, Any], roster: dict[str, Any]) -> Saved:
+        """For a checkpoint. The names of its facts are those of the first version."""
+        arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(self.server).items()}
         facts = {
-            **{name: getattr(self, name) for name in _PLAIN},
-            "experiment": experiment,
+            "run": self.run,
             "given": given,
             "roster": roster,
-            "metrics": metrics,
-            "left_out": dict(self.left_out),
-            "verdicts": {str(number): list(said) for number, said in self.verdicts.items()},
+            "client_seconds": self.client_seconds,
+            "left_out": dict(self.rejected),
+            "skipped": self.skipped,
+            "in_row": self.skipped_in_row,
+            "verdicts": {str(number): list(verdict) for number, verdict in self.verdicts.items()},
+            "info": {name: value if np.isfinite(value) else None for name, value in self.info.items()},
         }
-        arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(self.state).items()}
-        checkpoints.write(folder, self.round, facts, arrays)
+        return Saved(arrays, facts)
 
 
-def latest(folder: Path, warn: Callable[[str], None]) -> checkpoints.Checkpoint | None:
-    """The newest sound checkpoint in a run folder, if there is one."""
-
-    def fits(found: checkpoints.Checkpoint) -> None:
-        expect(found.facts, {"roster": {"schema": dict}}, found.path)
-        found.facts["roster"]["schema"].setdefault("features", None)  # runs of before did not name them
-        expect(found.facts, _FACTS, found.path)
-        expect(list(found.facts["roster"]["members"].values()), [MEMBER], found.path)
-        if found.facts["metrics"] > size_of(folder):
-            raise tensors.Damaged(f"metrics.jsonl is shorter than when {found.path} was written")
-
-    return checkpoints.latest(folder, warn, fits)
+def check_facts(found: Checkpoint) -> None:
+    """Refuses a checkpoint that is not of a federation's run."""
+    expect(found.facts, {"roster": {"schema": dict}}, found.path)
+    found.facts["roster"]["schema"].setdefault("features", None)  # earlier versions did not name columns
+    expect(found.facts, _FACTS, found.path)
 
 
-def restored(folder: Path, found: checkpoints.Checkpoint, like: Tree) -> Progress:
-    """The run as it was; ``like`` is the shapes and types of the server's state."""
-    facts = found.facts
-    state = tensors.refill(like, found.arrays, str(found.path))
-    return Progress(
-        round=found.round,
-        state=state,
-        points=read_points(folder, facts["metrics"]),
-        left_out=Counter(facts["left_out"]),
-        verdicts={int(number): (said[0], said[1]) for number, said in facts["verdicts"].items()},
-        **{name: facts[name] for name in _PLAIN},
+def load(saved: Saved, like: Tree) -> DeployedState:
+    """The run as a checkpoint left it; ``like`` has the shapes and types of the server's state."""
+    facts, arrays = saved.facts, dict[str, Any](saved.arrays)
+    info = facts.get("info", {})
+    expect(info, Each(Maybe(NUMBER)), "the checkpoint", "'info'")
+    return DeployedState(
+        facts["run"],
+        facts["round"],
+        tensors.refill(like, arrays, "the checkpoint"),
+        list(facts["client_seconds"]),
+        Counter(facts["left_out"]),
+        facts["skipped"],
+        facts["in_row"],
+        {int(number): (round_, stands) for number, (round_, stands) in facts["verdicts"].items()},
+        {name: np.nan if value is None else value for name, value in info.items()},
     )

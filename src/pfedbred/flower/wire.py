@@ -1,12 +1,14 @@
-"""Messages: pytrees as named arrays with a few plain facts beside them, and the checks before one is believed.
+"""Messages: pytrees as named arrays with a few plain facts beside them, and the checks on what arrives.
 
-Whatever the other side sends, it is the arrays that were agreed on, or it is refused with one line. Nothing is
-unpickled, and nothing is made that the message is too short to hold.
+Whatever the other side sends is either the arrays that were agreed on, or refused with one line. Nothing is unpickled,
+and no array is allocated that the message is too short to hold.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,24 +17,34 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from pfedbred.errors import SettingError
+from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.io import npy, tensors
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
 from pfedbred.io.strict import parse_json
+from pfedbred.settings import hints
 from pfedbred.types import Tree
+
+PROTOCOL = 2
+"""The version of all messages. Version 1 evaluated accuracy and loss only, and sent them as facts."""
 
 _FACTS, _JSON = "facts", "json"
 _LARGEST_FACTS = 2**20
 _HEADROOM = 1_024  # bytes that an array's header may take
 
 
-EXPERIMENT = {
-    "model": str,
-    "algorithm": str,
-    "settings": dict,
-    "batch_size": COUNT,
-    "seed": COUNT,
-    "participation": str,
-}
+def _option_shapes() -> dict[str, Any]:
+    """The shapes of the experiment's options that clients are told, as plain values."""
+    plain: dict[type, Any] = {str: str, bool: bool, int: COUNT, float: NUMBER, dict: dict}
+    types, shapes = hints(Experiment), {}
+    for field in dataclasses.fields(Experiment):
+        build: Any = field.default_factory
+        default = build() if field.default is dataclasses.MISSING else field.default
+        is_list = any(typing.get_origin(each) is list for each in typing.get_args(types[field.name]))
+        shapes[field.name] = [str] if is_list else plain.get(type(default))
+    return {name: shapes[name] for name in field_names(sent=True)}
+
+
+EXPERIMENT = _option_shapes()
 ORDER = {
     "run": str,
     "round": COUNT,
@@ -45,7 +57,18 @@ ORDER = {
     "upload": bool,
     "evaluate": bool,
 }
-"""What a server says with every message but the first."""
+"""The facts in every request but the first."""
+
+
+def refuse_objects(options: Mapping[str, Any]) -> None:
+    """Refuses options that are not plain names and numbers.
+
+    An import path would run code of the other side's choice, and an object cannot be sent.
+    """
+    for name, value in options.items():
+        for each in jax.tree.leaves(value):
+            if not isinstance(each, str | int | float) or (isinstance(each, str) and ":" in each):
+                raise SettingError(f"{name} must be given by name on a federation, not {each!r}")
 
 
 def content(facts: Mapping[str, Any], **trees: Tree) -> RecordDict:
@@ -57,52 +80,48 @@ def content(facts: Mapping[str, Any], **trees: Tree) -> RecordDict:
 
 
 def packed(tree: Tree) -> ArrayRecord:
-    """The arrays of a tree by name; one that goes to many need be packed only once."""
+    """The arrays of a tree by name; what goes to many clients is packed only once."""
     if isinstance(tree, ArrayRecord):
         return tree
     return ArrayRecord({name: Array(np.asarray(leaf)) for name, leaf in tensors.named(tree).items()})
 
 
 def facts(message: RecordDict, shape: Any, sender: str) -> Any:
-    """What a message says, if it is of that shape; see :func:`pfedbred.io.strict.expect`."""
-    where = f"what {sender} sent"
+    """The facts in a message, checked to have that shape; see :func:`pfedbred.io.shapes.expect`."""
+    where = f"the message of {sender}"
     text = message.config_records[_FACTS].get(_JSON) if _FACTS in message.config_records else None
     if not isinstance(text, str) or len(text) > _LARGEST_FACTS:
-        raise SettingError(f"{where} does not say what it is")
+        raise SettingError(f"{where} has no facts, or too many")
     said = parse_json(text, where)
     expect(said, shape, where)
     return said
 
 
 def largest(like: Tree) -> int:
-    """The most bytes that a message of arrays like these may have: theirs, and a kilobyte for each one's header."""
+    """The most bytes that a message of arrays like these may have: their own, and a kilobyte for each header."""
     return sum(leaf.size * leaf.dtype.itemsize + _HEADROOM for leaf in jax.tree.leaves(like))
 
 
 def tree(message: RecordDict, name: str, like: Tree, sender: str, *, finite: bool = False) -> Tree:
-    """The tree of that name in a message, which must be like ``like`` in structure, shapes and types.
+    """The tree of that name in a message, checked to have the structure, shapes and types of ``like``.
 
-    With ``finite``, its numbers must be so, too.
+    With ``finite``, its numbers must be finite too.
     """
-    where = f"what {sender} sent"
+    where = f"the message of {sender}"
     if name not in message.array_records:
         raise SettingError(f"{where} has no {name}")
     record = message.array_records[name]
     expected = tensors.named(like)
     if list(record) != list(expected):
         found = sorted(set(record) ^ set(expected))
-        raise SettingError(f"{where} is another tree: {name} has {len(record)} arrays, differing in {found[:3]}")
+        raise SettingError(f"{where} holds another tree: {name} has {len(record)} arrays, differing in {found[:3]}")
     size, most = sum(len(each.data) for each in record.values()), largest(like)
     if size > most:
-        raise SettingError(f"{where} is too large: {name} has {size:,} bytes, and {most:,} is the limit")
-    arrays = {key: _array(record[key], f"{name} {key!r} in {where}") for key in expected}
+        raise SettingError(f"{where} is too large: {name} has {size:,} bytes, and the limit is {most:,}")
+    arrays = {key: npy.read_bytes(record[key].data, f"{name} {key!r} in {where}") for key in expected}
     filled = tensors.refill(like, arrays, f"{name} in {where}")
     if finite:
         for key, array in arrays.items():
             if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
                 raise SettingError(f"{where} is not finite: {name} {key!r}")
     return filled
-
-
-def _array(array: Array, where: str) -> np.ndarray:
-    return npy.read_bytes(array.data, where)

@@ -1,0 +1,269 @@
+"""The deployed backend: clients are processes on other machines.
+
+A round is the simulation's: the same clients are selected, the same updates are rejected, and the same weights and the
+same server half make the next state. What is different is that a client may be late, or gone, or send nonsense.
+
+A request costs a client a new process, so a round is one exchange: where the model of the round before is to be
+evaluated, clients do that before they train, with the message they train on.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedbred.engine import screening
+from pfedbred.engine.backend import Pending, Saved, check_seed
+from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.round import Servers, enough
+from pfedbred.errors import SettingError
+from pfedbred.flower import server_state, wire
+from pfedbred.flower.gathering import Gathering
+from pfedbred.flower.messaging import Reply, Request, has_trained, log, read_facts
+from pfedbred.flower.roster import Description
+from pfedbred.flower.run_config import ServerOptions
+from pfedbred.flower.server_half import ServerHalf
+from pfedbred.flower.server_state import DeployedState
+from pfedbred.flower.tallies import evaluation_of
+from pfedbred.io.shapes import NUMBER, Each, Maybe
+from pfedbred.types import Tree, tree_bytes
+
+_PREPARED = {"seconds": NUMBER}
+_TRAINED = {**_PREPARED, "update_norm": Maybe(NUMBER), "reference_norm": Maybe(NUMBER), "info": Each(Maybe(NUMBER))}
+
+
+class DeployedBackend:
+    """Runs an experiment of one seed over Flower."""
+
+    def __init__(self, half: ServerHalf, gathering: Gathering, options: ServerOptions) -> None:
+        self._half, self._gathering, self._options = half, gathering, options
+        self._roster, self._order = gathering.roster, half.experiment.plain()
+        self.algorithm, self.task, self.plan = half.algorithm, half.task, half.plan
+        self.compile_seconds = 0.0
+        self._pending: Pending | None = None
+
+    samples = None
+    store = "clients"
+    evaluated = None
+
+    @property
+    def federation(self) -> Description:
+        """What is known of the data; more clients may come."""
+        return self._roster.description()
+
+    def trace(self, seeds: int) -> None:
+        """The server half has been traced when it was built; the rest is traced by the clients."""
+        if seeds != 1:
+            raise SettingError(f"a federation runs one seed at a time, not {seeds}")
+
+    def state_bytes(self) -> int:
+        """Memory of the server's state."""
+        return tree_bytes(jax.eval_shape(self._half.init))
+
+    def init(self, seeds: Sequence[int]) -> DeployedState:
+        """The state before the first round, with a new id for the run."""
+        self.trace(len(seeds))
+        return DeployedState(secrets.token_hex(8), 0, jax.device_get(self._half.init()))
+
+    def advance(self, state: DeployedState, rounds: int) -> DeployedState:
+        """The state ``rounds`` rounds later; fills in an evaluation that was asked for."""
+        for _ in range(rounds):
+            self._round(state)
+        return state
+
+    def start_evaluation(self, state: DeployedState) -> Pending:
+        """Asks for an evaluation, which the next round's exchange brings."""
+        self._pending = Pending()
+        return self._pending
+
+    def evaluate(self, state: DeployedState) -> Evaluation:
+        """G and P now, in an exchange of its own; repeated until a client has evaluated them."""
+        self._pending = pending = Pending()
+        while True:
+            self._gathering.wait()
+            self._exchange({}, state, state.server)
+            if pending.result is not None:
+                return pending.result
+            time.sleep(1)
+
+    def rejections(self, state: DeployedState) -> screening.Rejections:
+        """Whose updates were rejected so far, and how many rounds were skipped."""
+        return state.rejections()
+
+    def diagnostics(self, state: DeployedState) -> dict[str, np.ndarray]:
+        """The last round's diagnostics."""
+        return {name: np.asarray([value]) for name, value in state.info.items()}
+
+    def servers(self, state: DeployedState) -> Servers:
+        """The server's side of the state."""
+        server = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state.server)
+        return Servers(self._half.key[None], server, {})
+
+    def participated(self, state: DeployedState) -> None:
+        """All clients are evaluated."""
+        return
+
+    def save(self, state: DeployedState) -> Saved:
+        """The state for a checkpoint, with the clients that take part."""
+        return state.save(self._options.given(), self._roster.facts())
+
+    def load(self, saved: Saved, seeds: int) -> DeployedState:
+        """The state from a checkpoint."""
+        self.trace(seeds)
+        return server_state.load(saved, jax.eval_shape(self._half.init))
+
+    def global_model(self, state: DeployedState, seed: int = 0) -> Tree:
+        """G."""
+        check_seed(1, seed)
+        return self._half.model(state.server)
+
+    def personal_model(self, state: DeployedState, client: int, seed: int = 0) -> Tree:
+        """Personal models stay with their clients."""
+        raise SettingError(f"the personal model of {self._roster.name(client)} is on that client's machine")
+
+    def models(self, state: DeployedState) -> None:
+        """Personal models stay with their clients."""
+        return
+
+    def model_bytes(self) -> int:
+        """Of G."""
+        return tree_bytes(self._half.shapes.global_)
+
+    # One round --------------------------------------------------------------------------------------------------
+
+    def _round(self, state: DeployedState) -> None:
+        half, number = self._half, state.round + 1
+        present, chosen = self._select(state.round)
+        sizes = self._roster.sizes("train")
+        trains = present if half.experiment.participation == "all" else chosen
+        server, answered, waited = state.server, set(chosen), 0.0
+        if half.prepares:
+            replies = self._exchange(dict.fromkeys(chosen, "query.prepare"), state, server)
+            replies = {i: replies[i] for i in chosen if i in replies}
+            uploads, _, waited = self._read(replies, half.shapes.upload[0], _PREPARED, chosen, number)
+            answered = set(uploads)
+            server = half.prepare(server, uploads, chosen, sizes, state.round)
+        replies = self._exchange(dict.fromkeys(trains, "train"), state, server, chosen)
+        replies = {i: replies[i] for i in trains if i in replies}
+        uploads, said, seconds = self._read(replies, half.shapes.upload[1], _TRAINED, chosen, number)
+        valid = self._screen(server, uploads, said, number) & (answered | (set(trains) - set(chosen)))
+        counted = {i: uploads[i] for i in chosen if i in uploads and i in valid}
+        learns = bool(enough(jnp.asarray([i in counted for i in chosen])))
+        if learns:
+            state.server = half.aggregate(server, counted, chosen, sizes, state.round)
+        else:
+            log(f"round {number} is skipped: {len(counted)} of {len(chosen)} uploads are valid")
+        for i, reply in replies.items():
+            if i not in valid:
+                state.rejected[self._roster.name(i)] += 1
+            if has_trained(reply):  # else it is still in the round before, and that verdict holds
+                stands = i in counted and learns if half.algorithm.client.synced else i in valid
+                state.verdicts[i] = (number, stands)
+        state.skipped += not learns
+        if learns:
+            state.skipped_in_row = 0
+        elif replies:  # a round without any reply is the network's fault, not divergence
+            state.skipped_in_row += 1
+        state.info = _average([said[i]["info"] for i in sorted(valid)], half.diagnostics)
+        state.client_seconds.append(seconds + waited)
+        state.round = number
+
+    def _select(self, round_: int) -> tuple[list[int], list[int]]:
+        """The clients that are present, and the selected ones; waits until one of those is present."""
+        told = False
+        while True:
+            present = self._gathering.wait()
+            chosen = self._half.select(round_, present, self._roster.sizes("train"))
+            if chosen:
+                return present, chosen
+            if not told:
+                log("waiting for one of the clients that select names")
+            told = True
+            time.sleep(1)
+
+    def _exchange(
+        self, kinds: Mapping[int, str], state: DeployedState, server: Tree, uploading: Sequence[int] = ()
+    ) -> dict[int, Reply]:
+        """Replies to requests of these kinds, by client. If an evaluation is pending, all clients evaluate first.
+
+        ``server`` is what messages are made from, which in the middle of a round is not yet the state's.
+        """
+        half, due = self._half, self._pending is not None
+        extra = {"global": wire.packed(jax.device_get(half.model(state.server)))} if due else {}
+        requests = {}
+        for i in self._gathering.present() if due else kinds:
+            verdict = state.verdicts.get(i)
+            order = {
+                "run": state.run,
+                "round": state.round + 1,
+                "number": i,
+                "verdict": {"round": verdict[0], "stands": verdict[1]} if verdict else None,
+                "experiment": {name: self._order[name] for name in wire.EXPERIMENT},
+                "deadline": self._options.deadline,
+                "classes": half.data.classes,
+                "labels": half.data.labels,
+                "upload": i in uploading,
+                "evaluate": due,
+            }
+            content = wire.content(order, message=half.message(server, i), **extra)
+            requests[i] = Request(kinds.get(i, "evaluate"), content)
+        replies = self._gathering.exchange(requests, state.round + 1)
+        if self._pending is not None:
+            result = evaluation_of(replies, self._roster, half.tallies, half.metrics, state.round)
+            if result is None:
+                log(f"round {state.round}: no client has evaluated it")
+            else:
+                self._pending.result, self._pending = result, None
+        return replies
+
+    def _read(
+        self, replies: Mapping[int, Reply], like: Tree, shape: Any, uploading: Sequence[int], number: int
+    ) -> tuple[dict[int, Tree], dict[int, Any], float]:
+        """The uploads that can be read, the facts with them, and how long the slowest client worked."""
+        uploads, said, slowest = {}, {}, 0.0
+        for i, reply in replies.items():
+            name = self._roster.name(i)
+            try:
+                facts = read_facts(reply, shape, name)
+                if any((facts.get(each) or 0.0) < 0 for each in ("seconds", "update_norm", "reference_norm")):
+                    raise SettingError("it reports a norm or a time below zero")
+                if i in uploading:
+                    assert reply.content is not None
+                    uploads[i] = wire.tree(reply.content, "upload", like, name, finite=True)
+                slowest = max(slowest, min(facts["seconds"], self._options.deadline))
+                said[i] = facts
+            except SettingError as problem:
+                log(f"round {number}: the update of {name} is rejected: {problem}")
+        return uploads, said, slowest
+
+    def _screen(self, server: Tree, uploads: Mapping[int, Tree], said: Mapping[int, Any], number: int) -> set[int]:
+        """The clients whose update is valid. The server measures uploads itself; other clients are believed."""
+        norms: dict[int, list[float]] = {}
+        for i, facts in said.items():
+            norms[i] = [np.nan if facts[name] is None else facts[name] for name in ("update_norm", "reference_norm")]
+            if i in uploads and facts["update_norm"] is not None:  # else its state is not finite: only it can know
+                norms[i] = [float(each) for each in self._half.norms(server, i, uploads[i])]
+        if not norms:
+            return set()
+        update, reference = (jnp.asarray(each, jnp.float32) for each in zip(*norms.values(), strict=True))
+        valid = dict(zip(norms, np.asarray(screening.valid(screening.Norms(update, reference))), strict=True))
+        for i in (i for i, counts in valid.items() if not counts):
+            name = self._roster.name(i)
+            log(f"round {number}: the update of {name} is rejected: it is not finite or far too large")
+        return {i for i, counts in valid.items() if counts}
+
+
+def _average(infos: Sequence[Mapping[str, float | None]], names: Sequence[str]) -> dict[str, float]:
+    """The mean of each diagnostic over the clients; NaN if a client has none."""
+    if not infos:
+        return dict.fromkeys(names, np.nan)
+    values = {name: [each.get(name) for each in infos] for name in names}
+    return {
+        name: float(np.mean([np.nan if each is None else each for each in found])) for name, found in values.items()
+    }

@@ -1,0 +1,71 @@
+"""Who is connected: new nodes introduce themselves, and too few clients are waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from pfedbred.errors import SettingError
+from pfedbred.flower import wire
+from pfedbred.flower.messaging import Grid, Reply, Request, exchange, log, read_facts, sender_name
+from pfedbred.flower.roster import INTRODUCTION, Roster
+from pfedbred.flower.run_config import ServerOptions
+
+_INTRODUCTION_DEADLINE = 60.0  # seconds
+
+
+class Gathering:
+    """The clients that are connected, by number."""
+
+    def __init__(self, grid: Grid, options: ServerOptions, roster: Roster) -> None:
+        self._grid, self._options, self.roster = grid, options, roster
+
+    def present(self) -> list[int]:
+        """The numbers of the known clients that are connected."""
+        return self.roster.present(list(self._grid.get_node_ids()))
+
+    def wait(self) -> list[int]:
+        """Admits new nodes and waits until enough clients are connected; returns their numbers."""
+        told: float | None = None
+        while True:
+            connected = list(self._grid.get_node_ids())
+            self.introduce(self.roster.unknown(connected))
+            present, least = self.roster.present(connected), self._options.min_clients
+            if len(present) >= least:
+                return present
+            if told is None or time.monotonic() - told > 30:
+                told = time.monotonic()
+                missing = self.roster.missing(connected)
+                names = f"; missing: {', '.join(missing[:5])}" if missing else ""
+                log(f"waiting for clients: {len(present)} of at least {least} are connected{names}")
+            time.sleep(1)
+
+    def introduce(self, nodes: Sequence[int]) -> None:
+        """Asks these nodes who they are, and admits those that can take part."""
+        if not nodes:
+            return
+        facts = {"protocol": wire.PROTOCOL, "classes": self._options.classes, "labels": self._options.labels}
+        requests = dict.fromkeys(nodes, Request("query.meet", wire.content(facts)))
+        deadline = min(self._options.deadline, _INTRODUCTION_DEADLINE)
+        replies = exchange(self._grid, requests, group="meet", deadline=deadline)
+        said = {}
+        for node in nodes:
+            if node not in replies:
+                self.roster.refuse(node, f"no reply within {deadline:g} s")
+                continue
+            try:
+                said[node] = read_facts(replies[node], INTRODUCTION, f"node {node}")
+            except SettingError as problem:
+                self.roster.refuse(node, str(problem), sender_name(replies[node]))
+        self.roster.admit(said)
+
+    def exchange(self, requests: Mapping[int, Request], round_: int) -> dict[int, Reply]:
+        """Sends each client its request in this round; returns the replies until the deadline, and logs who is late."""
+        roster, deadline = self.roster, self._options.deadline
+        by_node = {roster.nodes[i]: request for i, request in requests.items()}
+        numbers = {roster.nodes[i]: i for i in requests}
+        replies = exchange(self._grid, by_node, group=str(round_), deadline=deadline)
+        late = [roster.name(numbers[node]) for node in by_node if node not in replies]
+        if late:
+            log(f"round {round_}: no reply within {deadline:g} s from {', '.join(late)}")
+        return {numbers[node]: reply for node, reply in replies.items()}

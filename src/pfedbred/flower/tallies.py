@@ -1,0 +1,74 @@
+"""Evaluation on a federation: clients send each metric's statistics, and the server combines them.
+
+What is sent are the sums of :class:`pfedbred.engine.metrics.Metric`, checked like uploads: names, shapes and types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from pfedbred.engine.evaluation import Evaluation, Tallies, summarise
+from pfedbred.engine.metrics import Metric
+from pfedbred.errors import SettingError
+from pfedbred.flower import wire
+from pfedbred.flower.messaging import Reply, log, read_facts
+from pfedbred.flower.roster import Member, Roster
+from pfedbred.io import tensors
+from pfedbred.types import Tree
+
+NAME = "tallies"
+"""What the statistics are called in a message."""
+
+
+def evaluation_of(
+    replies: Mapping[int, Reply], roster: Roster, like: Tallies, metrics: Mapping[str, Sequence[Metric]], round_: int
+) -> Evaluation | None:
+    """G and P from the clients' statistics; None if nobody sent any. A client without counts as one without samples.
+
+    So does one whose statistics are not finite, unless that is so for all: then the run has diverged.
+    """
+    found: dict[int, Tallies] = {}
+    for i, reply in replies.items():
+        name = roster.name(i)
+        try:
+            read_facts(reply, {}, name)
+            assert reply.content is not None
+            tallies = wire.tree(reply.content, NAME, like, name)
+            _check(tallies, roster.members[i])
+            found[i] = tallies
+        except SettingError as problem:
+            log(f"round {round_}: no evaluation from {name}: {problem}")
+    finite = {i: tallies for i, tallies in found.items() if _is_finite(tallies)}
+    for i in found if finite else ():
+        if i not in finite:
+            log(f"round {round_}: no evaluation from {roster.name(i)}: its losses are not finite")
+    if not found:
+        return None
+    return summarise(_stacked(finite or found, like, roster.clients or 0), metrics)
+
+
+def _stacked(found: Mapping[int, Tallies], like: Tallies, clients: int) -> Tallies:
+    """One seed, then the clients; zeros for those that sent nothing."""
+    nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+    each = [found.get(i, nothing) for i in range(clients)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *each)
+
+
+def _check(tallies: Tallies, member: Member) -> None:
+    """Refuses impossible statistics. In every metric a whole number counts samples, and ``samples`` counts them all."""
+    for name, array in tensors.named(tallies).items():
+        if not np.issubdtype(array.dtype, np.integer) or not array.size:
+            continue
+        part = "train" if name.split(".")[0].endswith("train") else "test"
+        samples, least, most = getattr(member, part), int(array.min()), int(array.max())
+        if name.endswith(".samples") and (least, most) != (samples, samples):
+            raise SettingError(f"it has evaluated {most} {part} samples, and introduced itself with {samples}")
+        if least < 0 or most > samples:
+            raise SettingError(f"{name!r} cannot be {least if least < 0 else most}: it has {samples} {part} samples")
+
+
+def _is_finite(tree: Tree) -> bool:
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree) if np.issubdtype(leaf.dtype, np.inexact))
