@@ -126,9 +126,10 @@ class _Parts(NamedTuple):
 
 
 def _prepare(experiment: Experiment, federation: Federation | Population | None) -> _Parts:
+    given = federation is not None
     if federation is None:
         federation = load_data(experiment)
-    experiment = experiment.for_data(federation)
+    experiment = experiment.for_data(federation, data_elsewhere=given)  # its dataset's own numbers say nothing of it
     newcomers = None
     if experiment.held_out_clients:
         if isinstance(federation, Population):
