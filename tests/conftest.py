@@ -87,8 +87,8 @@ def small_federation(sizes=(7, 12, 5, 20), features=6, classes=3, seed=0) -> pfe
     return pfedbred.from_clients(train, test, name="small")
 
 
-@pytest.fixture
-def prepared(tmp_path):
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
     """A federation of three clients in single precision, as it is outside these tests; and the file that holds it."""
     made = small_federation((7, 12, 20))
 
@@ -96,7 +96,7 @@ def prepared(tmp_path):
         return split._replace(x=split.x.astype(np.float32))
 
     made = dataclasses.replace(made, train=narrow(made.train), test=narrow(made.test))
-    path = tmp_path / "small.fed"
+    path = tmp_path_factory.mktemp("data") / "small.fed"
     pfedbred.data.prepared.save(made, path)
     return made, path
 
