@@ -52,7 +52,7 @@ def poisoned(algorithm, bad, poison=POISONS["nan"], *, state_too=False, answers_
         upload, kept = client.train(received, state, data)
         if state_too:
             return upload, either(is_bad, state, kept)
-        return (upload if answers_too else either(is_bad, client.unmoved(received), upload)), kept
+        return (upload if answers_too else either(is_bad, client.unchanged(received), upload)), kept
 
     def prepare(message, state, data):
         received, is_bad = message
@@ -65,7 +65,7 @@ def poisoned(algorithm, bad, poison=POISONS["nan"], *, state_too=False, answers_
             train=train,
             model=lambda message, state, data: client.model(message[0], state, data),
             prepare=prepare if client.prepare else None,
-            unmoved=lambda message: client.unmoved(message[0]),
+            unchanged=lambda message: client.unchanged(message[0]),
         ),
         server=server._replace(send=send),
     )
