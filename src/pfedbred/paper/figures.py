@@ -129,7 +129,7 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
     labels = np.arange(len(bars["global"]))
     titles = ["ΔG: on all clients' test samples", "ΔL: on its own test samples"]
     if 0 in bars["local"]:
-        titles[1] += "\n(open circles: the client has no such samples, and its loss counts as 0)"
+        titles[1] += "\n(open circles: no samples of the label, so its loss counts as 0)"
     for axes, (kind, numbers), title in zip(panels, bars.items(), titles, strict=True):
         behind = axes.twinx()
         behind.bar(labels, numbers, color="#e3e3e3", width=0.85, zorder=0)
