@@ -6,6 +6,7 @@ import pyarrow.parquet
 import pytest
 
 import pfedbred
+from pfedbred.experiment.building import build
 
 
 def table(rows=40):
@@ -158,9 +159,9 @@ def test_a_resolved_experiment_loads_the_same_data(tmp_path):
     columns |= {"client": columns.pop("shop"), "label": columns.pop("bought")}
     write_csv(tmp_path / "mine.csv", columns)
     given = pfedbred.Experiment(dataset=str(tmp_path / "mine.csv"), held_out_clients=0.25)
-    first = given.prepare()
-    again = first.experiment.prepare()
-    np.testing.assert_array_equal(first.simulation.federation.train.x, again.simulation.federation.train.x)
+    first = build(given)
+    again = build(first.experiment)
+    np.testing.assert_array_equal(first.backend.federation.train.x, again.backend.federation.train.x)
     np.testing.assert_array_equal(first.newcomers.test.x, again.newcomers.test.x)
     assert first.experiment.aggregated == 1
 

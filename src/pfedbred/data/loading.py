@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from pfedbred import settings as settings_
 from pfedbred.data import prepared
@@ -18,7 +18,8 @@ from pfedbred.data.population import Population
 from pfedbred.data.sources.user_files import pool_from_arrays, pool_from_dataset, pool_from_file
 from pfedbred.errors import SettingError, nearest
 
-Data = TypeVar("Data", Federation, Population)
+Name = str | os.PathLike[str]
+Data = Federation | Population
 
 
 def is_file(dataset: Any) -> bool:
@@ -79,9 +80,11 @@ class Options(TypedDict, total=False):
 
 
 @overload
-def load(dataset: Data | Callable[[], Data], **options: Unpack[Options]) -> Data: ...
+def load(dataset: Name | Federation | Callable[[], Federation], **options: Unpack[Options]) -> Federation: ...
 @overload
-def load(dataset: str | os.PathLike[str], **options: Unpack[Options]) -> Federation: ...
+def load(dataset: Population | Callable[[], Population], **options: Unpack[Options]) -> Population: ...
+@overload
+def load(dataset: Name | Data | Callable[[], Data], **options: Unpack[Options]) -> Data: ...
 def load(
     dataset: Any,
     *,

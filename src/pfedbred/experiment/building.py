@@ -75,7 +75,7 @@ def build_sweep(
 def load_data(experiment: Experiment) -> Federation | Population:
     """The samples of the clients; a population if they can be made on demand and all of them are too many."""
     experiment = experiment.checked()
-    options = {
+    options: dict[str, Any] = {
         "split": experiment.split,
         "clients": experiment.clients,
         "seed": experiment.split_seed,
@@ -83,12 +83,11 @@ def load_data(experiment: Experiment) -> Federation | Population:
         "glove": experiment.glove,
     }
     if isinstance(experiment.dataset, str) and experiment.participation == "sample" and experiment.store != "device":
-        found = data.population(experiment.dataset, **options)  # type: ignore[arg-type]
+        found = data.population(experiment.dataset, **options)
         # Loading takes as much memory again, twice.
         if found and _choose_store(experiment, found, states=2 * found.bytes) != "device":
             return found
-    loaded: Federation | Population = data.load(experiment.dataset, **options, data_dir=experiment.data_dir)  # type: ignore[type-var, arg-type, assignment]
-    return loaded
+    return data.load(experiment.dataset, **options, data_dir=experiment.data_dir)
 
 
 def make_plan(experiment: Experiment) -> Plan:
