@@ -91,3 +91,11 @@ def test_every_promise_has_its_test():
     for text in tests.values():
         for name in re.findall(r"@pytest.mark.slow\ndef (test_\w+)", text):
             assert not re.search(rf"{name}`(?! \(slow\))", pages[0]), f"make test does not run {name}"
+
+
+def test_the_skeleton_of_a_method_runs_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    skeleton = importlib.import_module("skeleton_method").skeleton
+    result = pfedbred.run(algorithm=skeleton, clients=10, rounds=2, settings={"R": 2}, diagnostics=True)
+    assert result.points[-1].diagnostics["distance_to_global"] > 0
+    assert result.experiment.plain()["algorithm"] == "skeleton_method:skeleton"
