@@ -1,4 +1,4 @@
-"""Whatever is asked for: it is refused before any work begins, or it runs to the end."""
+"""Any settings are either rejected before any work begins, or run to the end."""
 
 import json
 import math
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import pfedbred
 from pfedbred import algorithms
 from pfedbred import settings as settings_
+from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.runs import records
+from pfedbred.experiment.loop import train
 
 COUNTS = [1, 2, 3, 2.0, "2"]
 NUMBERS = [1, 0.5, 0.01, 0.1, 1.0, "1e-2"]
@@ -103,12 +104,12 @@ def experiments(draw, strange):
     return options, draw(st.sampled_from(sorted(FEDERATIONS))) if draw(rarely(strange)) else kind
 
 
-def prepared(options, federation):
-    """The experiment made ready; None if it is refused."""
+def built(options, federation):
+    """The experiment ready to run; None if it is rejected."""
     try:
-        ready = Experiment.from_mapping(options, federation).prepare(federation)
-    except pfedbred.SettingError as refused:
-        message = str(refused)
+        ready = build(Experiment.from_mapping({**options, "dataset": federation}))
+    except pfedbred.SettingError as rejected:
+        message = str(rejected)
     else:
         return ready
     assert message.isprintable()
@@ -127,13 +128,15 @@ def run_through(options, kind):
     federation = FEDERATIONS[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "overflow encountered")  # lam / alpha_k, say: it diverges, and says so
-        ready = prepared(options, federation)
-        event("refused" if ready is None else "ready")
+        warnings.filterwarnings(
+            "ignore", "overflow encountered"
+        )  # lam / alpha_k, say: the run diverges, and reports it
+        ready = built(options, federation)
+        event("rejected" if ready is None else "ready")
         if ready is None or not is_small(ready.experiment):
             return False
-        finished = pfedbred.run(prepared=ready)
-        summary = records.summary(finished)
+        finished = train(ready)
+        summary = finished.record().summary
     json.dumps(summary, allow_nan=False)
     assert finished.points[-1].round == ready.experiment.rounds
     return True
@@ -142,26 +145,46 @@ def run_through(options, kind):
 PATIENT = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=30, **PATIENT)
-@given(experiments(strange=12))
-def test_strange_settings_are_refused_before_any_work(asked):
+def reject_or_build(asked):
     options, kind = asked
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "overflow encountered")  # lam / alpha_k, say: it diverges, and says so
-        prepared(options, FEDERATIONS[kind])
+        warnings.filterwarnings(
+            "ignore", "overflow encountered"
+        )  # lam / alpha_k, say: the run diverges, and reports it
+        built(options, FEDERATIONS[kind])
 
 
-@settings(max_examples=5, **PATIENT)
+@settings(max_examples=12, **PATIENT)
+@given(experiments(strange=12))
+def test_strange_settings_are_rejected_before_any_work(asked):
+    reject_or_build(asked)
+
+
+@pytest.mark.full
+@settings(max_examples=60, **PATIENT)
+@given(experiments(strange=12))
+def test_more_strange_settings_are_rejected_before_any_work(asked):
+    reject_or_build(asked)
+
+
+@settings(max_examples=3, **PATIENT)
 @given(experiments(strange=1))
-def test_what_is_not_refused_runs(asked):
+def test_what_is_not_rejected_runs(asked):
     event(f"ran: {run_through(*asked)}")
+
+
+@pytest.mark.full
+@settings(max_examples=20, **PATIENT)
+@given(experiments(strange=2))
+def test_more_of_what_is_not_rejected_runs(asked):
+    run_through(*asked)
 
 
 @pytest.mark.slow
 @settings(max_examples=1000, **PATIENT)
 @given(experiments(strange=5))
-def test_what_is_not_refused_runs_many_times(asked):
+def test_what_is_not_rejected_runs_many_times(asked):
     run_through(*asked)
 
 
@@ -186,16 +209,14 @@ HUGE = 2**31 - 1
         ({"model": "../x"}, "unknown model"),
     ],
 )
-def test_what_there_is_no_room_for_is_refused(options, words):
+def test_what_does_not_fit_is_rejected(options, words):
     with pytest.raises(pfedbred.SettingError, match=words):
-        Experiment.from_mapping({"algorithm": "mg-meta", **options}, FEDERATIONS["numbers"]).prepare(
-            FEDERATIONS["numbers"]
-        )
+        build(Experiment.from_mapping({"algorithm": "mg-meta", "dataset": FEDERATIONS["numbers"], **options}))
 
 
 @pytest.mark.parametrize("dataset", ["x" * 300, "a/\0", "\0", "x" * 300 + ".npz", "x" * 5000, "../../x.fed", "/"])
-def test_strange_datasets_are_refused(dataset):
+def test_strange_datasets_are_rejected(dataset):
     with pytest.raises(pfedbred.SettingError):
-        Experiment.from_mapping({"dataset": dataset}).prepare()
+        build(Experiment.from_mapping({"dataset": dataset}))
     with pytest.raises(pfedbred.SettingError, match="cannot be a path"):
         Experiment.from_mapping({"data_dir": "a\0"})

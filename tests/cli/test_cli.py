@@ -1,9 +1,10 @@
-"""The command line: what it writes, what it prints, and what it says to mistakes."""
+"""The command line: what it writes, what it prints, and how it answers mistakes."""
 
 import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from pfedbred.report import terminal
-from pfedbred.runs import records
+from pfedbred.runs.provenance import revision
 
 QUICK = ["--rounds", "3", "--clients", "10", "--set", "R=2"]
 
@@ -38,6 +39,8 @@ def test_a_run_folder_holds_what_is_promised(call, tmp_path):
         "summary.json",
     ]
     assert "here/curves.png" in out
+    assert "pfedme: round 3/3" in out
+    assert "\x1b" not in out
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
     summary = json.loads((folder / "summary.json").read_text())
@@ -96,32 +99,43 @@ def test_compare_writes_one_table(call, tmp_path):
     assert code == 0
     table = json.loads((tmp_path / "both" / "table.json").read_text())
     assert [row["algorithm"] for row in table] == ["fedavg", "mg-meta"]
-    assert table[1]["experiment"]["settings"]["lam"] == 20.0  # fedavg has no lam and is not troubled
+    assert table[1]["experiment"]["settings"]["lam"] == 20.0  # fedavg has no lam, which is fine
     assert table[0] == json.loads((tmp_path / "both" / "fedavg" / "summary.json").read_text())
     assert "fedavg" in out
     assert (tmp_path / "both" / "curves.png").exists()
+
+
+@pytest.mark.full
+def test_a_comparison_can_be_run_again_from_its_config(call, tmp_path):
+    call("compare", "--algorithms", "fedavg,mg-meta", "--out", "both", "--set", "lam=20", *QUICK)
     code, _, _ = call("compare", "both/config.yaml", "--out", "again")
     assert code == 0
-    assert metrics(tmp_path / "both" / "mg-meta") == metrics(tmp_path / "again" / "mg-meta")
+    for name in ("fedavg", "mg-meta"):
+        assert metrics(tmp_path / "both" / name) == metrics(tmp_path / "again" / name)
 
 
 def test_without_out_a_free_name_is_taken(call, tmp_path):
-    for _ in range(2):
-        assert call("run", "--algorithm", "fedavg", *QUICK)[0] == 0
+    (tmp_path / "runs" / "digits-mclr-fedavg").mkdir(parents=True)
+    assert call("run", "--algorithm", "fedavg", *QUICK)[0] == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-mclr-fedavg", "digits-mclr-fedavg-2"]
 
 
-def test_an_existing_run_is_not_overwritten_unless_asked(call, tmp_path):
-    call("run", "--algorithm", "fedavg", "--out", "here", *QUICK)
+def test_an_existing_run_is_not_overwritten_unless_asked(call, tmp_path, finished):
+    shutil.copytree(finished / "run", tmp_path / "here")
     before = (tmp_path / "here" / "summary.json").read_bytes()
-    code, _, err = call("run", "--algorithm", "pfedme", "--out", "here", *QUICK)
+    code, _, err = call("run", "--algorithm", "fedavg", "--out", "here", *QUICK)
     assert code == 2
     assert "--overwrite" in err
     assert (tmp_path / "here" / "summary.json").read_bytes() == before
-    assert call("run", "--algorithm", "pfedme", "--out", "here", "--overwrite", *QUICK)[0] == 0
-    assert json.loads((tmp_path / "here" / "summary.json").read_text())["algorithm"] == "pfedme"
+    assert call("run", "--algorithm", "fedavg", "--out", "here", "--overwrite", *QUICK)[0] == 0
+    assert json.loads((tmp_path / "here" / "summary.json").read_text())["algorithm"] == "fedavg"
+
+
+@pytest.mark.full
+def test_overwriting_removes_the_runs_of_a_comparison_and_nothing_else(call, tmp_path):
+    (tmp_path / "here").mkdir()
     (tmp_path / "here" / "mine.txt").write_text("keep")
-    call("compare", "--algorithms", "fedavg,pfedme", "--out", "here", "--overwrite", *QUICK)
+    assert call("compare", "--algorithms", "fedavg,pfedme", "--out", "here", "--overwrite", *QUICK)[0] == 0
     call("compare", "--algorithms", "fedavg", "--out", "here", "--overwrite", *QUICK)
     left = sorted(path.name for path in (tmp_path / "here").iterdir())
     assert left == ["config.yaml", "curves.png", "fedavg", "mine.txt", "table.json"]
@@ -173,7 +187,7 @@ MISTAKES = {
     ("run", "tag.yaml"): "not valid YAML",
     ("run", "unknown.yaml"): "unknown option 'roundz'; did you mean 'rounds'?",
     ("run", "settings.yaml"): "settings must be names with values",
-    ("run", "--out", "file/below"): "cannot make the folder",
+    ("run", "--out", "file/below"): "cannot create the folder",
     ("run", "--out", "file"): "not a folder",
     ("compare", "--algorithms", "fedavg,fedavg"): "named twice",
     ("compare", "--algorithms", "fedavg,nope"): "unknown algorithm 'nope'",
@@ -188,7 +202,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
-def test_a_mistake_gets_one_line_and_exit_code_2(arguments, call, tmp_path):
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, call, tmp_path):
     (tmp_path / "broken.yaml").write_text("algorithm: mg\n  rounds: [3\n")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x81")
     (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
@@ -202,7 +216,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(arguments, call, tmp_path):
     assert MISTAKES[arguments] in err
     assert err.count("\n") == 1
     assert "Traceback" not in err + out
-    assert not (tmp_path / "runs").exists()  # refused before anything was written
+    assert not (tmp_path / "runs").exists()  # rejected before anything was written
 
 
 def test_list_names_everything(call):
@@ -217,6 +231,7 @@ def command_line(*arguments, **options):
     return [sys.executable, "-m", "pfedbred", *arguments], {"env": {**os.environ, "COLUMNS": "120"}, **options}
 
 
+@pytest.mark.full
 def test_a_pipe_gets_plain_lines(tmp_path):
     command, options = command_line(
         "run", "--algorithm", "fedavg", *QUICK, cwd=tmp_path, capture_output=True, text=True
@@ -227,6 +242,7 @@ def test_a_pipe_gets_plain_lines(tmp_path):
     assert finished.stderr == ""
 
 
+@pytest.mark.full
 def test_a_terminal_gets_a_bar_with_accuracies(tmp_path):
     ours, theirs = pty.openpty()
     command, options = command_line("run", "--algorithm", "fedavg", *QUICK, cwd=tmp_path, stdout=theirs, stderr=theirs)
@@ -257,19 +273,19 @@ def test_core_imports_stay_light():
     assert finished.stdout.strip() == "[]"
 
 
-def test_a_diverged_run_says_so_and_fails(call, tmp_path):
+def test_a_diverged_run_is_reported_and_fails(call, tmp_path):
     """No client's update can be used, in any of three rounds: everything is written, with the models of the start."""
     code, out, _ = call(
         "run", "--algorithm", "fedavg", "--model", "dnn", "--set", "alpha=1e30", "--out", "here", *QUICK
     )
     assert code == 1
-    assert "fedavg diverged: hardly any client's update can be used; stopped at round 3 of 3; try smaller steps" in out
-    assert "10 clients were left out of rounds because their updates were not finite or far too large: " in out
-    assert "(3 times) and 5 more\n3 rounds were skipped: too few sound clients" in out
+    assert "fedavg diverged: hardly any client's update is valid; stopped at round 3 of 3; try smaller steps" in out
+    assert "updates of 10 clients were rejected because they were not finite or far too large: " in out
+    assert "(3 times) and 5 more\n3 rounds were skipped: too few valid updates" in out
     refuse = lambda constant: pytest.fail(f"{constant} is not JSON")  # noqa: E731
     summary = json.loads((tmp_path / "here" / "summary.json").read_text(), parse_constant=refuse)
     assert (summary["diverged"], summary["skipped_rounds"]) == (3, [3])
-    assert summary["left_out"] == [dict.fromkeys(map(str, range(10)), 3)]
+    assert summary["rejected"] == [dict.fromkeys(map(str, range(10)), 3)]
     assert summary["personal"]["final_loss"]["mean"] < 3
     assert (tmp_path / "here" / "curves.png").exists()
 
@@ -283,7 +299,8 @@ def test_a_config_can_be_run_with_another_algorithm(call, tmp_path):
     assert [each["algorithm"] for each in yaml.safe_load(out)] == ["mg"]
 
 
-def test_a_sigma_in_a_file_is_found_again_from_anywhere(call, tmp_path, monkeypatch):
+@pytest.mark.full
+def test_a_sigma_in_a_file_is_found_from_anywhere(call, tmp_path, monkeypatch):
     np.save(tmp_path / "sigma.npy", np.full(650, 2.0))
     call("run", "--set", "sigma=sigma.npy", "--out", "first", *QUICK)
     (tmp_path / "elsewhere").mkdir()
@@ -305,7 +322,7 @@ def test_tables_and_lines_put_g_before_p(capsys):
 def test_the_revision_is_the_checkouts():
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
-        assert records.revision() is None
+        assert revision.__wrapped__() is None
         return
     head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    assert records.revision().removesuffix("-dirty") == head.stdout.strip()
+    assert revision.__wrapped__().removesuffix("-dirty") == head.stdout.strip()

@@ -24,7 +24,7 @@ def test_prepare_show_run_export(call, tmp_path):
     code, out, _ = call("run", "--dataset", "mine.fed", "--out", "one", *QUICK)
     assert code == 0
     assert "digits: 6 clients, " in out
-    code, out, _ = call("run", "one/config.yaml", "--out", "two", "--no-models")
+    code, out, _ = call("run", "one/config.yaml", "--out", "two", "--no-models")  # the same run once more
     assert code == 0
     first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two"))
     assert first["personal"] == second["personal"]
@@ -59,6 +59,7 @@ def test_show_prints_counts(call):
     assert any("1,349" in line for line in lines)
 
 
+@pytest.mark.full
 def test_held_out_clients_are_reported(call, tmp_path):
     code, out, _ = call(
         "compare",
@@ -89,7 +90,7 @@ def test_held_out_clients_are_reported(call, tmp_path):
         (("data", "shwo", "digits"), "no such command 'shwo'; did you mean 'show'?"),
         (("run", "--held-out-clients", "2"), "held_out_clients must be a number from 0 to 1"),
         (("run", "--held-out-clients", "0.99"), "aggregated"),
-        (("run", "--held-out-clients", "0.01"), "keeps 0 out"),
+        (("run", "--held-out-clients", "0.01"), "holds out 0; at least one must be held out"),
         (("run", "--dataset", "absent.fed"), "cannot read"),
         (("run", "--glove", "absent.txt"), "glove is for texts"),
         (("run", "--model", "cnn"), "cnn needs images"),

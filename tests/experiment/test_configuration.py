@@ -5,6 +5,7 @@ import pytest
 
 import pfedbred
 from pfedbred import Experiment
+from pfedbred.experiment.building import build, load_data
 
 
 def experiment(**options):
@@ -13,9 +14,9 @@ def experiment(**options):
 
 def test_options_reach_the_plan():
     given = {"participation": "sample", "weights": "uniform", "batch_size": 7, "executor": "vmap", "chunk": 3}
-    plan = experiment(**given).prepare().simulation.plan
+    plan = build(experiment(**given)).backend.plan
     assert {name: getattr(plan, name) for name in given} == given
-    default = experiment().prepare().simulation.plan
+    default = build(experiment()).backend.plan
     assert all(getattr(default, name) != value for name, value in given.items())
 
 
@@ -24,9 +25,9 @@ def test_options_reach_the_plan():
     [({"select": "0,3,5"}, [0, 3, 5]), ({"select": [4]}, [4]), ({"aggregated": 7}, 7), ({}, 2), ({"clients": 20}, 4)],
 )
 def test_selection_and_how_many(options, chosen):
-    """A fifth of the clients unless something else is said."""
-    simulation = experiment(**options).prepare().simulation
-    got = np.asarray(simulation.plan.select(simulation.init([0]).key[0], simulation.shards.sizes)).tolist()
+    """A fifth of the clients by default."""
+    backend = build(experiment(**options)).backend
+    got = np.asarray(backend.plan.select(backend.init([0]).key[0], backend.shards.sizes)).tolist()
     assert got == chosen if isinstance(chosen, list) else len(got) == chosen
 
 
@@ -34,7 +35,7 @@ def test_the_seed_and_the_split_seed():
     assert experiment(seed=5, seeds=3).seed_list == [5, 6, 7]
     first, second = (pfedbred.run(experiment(seed=seed)).accuracy("personal") for seed in (0, 1))
     assert not np.array_equal(first, second)
-    splits = [experiment(split_seed=seed).federation().train.sizes for seed in (0, 1)]
+    splits = [load_data(experiment(split_seed=seed)).train.sizes for seed in (0, 1)]
     assert not np.array_equal(*splits)
 
 
@@ -46,7 +47,7 @@ def test_an_experiment_made_by_hand_is_checked_and_filled_in():
         pfedbred.run(Experiment(rounds=0))
 
 
-def test_a_federation_of_ones_own_must_fit():
+def test_a_custom_federation_must_fit():
     federation = pfedbred.load("digits", clients=10)
     with pytest.raises(pfedbred.SettingError, match="for 20 clients, the federation has 10"):
         pfedbred.run(Experiment(clients=20), federation=federation)

@@ -30,7 +30,7 @@ def test_anything_else_is_unchanged():
 
 
 def test_a_missing_file_is_one_line():
-    with pytest.raises(SettingError, match="cannot read sigma from nowhere.npy"):
+    with pytest.raises(SettingError, match=r"cannot read sigma from nowhere\.npy"):
         read_sigma("nowhere.npy")
 
 

@@ -17,6 +17,8 @@ from support.processes import Forker, send, until
 
 from pfedbred.runs import checkpoints
 
+pytestmark = pytest.mark.full
+
 OPTIONS = ("--clients", 12, "--rounds", 160, "--eval-every", 5)
 COMMAND = ("run", *OPTIONS, "--checkpoint-every", 4)
 
@@ -74,8 +76,8 @@ def kill_until_done(forker, folder, random_, kills, whole_seconds):
     return done, in_writes
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(25, marks=pytest.mark.slow)])
-def test_a_killed_run_ends_as_if_nothing_had_happened(forker, whole, whole_seconds, tmp_path, kills):
+@pytest.mark.parametrize("kills", [8, pytest.param(80, marks=pytest.mark.slow)])
+def test_a_killed_run_is_resumed_to_the_same_end(forker, whole, whole_seconds, tmp_path, kills):
     expected = outcome(whole)
     random_ = random.Random(0)
     done = in_writes = 0
@@ -91,8 +93,8 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(forker, whole, whole_secon
     assert in_writes > 0
 
 
-def test_a_signal_ends_a_run_in_order(forker, whole, tmp_path):
-    """Ctrl-C and the signal of batch queues: the round is finished and saved, and the way on is shown."""
+def test_a_signal_stops_a_run_cleanly(forker, whole, tmp_path):
+    """Ctrl-C and the signal of job schedulers: the round is finished and saved, and how to resume is shown."""
     folder = tmp_path / "run"
     for number, words in ((signal.SIGINT, "again to stop at once"), (signal.SIGTERM, "then saving")):
         begun = len(checkpoints.files(folder)) if folder.exists() else 0
@@ -102,7 +104,7 @@ def test_a_signal_ends_a_run_in_order(forker, whole, tmp_path):
         assert forker.wait() == 128 + number
         said = forker.said()
         assert words in said
-        assert f"to go on: pfedbred run --resume --out {folder} --checkpoint-every 4" in said
+        assert f"to resume: pfedbred run --resume --out {folder} --checkpoint-every 4" in said
         assert "Traceback" not in said
         assert not (folder / ".lock").exists()
         for each in checkpoints.files(folder)[1:]:
@@ -121,7 +123,7 @@ def test_the_second_interrupt_stops_at_once(forker, tmp_path):
     assert forker.wait() == -signal.SIGINT
 
 
-def test_a_time_limit_ends_a_run_in_time(forker, tmp_path):
+def test_a_time_limit_stops_a_run_in_time(forker, tmp_path):
     folder = tmp_path / "run"
     command = ("run", "--rounds", 10**6, "--eval-every", 10**6, "--out", folder)
     assert forker.run(*command, "--time-limit", "100000h", "--dry-run") == 0
@@ -130,8 +132,7 @@ def test_a_time_limit_ends_a_run_in_time(forker, tmp_path):
     assert len(checkpoints.files(folder)) == 1
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_with_other_devices(forker, whole, tmp_path):
+def test_a_run_is_resumed_on_other_devices(forker, whole, tmp_path):
     folder = tmp_path / "run"
     assert forker.run(*COMMAND, "--out", folder, "--time-limit", "1s") == 75
     assert forker.run("run", "--resume", "--out", folder, "--checkpoint-every", 4, devices=2) == 0, forker.said()
@@ -141,8 +142,7 @@ def test_a_run_goes_on_with_other_devices(forker, whole, tmp_path):
         np.testing.assert_allclose(array.astype(float), theirs[name].astype(float), atol=1e-4)
 
 
-@pytest.mark.slow
-def test_a_comparison_goes_on_too(forker, tmp_path):
+def test_a_comparison_is_resumed_too(forker, tmp_path):
     """It stops in the second run: the first is not run again."""
     command = ("compare", "--clients", 12, "--rounds", 40, "--algorithms", "fedavg,pfedme", "--checkpoint-every", 1)
     assert forker.run(*command, "--out", tmp_path / "whole") == 0
@@ -151,7 +151,7 @@ def test_a_comparison_goes_on_too(forker, tmp_path):
     assert until(lambda: any((folder / "pfedme").glob("checkpoint-*")))
     send(child, signal.SIGINT)
     assert forker.wait() == 128 + signal.SIGINT
-    assert f"to go on: pfedbred compare --resume --out {folder}" in forker.said()
+    assert f"to resume: pfedbred compare --resume --out {folder}" in forker.said()
     first = (folder / "fedavg" / "metrics.jsonl").stat().st_mtime_ns
     assert forker.run("compare", "--resume", "--out", folder) == 0, forker.said()
     assert f"{folder / 'fedavg'}: finished before" in forker.said()
@@ -178,7 +178,7 @@ def test_a_file_that_cannot_grow_is_one_clear_line(forker, tmp_path):
     assert (folder / "metrics.jsonl").read_text() == ""  # it had come to round 4, and no evaluation
 
 
-def test_a_folder_in_use_is_refused_and_a_stale_lock_is_not(forker, tmp_path, call):
+def test_a_folder_in_use_is_rejected_and_a_stale_lock_is_not(forker, tmp_path, call):
     folder = tmp_path / "run"
     child = forker.start("run", "--rounds", 10**6, "--eval-every", 10**6, "--out", folder)
     assert until((folder / ".lock").exists)
@@ -201,23 +201,26 @@ import os, sys, tempfile
 from pathlib import Path
 sys.path[:0] = sys.argv[1:]
 from conftest import small_federation
-from pfedbred.experiment import keeping
-from pfedbred.experiment.configuration import Experiment
+import pfedbred
 
 seen = {}
 
-def observe(point):
-    resident = int(Path("/proc/self/statm").read_text().split()[1])
-    seen[point.round] = resident, len(os.listdir("/proc/self/fd"))
+class Observe(pfedbred.Callback):
+    def on_evaluation(self, progress, point):
+        resident = int(Path("/proc/self/statm").read_text().split()[1])
+        seen[point.round] = resident, len(os.listdir("/proc/self/fd"))
 
-prepared = Experiment("small", rounds=2000, eval_every=10, aggregated=2, batch_size=3).prepare(small_federation())
-with tempfile.TemporaryDirectory() as folder, keeping.opened(Path(folder) / "run") as run:
-    keeping.run_into(run, prepared, observe, keeping.Keeping(every=25))
+options = {"rounds": 2000, "eval_every": 10, "aggregated": 2, "batch_size": 3, "federation": small_federation()}
+with tempfile.TemporaryDirectory() as folder:
+    pfedbred.run(**options, out=Path(folder) / "run", callbacks=[Observe()], checkpoint_every=25)
 print(*seen[100], *seen[2000])
 """
     here = Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, "-c", program, str(here.parent / "src"), str(here)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(here.parents[1] / "src"), str(here.parent)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     before, files_before, after, files_after = map(int, done.stdout.split())
     assert after < 1.05 * before

@@ -7,6 +7,7 @@ import pytest
 from conftest import small_federation
 
 import pfedbred
+from pfedbred.experiment.building import build
 from pfedbred.experiment.sweep import parse_grid
 
 OPTIONS = {"rounds": 3, "eval_every": 2, "seeds": 2}
@@ -20,8 +21,8 @@ def experiment(algorithm="mg-meta", **settings):
     ("algorithm", "grid"),
     [
         ("mg-meta", {"eta": [0.01, 0.9], "lam": [1.0, 90.0]}),
-        pytest.param("fedprox+am", {"am_beta": [0.5, 2.0], "alpha": [0.01, 0.05]}, marks=pytest.mark.slow),
-        pytest.param("per-fedavg", {"alpha": [0.01, 0.2]}, marks=pytest.mark.slow),
+        pytest.param("fedprox+am", {"am_beta": [0.5, 2.0], "alpha": [0.01, 0.05]}, marks=pytest.mark.full),
+        pytest.param("per-fedavg", {"alpha": [0.01, 0.2]}, marks=pytest.mark.full),
     ],
 )
 def test_a_point_is_the_run_with_its_settings(algorithm, grid):
@@ -40,8 +41,7 @@ def test_points_that_do_not_fit_together_run_in_groups():
     """Five points, two at a time: the same figures, and still one program."""
     grid = {"lam": [1.0, 5.0, 10.0, 20.0, 40.0]}
     whole = pfedbred.sweep(experiment(), grid, federation=small_federation())
-    prepared = experiment(lam=1.0).prepare(small_federation())
-    two = 2 * 2 * prepared.simulation.state_bytes()
+    two = 2 * 2 * build(experiment(lam=1.0), small_federation()).backend.state_bytes()
     seen = []
     parts = pfedbred.sweep(
         experiment(), grid, federation=small_federation(), memory=two, observe=lambda *done: seen.append(done)
@@ -76,9 +76,9 @@ def test_broken_grids_are_refused(texts):
     [
         ({}, "a sweep needs a grid"),
         ({"etta": [1.0]}, "unknown setting 'etta'; did you mean 'eta'"),
-        ({"K": [1.0, 2.0]}, "K decides the program itself.*lam, alpha"),
+        ({"K": [1.0, 2.0]}, "K decides how the program is built.*lam, alpha"),
         ({"lam": [1.0, -1.0]}, "lam must be a number > 0"),
-        ({"tol": [0.0, 0.1]}, "tol decides the program itself"),
+        ({"tol": [0.0, 0.1]}, "tol decides how the program is built"),
     ],
 )
 def test_impossible_sweeps_are_refused(grid, words):
@@ -104,9 +104,9 @@ def test_the_command(call, tmp_path):
 
 def test_what_a_sweep_cannot_use_is_refused():
     held = pfedbred.Experiment(held_out_clients=0.25)
-    with pytest.raises(pfedbred.SettingError, match="no use for held-out clients"):
+    with pytest.raises(pfedbred.SettingError, match="does not evaluate held-out clients"):
         pfedbred.sweep(held, {"lam": [1.0]}, federation=small_federation())
-    with pytest.raises(pfedbred.SettingError, match="sigma decides the program itself"):
+    with pytest.raises(pfedbred.SettingError, match="sigma decides how the program is built"):
         pfedbred.sweep(pfedbred.Experiment(algorithm="fedamp"), {"sigma": [50.0, 60.0]}, federation=small_federation())
     samples = [(np.ones((2, 2)), np.array([0, 1]))] * 3
     untested = pfedbred.from_clients(samples, [(np.ones((0, 2)), [])] * 3)

@@ -62,9 +62,9 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         last = experiment.seed + experiment.seeds - 1
         if last >= 2**32:
             raise SettingError(f"seeds must be below 2**32, but the last one would be {last}")
-        experiment._check_selection(None)
         if not data_elsewhere:
             experiment = experiment._with_data_defaults()
+        experiment._check_selection(experiment.clients or getattr(experiment.dataset, "clients", None))
         experiment = experiment._with_aggregated(experiment.clients)
         object.__setattr__(experiment, "_is_checked", True)  # frozen; a replaced copy does not have it
         return experiment
