@@ -22,8 +22,11 @@ import pfedbred
 from pfedbred.data import prepared
 from pfedbred.experiment.sigma import read_sigma
 from pfedbred.io import npy, strict
+from pfedbred.io.shapes import COUNT, Each, expect
 from pfedbred.report import terminal
-from pfedbred.runs import metrics_file, records, saved_models
+from pfedbred.runs import metrics_file, saved_models, schema
+from pfedbred.runs.config_file import read_config, write_config
+from pfedbred.runs.layout import MODELS
 
 PROMISE = 10**12
 
@@ -127,7 +130,7 @@ def test_a_federation_of_too_many_labels(little_memory, tmp_path):
     }
     facts = {"name": "x", "classes": PROMISE, "vocabulary": None, "names": None, "labels": None, "about": {}}
     prepared.tensors.save(prepared._KIND, tmp_path / "one.fed", facts, arrays)
-    refused(lambda: prepared.load(tmp_path / "one.fed"), "there can be 100,000 at most")
+    refused(lambda: prepared.load(tmp_path / "one.fed"), "at most 100,000 labels are supported")
     np.savez(tmp_path / "own.npz", x=np.ones((4, 2)), y=[0, 1, 2, 2**31 - 2], client=[0, 0, 1, 1])
     refused(lambda: pfedbred.load(str(tmp_path / "own.npz")), "own: labels from 0 to 2,147,483,646")
 
@@ -139,9 +142,9 @@ def test_models_that_promise_too_much(little_memory, tmp_path):
         {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 16]},
     ):
         text = json.dumps({"__metadata__": said, "global.w": entry}).encode()
-        (tmp_path / saved_models.MODELS_FILE).write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 16)
+        (tmp_path / MODELS).write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 16)
         refused(lambda: saved_models.export(tmp_path), "cannot read .*models.safetensors")
-    (tmp_path / saved_models.MODELS_FILE).write_bytes(struct.pack("<Q", PROMISE) + b"{}")
+    (tmp_path / MODELS).write_bytes(struct.pack("<Q", PROMISE) + b"{}")
     refused(lambda: saved_models.export(tmp_path), "cannot read .*models.safetensors")
 
 
@@ -209,15 +212,15 @@ MERGES = "a: &a {x: 1}\n" + "".join(
 )
 def test_yaml_makes_nothing_but_plain_values(text, little_memory, tmp_path):
     (tmp_path / "exp.yaml").write_text(text)
-    refused(lambda: records.read_config(tmp_path / "exp.yaml"), "cannot read .*exp.yaml")
+    refused(lambda: read_config(tmp_path / "exp.yaml"), "cannot read .*exp.yaml")
 
 
 def test_yaml_still_reads_what_it_should(tmp_path):
     (tmp_path / "exp.yaml").write_text("a: 1\nb: 1e-3\nc: [1, x, null, true]\nd: {e: 2001-99-99, f: '*a'}\n")
-    found = records.read_config(tmp_path / "exp.yaml")
+    found = read_config(tmp_path / "exp.yaml")
     assert found == {"a": 1, "b": "1e-3", "c": [1, "x", None, True], "d": {"e": "2001-99-99", "f": "*a"}}
-    records.write_config(tmp_path, {"a": (shared := [1]), "b": shared}, "run")
-    assert records.read_config(tmp_path / "config.yaml") == {"a": [1], "b": [1]}
+    write_config(tmp_path / "config.yaml", {"a": (shared := [1]), "b": shared}, "run")
+    assert read_config(tmp_path / "config.yaml") == {"a": [1], "b": [1]}
 
 
 @pytest.mark.parametrize(
@@ -229,11 +232,11 @@ def test_json_is_only_json(text):
 
 @pytest.mark.parametrize("times", [None, "often", [], -1, 0.5, True])
 def test_counts_by_name_are_counts(times):
-    """Who was left out, and how often: it is added up and put in order."""
-    strict.expect([{"a": 3}, {}], [strict.Each(strict.COUNT)], "x.json")
-    refused(lambda: strict.expect([{"a": times}], [strict.Each(strict.COUNT)], "x.json"), "must be a whole number")
-    for shapes in (records.FINISHED, metrics_file._POINT):
-        refused(lambda shapes=shapes: strict.expect([{"b": times}], shapes["left_out"], "x"), "must be a whole number")
+    """Whose updates were rejected, and how often: the counts are added up and sorted."""
+    expect([{"a": 3}, {}], [Each(COUNT)], "x.json")
+    refused(lambda: expect([{"a": times}], [Each(COUNT)], "x.json"), "must be a whole number")
+    for shapes in (schema.FINISHED, metrics_file._LINE):
+        refused(lambda shapes=shapes: expect([{"b": times}], shapes["rejected"], "x"), "must be a whole number")
 
 
 def test_an_outcome_without_a_deviation_is_shown():
@@ -245,9 +248,9 @@ def test_an_outcome_without_a_deviation_is_shown():
 
 def test_a_large_experiment_file_is_refused_unread(tmp_path):
     (tmp_path / "exp.yaml").write_text("a: " + "x" * 2**20)
-    refused(lambda: records.read_config(tmp_path / "exp.yaml"), "larger than")
-    refused(lambda: records.read_config(tmp_path), "it is a folder")
-    refused(lambda: records.read_config(Path("/dev/zero")), "it is not a file")
+    refused(lambda: read_config(tmp_path / "exp.yaml"), "larger than")
+    refused(lambda: read_config(tmp_path), "it is a folder")
+    refused(lambda: read_config(Path("/dev/zero")), "it is not a file")
 
 
 # Pickles ------------------------------------------------------------------------------------------------------------
@@ -275,9 +278,9 @@ def test_nothing_is_unpickled(tmp_path):
         (tmp_path / name).write_bytes(pickled)
         refused(lambda name=name: pfedbred.load(str(tmp_path / name)), name)
     for name, read in {
-        "exp.yaml": records.read_config,
+        "exp.yaml": read_config,
         "sigma.npy": lambda path: read_sigma(str(path)),
-        saved_models.MODELS_FILE: lambda path: saved_models.export(path.parent),
+        MODELS: lambda path: saved_models.export(path.parent),
         "model.safetensors": pfedbred.load_model,
     }.items():
         (tmp_path / name).write_bytes(pickled)
@@ -297,4 +300,4 @@ def test_no_source_file_can_unpickle_or_evaluate():
         for line in path.read_text().splitlines()
         if words.search(line)
     ]
-    assert found == ["reading.py: value = yaml.load(text, _PlainLoader)"]
+    assert found == ["strict.py: value = yaml.load(text, _PlainLoader)"]

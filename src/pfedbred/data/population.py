@@ -65,7 +65,7 @@ class Population:
             for x, y in each:
                 if x.shape != (len(y), *self.shape):
                     raise SettingError(
-                        f"{self.name}: client {k} has inputs of shape {x.shape}, not {(len(y), *self.shape)}"
+                        f"{self.name}: client {k} has samples of shape {x.shape}, not {(len(y), *self.shape)}"
                     )
         train, test = (_joined([each[part] for each in made]) for part in (0, 1))
         names = tuple(str(k) for k in clients)
