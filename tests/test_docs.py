@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
 import pfedbred
 from pfedbred import cli, means, models, priors
@@ -57,7 +58,7 @@ def test_python_blocks(page, tmp_path, monkeypatch, registries):
 def test_pages_name_only_options_that_exist():
     """Every --option in the README's commands is one of the command line's."""
     known = set()
-    commands = list(cli.typer.main.get_command(cli.app).commands.values())
+    commands = list(typer.main.get_command(cli.app).commands.values())
     for command in commands:
         commands += getattr(command, "commands", {}).values()
         for parameter in command.params:
@@ -70,10 +71,10 @@ def test_pages_name_only_options_that_exist():
 
 def test_help_pages_describe_everything():
     """Typer and click lose arguments' words, or put backslashes into them, in combinations that pip allows."""
-    commands = list(cli.typer.main.get_command(cli.app).commands.items())
+    commands = list(typer.main.get_command(cli.app).commands.items())
     for name, command in commands:
         commands += getattr(command, "commands", {}).items()
-        page = command.get_help(cli.typer.Context(command, info_name=name))
+        page = command.get_help(typer.Context(command, info_name=name))
         assert "\\" not in page
         for parameter in command.params:
             assert parameter.help, f"{name} {parameter.name}"
