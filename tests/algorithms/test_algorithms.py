@@ -51,14 +51,13 @@ ALIKE = (  # to an executor
 )
 
 
-def executed(name):
-    """Mime has two exchanges in a round, and a client's whole data in one of them."""
-    base = name.partition("+")[0]
-    marks = [pytest.mark.slow] if base in ALIKE else [] if base == "mime" else [pytest.mark.full]
-    return pytest.param(name, marks=marks)
-
-
-@pytest.mark.parametrize("name", [executed(name) for name in DOUBLY])  # which runs all of what the bare algorithm runs
+@pytest.mark.parametrize(  # with both wrappers, which runs all of what the bare algorithm runs
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.partition("+")[0] in ALIKE else pytest.mark.full)
+        for name in DOUBLY
+    ],
+)
 def test_batched_is_the_plain_loop_and_nothing_recompiles(name):
     federation = small_federation(sizes=(1, 6, 5))  # one client has a single sample
     backend, states = simulate(name, federation, rounds=1)

@@ -1,6 +1,7 @@
 """The LSTM's GPU kernels, run by Pallas' interpreter, against the scan and the transcription."""
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,7 @@ def assert_close(one, other):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("by_kernels")
 def test_the_lstm_by_kernels_is_its_transcription():
     model = models.lstm((9,), 4, words=Words(30), hidden=6, dtype=jnp.float64)
@@ -52,28 +54,28 @@ def test_the_lstm_by_kernels_is_its_transcription():
     assert np.allclose(jax.jit(model.apply)(params, x), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("hidden", "inputs", "batch"), [(20, 7, 37), (16, 16, 1)])
-def test_gradients_are_those_of_the_scan(hidden, inputs, batch):
-    """Of several clients side by side; more samples than one program takes, and fewer."""
-    params, x, length = a_layer(hidden, inputs, batch)
-    found, expected = (
-        jax.jit(jax.vmap(lambda *arguments, layer=layer: gradients(layer, *arguments)))(params, x, length)
-        for layer in (lstm_kernels.layer, scanned)
-    )
-    assert_close(found, expected)
-    outputs = [jax.vmap(layer)(params, x, length) for layer in (lstm_kernels.layer, scanned)]
-    assert_close(*outputs)
+@pytest.mark.parametrize(("hidden", "inputs", "batch"), [(20, 7, 37), pytest.param(16, 16, 1, marks=pytest.mark.full)])
+def test_outputs_and_gradients_are_those_of_the_scan(hidden, inputs, batch):
+    """For several clients side by side; more samples than one program takes, and fewer."""
+
+    def both(layer, *arguments):
+        return layer(*arguments), gradients(layer, *arguments)
+
+    given = a_layer(hidden, inputs, batch)
+    assert_close(*(jax.jit(jax.vmap(partial(both, layer)))(*given) for layer in (lstm_kernels.layer, scanned)))
 
 
+@pytest.mark.full
 def test_curvature_is_that_of_the_scan():
     """Per-FedAvg's exact order differentiates gradients along a direction."""
     params, x, length = jax.tree.map(lambda leaf: leaf[0], a_layer(5, 4, 3, clients=1))
     along = jax.tree.map(jnp.cos, (params, x))
-    found, expected = (
-        jax.jvp(lambda *inputs, layer=layer: gradients(layer, *inputs, length), (params, x), along)
-        for layer in (lstm_kernels.layer, scanned)
-    )
-    assert_close(found, expected)
+
+    @partial(jax.jit, static_argnums=0)
+    def derivative(layer, inputs, along):
+        return jax.jvp(lambda *inputs: gradients(layer, *inputs, length), inputs, along)
+
+    assert_close(*(derivative(layer, (params, x), along) for layer in (lstm_kernels.layer, scanned)))
 
 
 def test_they_are_lowered_for_gpus(monkeypatch):

@@ -59,7 +59,9 @@ def numpy_cnn(params, x):
     return np.stack(logits)
 
 
-@pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28), (16, 16, 1), (19, 22, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(28, 28), (16, 16, 1), (19, 22, 2), pytest.param((32, 32, 3), marks=pytest.mark.full)], ids=str
+)
 def test_cnn_is_its_transcription(shape):
     model = models.cnn(shape, CLASSES, dtype=jnp.float64)
     params, x = model.init(KEY), images(shape)
@@ -151,8 +153,9 @@ def test_lstm_ignores_padding():
     assert np.array_equal(np.any(np.asarray(gradient) != 0, 1), read & (np.arange(30) > 0))
 
 
+@pytest.mark.full
 def test_lstm_of_empty_samples_is_finite():
-    model = models.lstm((5,), 2, words=Words(9))
+    model = models.lstm((5,), 2, words=Words(9), hidden=4)
     params, x = model.init(KEY), jnp.zeros((3, 5), int)
     both = jax.jit(jax.value_and_grad(lambda w: jnp.sum(model.apply(w, x))))(params)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(both))
@@ -272,9 +275,10 @@ def test_initialisation_of_linear_models_does_not_change():
     same(made["output"], output, 100)
 
 
+@pytest.mark.parametrize("executor", ["vmap", pytest.param("in turn", marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", ALL)
-def test_clients_with_different_params(name):
-    """Under vmap, outputs and gradients equal those of each client alone."""
+def test_clients_with_different_params(name, executor):
+    """Outputs and gradients equal those of each client alone."""
     model, x = every(name)
     params = jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 3))
     batches = np.stack([x, x[::-1], np.roll(x, 2, 0)])
@@ -284,13 +288,14 @@ def test_clients_with_different_params(name):
         logits = model.apply(params, x)
         return logits, jax.grad(lambda w: jnp.sum(jnp.sin(model.apply(w, x))))(params)
 
-    together = jax.vmap(both)(params, batches)
-    in_turn = jax.lax.map(lambda item: both(*item), (params, batches))
+    if executor == "vmap":
+        found = jax.jit(jax.vmap(both))(params, batches)
+    else:
+        found = jax.jit(lambda *items: jax.lax.map(lambda item: both(*item), items))(params, batches)
     alone = [both(jax.tree.map(lambda leaf, i=i: leaf[i], params), batches[i]) for i in range(3)]
     alone = jax.tree.map(lambda *leaves: np.stack(leaves), *alone)
-    for other in (together, in_turn):
-        same = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=0, atol=1e-10), alone, other)
-        assert all(jax.tree.leaves(same))
+    same = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=0, atol=1e-10), alone, found)
+    assert all(jax.tree.leaves(same))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -314,7 +319,7 @@ def test_head_is_the_last_layer(name):
     assert list(parts.head) == ["output"]
     assert parts.head["output"]["bias"].shape == (CLASSES,)
     zero = body_and_head.join(parts.body, jax.tree.map(jnp.zeros_like, parts.head))
-    assert np.all(model.apply(zero, x) == 0)
+    assert np.all(jax.jit(model.apply)(zero, x) == 0)
 
 
 def test_get():
@@ -347,6 +352,7 @@ def test_get_passes_words_to_models_that_take_them(monkeypatch):
 FAST = {"alpha": 0.1, "R": 20}
 
 
+@pytest.mark.full
 def test_cnn_learns():
     """Bright squares in one of three places, on images of 16 by 16."""
     rng = np.random.default_rng(0)
@@ -365,6 +371,7 @@ def test_cnn_learns():
     assert result.accuracy("personal")[-1, 0] > 0.85
 
 
+@pytest.mark.full
 def test_lstm_learns():
     """Whether word 2 comes before word 3."""
     rng = np.random.default_rng(0)

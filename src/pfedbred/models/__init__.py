@@ -46,7 +46,7 @@ def get(model: str | Model | Build, shape: tuple[int, ...], classes: int, words:
         others = " or ".join(name for name, each in MODELS.items() if _reads_words(each) != _reads_words(build))
         name = model if isinstance(model, str) else getattr(model, "__name__", "this model")
         reads, holds = ("word ids", "numbers") if words is None else ("numbers", "word ids")
-        raise SettingError(f"{name} reads {reads}, but this data holds {holds}: use {others}")
+        raise SettingError(f"{name} reads {reads}, but the data holds {holds}: use {others}")
     made = build(shape, classes) if words is None else build(shape, classes, words=words)
     if not isinstance(made, Model):
         raise SettingError(f"a function given as model must return a Model, not a {type(made).__name__}")
