@@ -32,7 +32,7 @@ from pfedbred.experiment.run import run
 from pfedbred.experiment.sweep import Sweep, sweep
 from pfedbred.models import MODELS, Model
 from pfedbred.runs.record import RunRecord
-from pfedbred.runs.saved_models import TrainedModel, load_model
+from pfedbred.runs.saved_models import TrainedModel, export, load_model
 from pfedbred.settings import Count, Fraction, NonNegative, Positive
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
     "__version__",
     "averaging_server",
     "descend",
+    "export",
     "from_arrays",
     "from_clients",
     "from_dataset",

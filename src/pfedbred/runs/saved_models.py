@@ -176,11 +176,14 @@ def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
     return file, facts
 
 
-def export(folder: Path, *, client: int | str | None = None, seed: int | None = None, out: Path | None = None) -> Path:
+def export(
+    folder: str | Path, *, client: int | str | None = None, seed: int | None = None, out: str | Path | None = None
+) -> Path:
     """Writes one model of a finished run: a client's P, or G if no client is given. Returns the file.
 
     A client is given by its number, or as a text by its name or number.
     """
+    folder = Path(folder)
     file, facts = _open(folder / MODELS, _KEPT, _instead_of_models(folder))
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
     if isinstance(client, str):
@@ -206,7 +209,7 @@ def export(folder: Path, *, client: int | str | None = None, seed: int | None = 
         about["client"] = client
         about["client_name"] = names[client] if names else str(client)
     default = folder / (f"client-{client}.safetensors" if client is not None else GLOBAL_MODEL)
-    path = out or default
+    path = Path(out) if out else default
     _save(path, arrays, about)
     return path
 
