@@ -1,5 +1,6 @@
 """Every example in the documentation runs."""
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -81,17 +82,42 @@ def test_help_pages_describe_everything():
             assert parameter.help.split()[0] in page
 
 
+NAMED = re.compile(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)?(?:::)?(test_\w+)?`(?:\s\((slow|full)\))?")
+
+
+def marker_of(nodes):
+    """The marker among these expressions, such as ``pytest.mark.slow``, that keeps a test out of ``make test``."""
+    found = {node.attr for each in nodes for node in ast.walk(each) if isinstance(node, ast.Attribute)}
+    return next((name for name in ("slow", "full") if name in found), "")
+
+
+def markers_in(file):
+    """Of every test in a file its marker, by name; under "" that of the whole file."""
+    tree = ast.parse(file.read_text())
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    whole = marker_of(node.value for node in assigned if "pytestmark" in {target.id for target in node.targets})
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    own = {test.name: [each for each in test.decorator_list if isinstance(each, ast.Attribute)] for test in tests}
+    return {"": whole, **{name: marker_of(decorators) or whole for name, decorators in own.items()}}
+
+
 def test_every_promise_has_its_test():
-    """The tests that docs/reliability.md and docs/deploy.md name exist."""
-    tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("*.py")}
-    pages = [(ROOT / "docs" / name).read_text() for name in ("reliability.md", "deploy.md")]
-    named = {name for page in pages for name in re.findall(r"test_\w+(?:\.py)?", page)}
-    assert len(named) > 50
-    for name in named:
-        assert name in tests if name.endswith(".py") else any(f"def {name}(" in text for text in tests.values()), name
-    for text in tests.values():
-        for name in re.findall(r"@pytest.mark.slow\ndef (test_\w+)", text):
-            assert not re.search(rf"{name}`(?! \(slow\))", pages[0]), f"make test does not run {name}"
+    """The tests that the pages name exist, and those that ``make test`` leaves out are marked as such."""
+    count = 0
+    for page in PAGES:
+        file = None  # a test without a file is in the one named before it
+        for match in NAMED.finditer(page.read_text()):
+            path, test, marker = match.groups()
+            if not path and not test:
+                continue
+            file = ROOT / "tests" / path if path else file
+            assert file, f"{page.name}: {test} is in no file"
+            assert file.exists(), f"{page.name}: there is no {path}"
+            markers = markers_in(file)
+            assert (test or "") in markers, f"{page.name}: there is no {test} in {file.name}"
+            assert (marker or "") == markers[test or ""], f"{page.name}: {match[0]} is {markers[test or '']!r}"
+            count += 1
+    assert count > 50
 
 
 def test_the_skeleton_of_a_method_runs_as_it_is(tmp_path, monkeypatch):
