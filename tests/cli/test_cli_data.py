@@ -83,7 +83,7 @@ def test_held_out_clients_are_reported(call, tmp_path):
     [
         (("data", "show", "nothing"), "unknown dataset 'nothing'"),
         (("data", "show", "digits", "--split", "irid"), "unknown split 'irid'; did you mean 'iid'"),
-        (("data", "prepare", "digits", "--out", "x.npz"), "a prepared federation is called something.fed"),
+        (("data", "prepare", "digits", "--out", "x.npz"), "the name of a prepared federation must end in .fed"),
         (("data", "prepare", "digits", "--out", "absent/x.fed"), "there is no folder absent"),
         (("data", "show", "digits", "--out", "x.nonsense"), "cannot write x.nonsense"),
         (("data", "show", "absent.csv"), "there is no file absent.csv"),

@@ -82,6 +82,7 @@ def test_a_full_disk_hides_the_holder_only(tmp_path, monkeypatch):
         pass
 
 
+@pytest.mark.full
 def test_the_library_and_its_commands_need_no_module_of_unix():
     """As on Windows, where these modules do not exist."""
     program = """

@@ -14,40 +14,39 @@ from pfedbred.runs import prediction, saved_models
 
 def finished(tmp_path, **options):
     run = pfedbred.run(**{"rounds": 2, "clients": 5, "seeds": 2, "seed": 3, "settings": {"R": 3}, **options})
-    saved_models.keep(run, tmp_path)
+    keep(run, tmp_path)
     return run
 
 
-def inputs_of(run, x):
-    federation = run.simulation.federation
-    return x if federation.shift is None else (x - federation.shift) * federation.scale
+def keep(run, folder):
+    saved_models.write_models(folder, run.experiment.plain(), run.backend, run.state, run.round)
 
 
 @pytest.mark.parametrize(
     "algorithm",
     ["fedem"]
     + [
-        pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.full)
         for name in ("mg-meta", "fedavg", "per-fedavg", "fedamp", "fedper", "apfl+ft")
     ],
 )
 def test_an_exported_model_predicts_the_same(algorithm, tmp_path):
     run = finished(tmp_path, algorithm=algorithm, model="dnn")
-    x = run.simulation.federation.test.client(2)[0]
-    predict = run.simulation.algorithm.predict
-    for client, seed, weights in (
+    x = run.backend.federation.test.client(2)[0]
+    predict = run.backend.algorithm.predict
+    for client, seed, params in (
         (2, 4, run.personal_model(2, seed=1)),
         (0, None, run.personal_model(0)),
         (None, 3, run.global_model()),
     ):
         path = saved_models.export(tmp_path, client=client, seed=seed)
         model = pfedbred.load_model(path)
-        np.testing.assert_allclose(model.logits(x), predict(weights, x), rtol=1e-5, atol=1e-6)
-        assert model.predict(x) == np.argmax(predict(weights, x), axis=1).tolist()
-    jax.tree.map(np.testing.assert_allclose, model.weights, run.global_model())
+        np.testing.assert_allclose(model.logits(x), predict(params, x), rtol=1e-5, atol=1e-6)
+        assert model.predict(x) == np.argmax(predict(params, x), axis=1).tolist()
+    jax.tree.map(np.testing.assert_allclose, model.params, run.global_model())
 
 
-def test_the_file_says_what_it_is(tmp_path):
+def test_the_file_describes_itself(tmp_path):
     """Named tensors and the model's settings, for people who do not have this library."""
     run = finished(tmp_path, model="dnn")
     path = saved_models.export(tmp_path, client=4)
@@ -68,23 +67,23 @@ def test_normalisation_words_and_labels_travel_along(tmp_path):
     x = rng.integers(0, 256, (40, 3, 3), dtype=np.uint8)
     federation = pfedbred.from_arrays(x, np.array(["a", "b"] * 20), np.repeat([5, 7], 20))
     run = pfedbred.run(federation=federation, rounds=1)
-    saved_models.keep(run, tmp_path)
+    keep(run, tmp_path)
     model = pfedbred.load_model(saved_models.export(tmp_path, client=1, out=tmp_path / "mine.safetensors"))
-    expected = run.simulation.algorithm.predict(run.personal_model(1), x.astype(np.float32) / 255)
+    expected = run.backend.algorithm.predict(run.personal_model(1), x.astype(np.float32) / 255)
     np.testing.assert_allclose(model.logits(x), expected, rtol=1e-5, atol=1e-6)
     assert model.predict(x) == [("a", "b")[best] for best in np.argmax(expected, axis=1)]
     assert model.about["client_name"] == "7"
 
 
-@pytest.mark.slow
-def test_texts_are_predicted_as_they_are(tmp_path):
+@pytest.mark.full
+def test_texts_are_given_as_texts(tmp_path):
     texts = np.array(["good day", "bad day", "good sun", "bad rain"] * 10, object)
     federation = pfedbred.from_arrays(texts, np.array([1, 0, 1, 0] * 10), np.repeat([0, 1], 20))
     run = pfedbred.run(federation=federation, model="lstm", rounds=1, settings={"R": 2, "K": 1})
-    saved_models.keep(run, tmp_path)
+    keep(run, tmp_path)
     model = pfedbred.load_model(saved_models.export(tmp_path, client=0))
     encoded = federation.text.encode(texts[:4])
-    expected = run.simulation.algorithm.predict(run.personal_model(0), encoded)
+    expected = run.backend.algorithm.predict(run.personal_model(0), encoded)
     np.testing.assert_allclose(model.logits(texts[:4]), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(model.logits(list(texts[:4])), expected, rtol=1e-5, atol=1e-6)
 
@@ -96,11 +95,11 @@ def test_a_client_is_named_or_numbered(tmp_path):
     clients = np.array(["Berlin", "3", "Paris", "0"])[np.arange(60) % 4]
     np.savez(tmp_path / "own.npz", x=x, y=y, client=clients)
     federation = pfedbred.load(str(tmp_path / "own.npz"))
-    saved_models.keep(pfedbred.run(federation=federation, rounds=1, settings={"R": 1}), tmp_path)
+    keep(pfedbred.run(federation=federation, rounds=1, settings={"R": 1}), tmp_path)
     for place, name in enumerate(federation.names):
         for given in (place, name):
             assert saved_models.facts(saved_models.export(tmp_path, client=given))["client_name"] == name
-    assert saved_models.facts(saved_models.export(tmp_path, client="2"))["client"] == 2  # nobody is called so
+    assert saved_models.facts(saved_models.export(tmp_path, client="2"))["client"] == 2  # nobody has that name
     with pytest.raises(pfedbred.SettingError, match="there is no client called 'berlin'; did you mean 'Berlin'"):
         saved_models.export(tmp_path, client="berlin")
 
@@ -112,13 +111,13 @@ def test_a_model_needs_no_file_of_its_prior(tmp_path):
     assert pfedbred.load_model(saved_models.export(tmp_path, client=1)).logits(np.zeros((1, 64))).shape == (1, 10)
 
 
-def test_a_network_of_ones_own(tmp_path):
+def test_a_custom_network(tmp_path):
     own = models.Model(lambda key: {"w": jax.random.normal(key, (10, 64))}, lambda w, x: x @ w["w"].T)
     run = finished(tmp_path, model=own)
     path = saved_models.export(tmp_path, client=1)
-    with pytest.raises(pfedbred.SettingError, match="a network of one's own"):
+    with pytest.raises(pfedbred.SettingError, match="holds a custom network"):
         pfedbred.load_model(path)
-    x = run.simulation.federation.test.x
+    x = run.backend.federation.test.x
     np.testing.assert_allclose(pfedbred.load_model(path, own).logits(x), x @ run.personal_model(1)["w"].T, rtol=1e-4)
 
 
