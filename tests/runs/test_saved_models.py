@@ -1,6 +1,7 @@
 """Models as files: what is read back predicts what the run predicted."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -16,6 +17,13 @@ def finished(tmp_path, **options):
     run = pfedbred.run(**{"rounds": 2, "clients": 5, "seeds": 2, "seed": 3, "settings": {"R": 3}, **options})
     keep(run, tmp_path)
     return run
+
+
+@pytest.fixture(scope="module")
+def dnn(tmp_path_factory):
+    """A run whose models are kept, and its folder."""
+    folder = tmp_path_factory.mktemp("dnn")
+    return finished(folder, model="dnn"), folder
 
 
 def keep(run, folder):
@@ -46,11 +54,11 @@ def test_an_exported_model_predicts_the_same(algorithm, tmp_path):
     jax.tree.map(np.testing.assert_allclose, model.params, run.global_model())
 
 
-def test_the_file_describes_itself(tmp_path):
+def test_the_file_describes_itself(dnn):
     """Named tensors and the model's settings, for people who do not have this library."""
-    run = finished(tmp_path, model="dnn")
-    path = saved_models.export(tmp_path, client=4)
-    assert path == tmp_path / "client-4.safetensors"
+    run, folder = dnn
+    path = saved_models.export(folder, client=4)
+    assert path == folder / "client-4.safetensors"
     with safe_open(path, "numpy") as file:
         assert set(file.keys()) == {"hidden.weight", "hidden.bias", "output.weight", "output.bias"}
         np.testing.assert_array_equal(file.get_tensor("hidden.weight"), run.personal_model(4)["hidden"]["weight"])
@@ -66,7 +74,7 @@ def test_normalisation_words_and_labels_travel_along(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (40, 3, 3), dtype=np.uint8)
     federation = pfedbred.from_arrays(x, np.array(["a", "b"] * 20), np.repeat([5, 7], 20))
-    run = pfedbred.run(federation=federation, rounds=1)
+    run = pfedbred.run(federation=federation, algorithm="local", rounds=1, settings={"R": 3})
     keep(run, tmp_path)
     model = pfedbred.load_model(saved_models.export(tmp_path, client=1, out=tmp_path / "mine.safetensors"))
     expected = run.backend.algorithm.predict(run.personal_model(1), x.astype(np.float32) / 255)
@@ -95,7 +103,7 @@ def test_a_client_is_named_or_numbered(tmp_path):
     clients = np.array(["Berlin", "3", "Paris", "0"])[np.arange(60) % 4]
     np.savez(tmp_path / "own.npz", x=x, y=y, client=clients)
     federation = pfedbred.load(str(tmp_path / "own.npz"))
-    keep(pfedbred.run(federation=federation, rounds=1, settings={"R": 1}), tmp_path)
+    keep(pfedbred.run(federation=federation, algorithm="local", rounds=1, settings={"R": 1}), tmp_path)
     for place, name in enumerate(federation.names):
         for given in (place, name):
             assert saved_models.facts(saved_models.export(tmp_path, client=given))["client_name"] == name
@@ -106,14 +114,14 @@ def test_a_client_is_named_or_numbered(tmp_path):
 
 def test_a_model_needs_no_file_of_its_prior(tmp_path):
     np.save(tmp_path / "sigma.npy", np.linspace(1, 2, 650))
-    finished(tmp_path, settings={"R": 2, "sigma": str(tmp_path / "sigma.npy")}, rounds=1)
+    finished(tmp_path, settings={"R": 2, "sigma": str(tmp_path / "sigma.npy")}, rounds=1, seeds=1)
     (tmp_path / "sigma.npy").unlink()
     assert pfedbred.load_model(saved_models.export(tmp_path, client=1)).logits(np.zeros((1, 64))).shape == (1, 10)
 
 
 def test_a_custom_network(tmp_path):
     own = models.Model(lambda key: {"w": jax.random.normal(key, (10, 64))}, lambda w, x: x @ w["w"].T)
-    run = finished(tmp_path, model=own)
+    run = finished(tmp_path, model=own, algorithm="local", seeds=1)
     path = saved_models.export(tmp_path, client=1)
     with pytest.raises(pfedbred.SettingError, match="holds a custom network"):
         pfedbred.load_model(path)
@@ -121,7 +129,7 @@ def test_a_custom_network(tmp_path):
     np.testing.assert_allclose(pfedbred.load_model(path, own).logits(x), x @ run.personal_model(1)["w"].T, rtol=1e-4)
 
 
-def test_mistakes_are_named(tmp_path):
+def test_mistakes_are_named(dnn, tmp_path):
     with pytest.raises(pfedbred.SettingError, match=r"models.safetensors: the run is not finished"):
         saved_models.export(tmp_path)
     for file, words in (("sweep.json", "is a sweep, which keeps no models"), ("table.json", "choose one of the runs")):
@@ -131,7 +139,7 @@ def test_mistakes_are_named(tmp_path):
         with pytest.raises(pfedbred.SettingError, match=r"is a run|no personal model"):
             prediction.find_model(tmp_path)
         (tmp_path / file).unlink()
-    finished(tmp_path)
+    shutil.copytree(dnn[1], tmp_path, dirs_exist_ok=True)
     for options, words in (
         ({"client": 5}, "there is no client 5; clients are 0 to 4"),
         ({"client": -1}, "there is no client -1"),
