@@ -87,7 +87,7 @@ NAMED = re.compile(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)?(?:::)?(test_\w+)?`(?:\
 
 def marker_of(nodes):
     """The marker among these expressions, such as ``pytest.mark.slow``, that keeps a test out of ``make test``."""
-    found = {node.attr for each in nodes for node in ast.walk(each) if isinstance(node, ast.Attribute)}
+    found = {word for each in nodes for word in re.findall(r"\w+", ast.unparse(each))}
     return next((name for name in ("slow", "full") if name in found), "")
 
 
@@ -97,7 +97,7 @@ def markers_in(file):
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     whole = marker_of(node.value for node in assigned if "pytestmark" in {target.id for target in node.targets})
     tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-    own = {test.name: [each for each in test.decorator_list if isinstance(each, ast.Attribute)] for test in tests}
+    own = {test.name: [each for each in test.decorator_list if not isinstance(each, ast.Call)] for test in tests}
     return {"": whole, **{name: marker_of(decorators) or whole for name, decorators in own.items()}}
 
 
