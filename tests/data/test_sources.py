@@ -249,6 +249,7 @@ def test_normalisations_by_hand():
         np.testing.assert_allclose((floats - shift) * scale, (floats - mean) / spread, atol=1e-9)
 
 
+@pytest.mark.slow
 @needs("mnist")
 def test_real_mnist_is_normalised_on_the_device(folder):
     """Bytes in memory; as inputs, mean 0 and variance 1 in every pixel that varies, over the pooled images."""

@@ -225,7 +225,7 @@ def _split(
     glove: str | None,
     test_fraction: float | None,
 ) -> Federation:
-    """The federation of a pool: passes on those options that the split takes, and refuses the others if given."""
+    """The federation of a pool: passes on those options that the split takes, and rejects the others if given."""
     chosen = split or ("paper" if known else "column")
     name, function, arguments = find_split(chosen, known)
     shown = chosen if isinstance(chosen, str) else name

@@ -156,7 +156,7 @@ class Table:
         images = np.empty(0)
         shown = time.monotonic()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd metadata, and about sizes that are refused here
+            warnings.simplefilter("ignore")  # about odd metadata, and about sizes that are rejected here
             for row, cell in enumerate(cells):
                 pixels = self._decode(Image, cell, row)
                 if row == 0:

@@ -62,8 +62,8 @@ def _labels(y: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...] | No
             raise SettingError(f"{where}, row {wrong[0]}: label {y[wrong[0]]} is not a whole number from 0")
         return y.astype(np.int32), None, int(y.max()) + 1 if len(y) else 0
     if y.dtype.kind == "f":
-        strange = np.flatnonzero(~np.isfinite(y) | (y != np.round(y)))
-        raise SettingError(f"{where}, row {strange[0]}: label {y[strange[0]]} is neither a whole number nor a name")
+        wrong = np.flatnonzero(~np.isfinite(y) | (y != np.round(y)))
+        raise SettingError(f"{where}, row {wrong[0]}: label {y[wrong[0]]} is neither a whole number nor a name")
     number, names = _numbered(y, f"{where}: y")
     return number.astype(np.int32), names, len(names)
 
