@@ -29,8 +29,9 @@ class RunRecord:
     points: Sequence[Point]
 
     @staticmethod
-    def read(folder: Path) -> RunRecord:
+    def read(folder: str | Path) -> RunRecord:
         """The finished run in a folder."""
+        folder = Path(folder)
         summary, points = read_summary(folder / SUMMARY), read_points(folder)
         if not points:
             raise SettingError(f"{folder / SUMMARY} is of a finished run, but {METRICS} is empty")
