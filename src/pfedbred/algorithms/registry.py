@@ -104,8 +104,14 @@ def make(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[str
     """The algorithm, by name or from a function ``(task, *, settings...) -> Algorithm``, its settings checked."""
     if isinstance(algorithm, Algorithm):
         return algorithm
-    build = factory(algorithm)
-    made = build(task, **settings_.resolve(build, settings or {}))
+    return build(algorithm, task, settings_.resolve(factory(algorithm), settings or {}))
+
+
+def build(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[str, Any]) -> Algorithm:
+    """Likewise, from all of its settings, checked before."""
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    made = factory(algorithm)(task, **settings)
     if not isinstance(made, Algorithm):
         raise SettingError(f"a function given as algorithm must return an Algorithm, not a {type(made).__name__}")
     return made

@@ -51,10 +51,16 @@ def get(select: str | Sequence[int] | Select | Callable[[int], Select], count: i
     if callable(select):
         return select(count) if len(inspect.signature(select).parameters) == 1 else select  # type: ignore[call-arg, arg-type, return-value]
     if not isinstance(select, str):
+        if not isinstance(select, Sequence | np.ndarray) or not all(map(_is_number, select)):
+            raise SettingError(f"select must be a name, client numbers or a function, not {select!r}")
         return fixed(select)
     if select not in SELECTIONS:
         raise SettingError(f"unknown selection {select!r}{nearest(select, SELECTIONS)}")
     return SELECTIONS[select](count)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def check(chosen: Sequence[int] | Array, clients: int) -> None:

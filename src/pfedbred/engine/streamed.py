@@ -105,6 +105,7 @@ class StreamedBackend:
         self._evaluator = evaluation.Evaluator(
             algorithm, task, some, self._evaluated_shards.x, self.executor, self.mesh, plan.metrics
         )
+        self._traced: dict[Any, Any] = {}
         self._programs: dict[Any, Any] = {}
         self.compile_seconds = 0.0
 
@@ -125,13 +126,19 @@ class StreamedBackend:
         if self.executor == "loop":
             return function(shared, *rest)
         shared, rest = devices.place((shared, rest), self._sharding)
-        name = (function.__name__, len(shared.shards.numbers), len(shared.shards.y))
+        name = _program_name(function, shared)
         if name not in self._programs:
-            begun = time.perf_counter()
-            jitted = jax.jit(function, out_shardings=self._sharding)
-            self._programs[name] = jitted.lower(shared, *rest).compile(devices.compiler_options())
-            self.compile_seconds += time.perf_counter() - begun
+            started = time.perf_counter()
+            self._trace_program(function, shared, *rest)
+            self._programs[name] = self._traced.pop(name).lower().compile(devices.compiler_options())
+            self.compile_seconds += time.perf_counter() - started
         return self._programs[name](shared, *rest)
+
+    def _trace_program(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> None:
+        """Traces a program for these shapes, unless that has been done."""
+        name = _program_name(function, shared)
+        if name not in self._traced:
+            self._traced[name] = jax.jit(function, out_shardings=self._sharding).trace(shared, *rest)
 
     def _fetch(self, numbers: np.ndarray) -> Shards:
         """The training samples of these clients, padded so that few programs serve all rounds."""
@@ -328,14 +335,22 @@ class StreamedBackend:
     def trace(self, seeds: int = 1) -> None:
         """Traces a round and its evaluation without computing them: what cannot work fails here."""
 
-        def both(seed: Array, records: ClientRecord) -> Any:
-            key, server = self._new_server(seed)
-            shared = Shared(self._evaluated_shards, key, server, {})
-            outcome = self._train(shared, records)
-            return self._tally(shared._replace(server=outcome.server), self._evaluator.sets, outcome.records)
-
         self._slots()
-        jax.eval_shape(both, jnp.uint32(0), _several(self._one_record(), len(self.evaluated)))
+        place = self._sharding
+        key, server = devices.place(jax.jit(self._new_server)(jnp.uint32(0)), place)
+        record = self._one_record()
+
+        def records(count: int) -> ClientRecord:
+            empty = ClientStore(record, MemorySlots()).read(range(count))
+            return devices.place(empty, place)
+
+        # The clients of some round: others will mostly have as many samples, rounded up, and use the same program.
+        shards = devices.place(self._fetch(np.asarray(self._select(jax.random.key(0), 0))), place)
+        shared = Shared(shards, key, server, {}, devices.place(jnp.int32(0), place))
+        run = self._trace_program if self.executor != "loop" else jax.eval_shape
+        run(self._train, shared, records(self._each_round))
+        evaluated = Shared(self._evaluated_shards, key, server, {})
+        run(self._tally, evaluated, self._evaluator.sets, records(len(self.evaluated)))
 
 
 def _evaluated_clients(clients: int, evaluated: int | None) -> np.ndarray:
@@ -351,6 +366,11 @@ def _server_bytes(algorithm: Algorithm, clients: int) -> int:
 def _several(one: Tree, count: int) -> Tree:
     """The shapes and types of so many."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), one)
+
+
+def _program_name(function: Callable[..., Any], shared: Shared) -> tuple[str, int, int]:
+    """A program serves all rounds with as many clients and as many rows of samples."""
+    return function.__name__, len(shared.shards.numbers), len(shared.shards.y)
 
 
 def _places(shared: Shared) -> Array:

@@ -109,7 +109,7 @@ def make_plan(experiment: Experiment) -> Plan:
 
 def make_algorithm(experiment: Experiment, task: Task) -> Algorithm:
     """The algorithm, with files that its settings name read."""
-    return algorithms.make(experiment.algorithm, task, with_sigma(experiment.settings))
+    return algorithms.build(experiment.algorithm, task, with_sigma(experiment.settings))
 
 
 class _Parts(NamedTuple):

@@ -23,88 +23,7 @@ from pfedbred.experiment.result import Run
 
 def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | None = None) -> Run:
     """Runs the experiment's rounds, from the beginning or from where a checkpoint left it."""
-    experiment, backend, newcomers = built
-    clock = time.perf_counter() - (start.seconds if start else 0.0)
-    compiled_before = backend.compile_seconds - (start.compile_seconds if start else 0.0)
-    progress = start or Progress(experiment, backend, backend.init(experiment.seed_list))
-    stopped: str | None = None  # interrupted, to be resumed
-    finished: str | None = None  # complete before the last round
-    gone: int | None = None  # diverged
-
-    def tick() -> None:
-        progress.seconds = time.perf_counter() - clock
-        progress.compile_seconds = backend.compile_seconds - compiled_before
-
-    def moment() -> _Moment:
-        return _Moment(progress.round, backend.rejections(progress.state), backend.diagnostics(progress.state))
-
-    def note(asked: Pending, when: _Moment) -> Pending | None:
-        """Records the evaluation of that moment if its result is there; returns it if it is not."""
-        nonlocal gone
-        if asked.result is None:
-            return asked
-        after, now, diagnostics = when
-        since = now.since(total([point.rejections for point in progress.points], experiment.seeds))
-        point = Point(after, progress.seconds, asked.result, since, diagnostics)
-        progress.points.append(point)
-        for each in callbacks:
-            each.on_evaluation(progress, point)
-        if np.all(diverged(asked.result, now.skipped_in_row, experiment.rounds)):
-            gone = after
-        return None
-
-    with ExitStack() as stack:
-        for each in callbacks:
-            stack.enter_context(each.running(progress))
-        asked = note(backend.start_evaluation(progress.state), moment()) if progress.evaluation_due else None
-        while progress.round < experiment.rounds and stopped is None and finished is None and gone is None:
-            until_evaluation = experiment.eval_every - progress.round % experiment.eval_every
-            rounds = min(until_evaluation, experiment.rounds - progress.round)
-            rounds = devices.agreed(min([rounds, *(each.most_rounds(progress) for each in callbacks)]))
-            compiled, started = backend.compile_seconds, time.perf_counter()
-            before = moment() if asked else None
-            progress.state = jax.block_until_ready(backend.advance(progress.state, rounds))
-            training = time.perf_counter() - started - (backend.compile_seconds - compiled)
-            progress.pace = training / rounds
-            progress.round_seconds.append(progress.pace)
-            progress.round += rounds
-            tick()
-            if asked and before:
-                asked = note(asked, before)
-            if progress.evaluation_due and gone is None:
-                asked = note(backend.start_evaluation(progress.state), moment())
-            if gone is None:
-                finished = _agreed([each.finish_reason(progress) for each in callbacks])
-                stopped = _agreed([each.stop_reason(progress) for each in callbacks])
-                for each in callbacks:
-                    each.on_pause(progress, stopped)
-        if progress.round == experiment.rounds or finished:
-            stopped = None
-        if asked is not None and stopped is None and gone is None:
-            asked.result = backend.evaluate(progress.state)
-            tick()
-            note(asked, moment())
-        joined = None
-        if newcomers and not stopped:
-            joined = join(backend, progress.state, newcomers, experiment.joining_rounds)
-        tick()
-        run = Run(
-            experiment,
-            backend,
-            progress.state,
-            progress.points,
-            progress.round,
-            progress.compile_seconds,
-            progress.round_seconds,
-            progress.seconds,
-            joined,
-            stopped,
-            finished if progress.round < experiment.rounds else None,
-            gone,
-        )
-        for each in callbacks:
-            each.on_end(run)
-    return run
+    return _Training(built, callbacks, start).run()
 
 
 class _Moment(NamedTuple):
@@ -113,6 +32,127 @@ class _Moment(NamedTuple):
     round: int
     rejections: Rejections
     diagnostics: dict[str, np.ndarray]
+
+
+class _Training:
+    """One run of the loop."""
+
+    def __init__(self, built: Built, callbacks: Sequence[Callback], start: Progress | None) -> None:
+        self._experiment, self._backend, self._newcomers = built
+        self._callbacks = callbacks
+        self._clock = time.perf_counter() - (start.seconds if start else 0.0)
+        self._compiled_before = self._backend.compile_seconds - (start.compile_seconds if start else 0.0)
+        self._progress = start or Progress(
+            self._experiment, self._backend, self._backend.init(self._experiment.seed_list)
+        )
+        self._asked: tuple[Pending, _Moment] | None = None  # an evaluation whose result is not there yet
+        self._stopped: str | None = None  # why the run is interrupted, to be resumed
+        self._finished: str | None = None  # why it is complete before the last round
+        self._diverged: int | None = None  # the round at which that was seen
+
+    def run(self) -> Run:
+        """All rounds."""
+        progress, rounds = self._progress, self._experiment.rounds
+        with ExitStack() as stack:
+            for each in self._callbacks:
+                stack.enter_context(each.running(progress))
+            self._evaluate_if_due()
+            while progress.round < rounds and not self._ends:
+                self._train_some_rounds()
+                if self._diverged is None:
+                    self._pause()
+            if progress.round == rounds or self._finished:
+                self._stopped = None
+            if not self._stopped and self._diverged is None:
+                self._complete_evaluation()
+            run = self._result()
+            for each in self._callbacks:
+                each.on_end(run)
+        return run
+
+    @property
+    def _ends(self) -> bool:
+        return self._stopped is not None or self._finished is not None or self._diverged is not None
+
+    def _train_some_rounds(self) -> None:
+        """Up to the next evaluation, or for as long as the callbacks allow; then evaluates, if that is due."""
+        experiment, backend, progress = self._experiment, self._backend, self._progress
+        until_evaluation = experiment.eval_every - progress.round % experiment.eval_every
+        limits = (each.most_rounds(progress) for each in self._callbacks)
+        rounds = devices.agreed(min(until_evaluation, experiment.rounds - progress.round, *limits))
+        compiled, started = backend.compile_seconds, time.perf_counter()
+        progress.state = jax.block_until_ready(backend.advance(progress.state, rounds))
+        training = time.perf_counter() - started - (backend.compile_seconds - compiled)
+        progress.pace = training / rounds
+        progress.round_seconds.append(progress.pace)
+        progress.round += rounds
+        self._tick()
+        self._note_result()
+        if self._diverged is None:
+            self._evaluate_if_due()
+
+    def _pause(self) -> None:
+        """Asks the callbacks whether to stop, and lets them do their work."""
+        progress = self._progress
+        self._finished = _agreed([each.finish_reason(progress) for each in self._callbacks])
+        self._stopped = _agreed([each.stop_reason(progress) for each in self._callbacks])
+        for each in self._callbacks:
+            each.on_pause(progress, self._stopped)
+
+    def _evaluate_if_due(self) -> None:
+        if self._progress.evaluation_due:
+            self._asked = self._backend.start_evaluation(self._progress.state), self._moment()
+            self._note_result()
+
+    def _complete_evaluation(self) -> None:
+        """Evaluates the last round now, if its result would only come with another one."""
+        if self._asked is not None:
+            self._asked[0].result = self._backend.evaluate(self._progress.state)
+            self._tick()
+            self._note_result()
+
+    def _note_result(self) -> None:
+        """Records an evaluation once its result is there."""
+        if self._asked is None or self._asked[0].result is None:
+            return
+        progress, result, moment = self._progress, self._asked[0].result, self._asked[1]
+        self._asked = None
+        before = total([point.rejections for point in progress.points], self._experiment.seeds)
+        since = moment.rejections.since(before)
+        point = Point(moment.round, progress.seconds, result, since, moment.diagnostics)
+        progress.points.append(point)
+        for each in self._callbacks:
+            each.on_evaluation(progress, point)
+        if np.all(diverged(result, moment.rejections.skipped_in_row, self._experiment.rounds)):
+            self._diverged = moment.round
+
+    def _moment(self) -> _Moment:
+        backend, progress = self._backend, self._progress
+        return _Moment(progress.round, backend.rejections(progress.state), backend.diagnostics(progress.state))
+
+    def _tick(self) -> None:
+        self._progress.seconds = time.perf_counter() - self._clock
+        self._progress.compile_seconds = self._backend.compile_seconds - self._compiled_before
+
+    def _result(self) -> Run:
+        progress, joined = self._progress, None
+        if self._newcomers and not self._stopped:
+            joined = join(self._backend, progress.state, self._newcomers, self._experiment.joining_rounds)
+        self._tick()
+        return Run(
+            self._experiment,
+            self._backend,
+            progress.state,
+            progress.points,
+            progress.round,
+            progress.compile_seconds,
+            progress.round_seconds,
+            progress.seconds,
+            joined,
+            self._stopped,
+            self._finished if progress.round < self._experiment.rounds else None,
+            self._diverged,
+        )
 
 
 def _agreed(reasons: Sequence[str | None]) -> str | None:

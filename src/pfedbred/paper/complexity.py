@@ -20,7 +20,7 @@ import numpy as np
 from pfedbred.data.federation import Federation, from_clients
 from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.io.atomic import write_json
+from pfedbred.io.atomic import write_json, write_text
 from pfedbred.io.shapes import NUMBER, Some
 from pfedbred.paper.table import Request, chosen, load_or_measure, read_measured, stop_if_wanted
 from pfedbred.report import curves
@@ -132,7 +132,7 @@ def _write(found: Mapping[str, Mapping[str, Any]], request: Request) -> None:
         _, time_, memory = METHODS[method]
         lines.append(f"| {method} | {time_}, {memory} | {' | '.join((*cells, *kept))} |")
     text = "\n".join([*lines, "", *_WHY]) + "\n"
-    (request.out / "complexity.md").write_text(text, encoding="utf-8")
+    write_text(request.out / "complexity.md", text)
     write_json(request.out / "complexity.json", found)
     figure, panels = curves.new_figure(5, 3.4, width=2.6)
     for axes, quantity in zip(panels, _VALUES, strict=True):

@@ -130,7 +130,7 @@ def run_table(table: Table, request: Request) -> list[Cell]:
         raise problems[0]
     cells = read_cells(table, request.out)
     write_json(request.out / f"{table.name}.json", [each._asdict() for each in cells])
-    (request.out / f"{table.name}.md").write_text(markdown(table, cells), encoding="utf-8")
+    write_text(request.out / f"{table.name}.md", markdown(table, cells))
     asked = markdown(table, [cell for cell in cells if cell.column in columns and cell.row in rows])
     request.say(f"\n{asked}\ntable: {request.out / table.name}.md")
     return cells

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,20 +21,20 @@ NAMES: dict[Which, str] = {
 }
 
 
-def new_figure(columns: int, height: float = 4.2, width: float = 5.4) -> tuple[Any, Any]:
-    """Panels side by side, in the style of all pictures."""
+def new_figure(columns: int, height: float = 4.2, width: float = 5.4, rows: int | None = None) -> tuple[Any, Any]:
+    """Panels side by side, in the style of all pictures; in rows, if a number of these is given."""
     # not pyplot, which picks a window system and keeps figures alive
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, columns, squeeze=False)[0]
-    for each in axes:
+    axes = figure.subplots(rows or 1, columns, squeeze=False)
+    for each in axes.flat:
         each.spines[["top", "right"]].set_visible(False)
         each.grid(True, color="#dddddd", linewidth=0.6)
         each.set_axisbelow(True)
-    return figure, axes
+    return figure, axes[0] if rows is None else axes
 
 
 class Style(NamedTuple):
@@ -180,21 +180,46 @@ def _draw_clients(axes: Any, run: RunRecord) -> None:
 
 
 def draw_comparison(runs: Sequence[RunRecord], path: Path) -> None:
-    """Several runs side by side: G in one panel, P in the other, on the same scale."""
-    figure, axes = new_figure(2)
-    for panel, model in zip(axes, NAMES, strict=True):
-        for index, run in enumerate(runs):
-            best = 100 * run.accuracy(model).max(axis=0).mean()
-            _draw(panel, run, model, f"{run.algorithm}  {'-' if np.isnan(best) else f'{best:.1f}'}", index)
-        _finish(panel, runs)
-        panel.set_title(NAMES[model], fontsize=11)
-        panel.legend(
-            framealpha=0.9,
-            edgecolor="none",
-            loc="lower right",
-            title="best (%)",
-            alignment="left",
-            fontsize=9,
-        )
+    """Several runs side by side: G in one panel, P in the other; a row of panels for each metric."""
+    metrics = {"accuracy": _ACCURACY, **_other_metrics(runs[0])}
+    figure, panels = new_figure(2, 4.2 * len(metrics), rows=len(metrics))
+    for row, (name, info) in zip(panels, metrics.items(), strict=True):
+        for panel, model in zip(row, NAMES, strict=True):
+            _draw_compared(panel, [run for run in runs if name in _metrics_of(run)], name, info, model)
+        if name != "accuracy":
+            _share_range(row)
     _title(figure, runs[0])
     save(figure, path)
+
+
+_ACCURACY = {"title": "accuracy", "percent": True, "higher_is_better": True}
+
+
+def _metrics_of(run: RunRecord) -> Mapping[str, Any]:
+    return run.summary.get("metric_info", {"accuracy": _ACCURACY})
+
+
+def _draw_compared(axes: Any, runs: Sequence[RunRecord], name: str, info: Mapping[str, Any], model: Which) -> None:
+    scale, unit = (100, " (%)") if info["percent"] else (1, "")
+    best = np.max if info["higher_is_better"] else np.min
+    for index, run in enumerate(runs):
+        values = scale * run.curve(name, model)
+        mean, low, high = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
+        value = best(values, axis=0).mean()
+        label = literal(f"{run.algorithm}  {'-' if np.isnan(value) else f'{value:.{1 if scale == 100 else 3}f}'}")
+        draw_band(axes, [point.round for point in run.points], mean, low, high, label, Style.of(index))
+    if name == "accuracy":
+        _finish(axes, runs)
+    else:
+        axes.set_xlabel("round")
+        axes.set_ylabel(f"test {literal(info['title'])}{unit}")
+    axes.set_title(NAMES[model], fontsize=11)
+    place = "lower right" if info["higher_is_better"] else "upper right"
+    axes.legend(framealpha=0.9, edgecolor="none", loc=place, title=f"best{unit}", alignment="left", fontsize=9)
+
+
+def _share_range(panels: Sequence[Any]) -> None:
+    """G and P on the same scale."""
+    low, high = (pick(axes.get_ylim()[i] for axes in panels) for i, pick in ((0, min), (1, max)))
+    for axes in panels:
+        axes.set_ylim(low, high)

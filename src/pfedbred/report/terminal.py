@@ -66,7 +66,9 @@ def show_sweep(facts: Mapping[str, Any], most: int = 10) -> None:
 
 def _table(title: str, caption: str) -> Table:
     frame = box.ROUNDED if console.is_terminal else box.ASCII2
-    return Table(title=printable(title), caption=caption or None, title_justify="left", caption_justify="left", box=frame)
+    return Table(
+        title=printable(title), caption=caption or None, title_justify="left", caption_justify="left", box=frame
+    )
 
 
 def _print(table: Table) -> None:

@@ -2,6 +2,10 @@
 
 An algorithm is a function ``name(task, *, lam: Positive = 15.0, ...)``. Its signature gives the names that ``--set``
 accepts, their defaults, their types and the values they allow.
+
+pydantic's ``validate_call`` checks arguments against a signature too, but it cannot list the settings of a function
+built from others (wrappers, methods that fix some settings), nor let a value be traced by JAX in a sweep, and its
+errors are many lines.
 """
 
 from __future__ import annotations
