@@ -11,10 +11,10 @@ from conftest import small_federation
 import pfedbred
 from pfedbred import paper, priors
 from pfedbred.algorithms import factory
-from pfedbred.engine import Simulation
-from pfedbred.experiment import keeping
-from pfedbred.experiment.stopping import Stopping
+from pfedbred.engine import ResidentBackend
+from pfedbred.experiment.callbacks import Interruption, checkpointing
 from pfedbred.paper import columns, complexity, figures, printed, tables, tuned
+from pfedbred.paper import table as table_
 from pfedbred.paper.columns import Column
 from pfedbred.paper.deviation import deviation, deviations
 from pfedbred.paper.table import Cell, markdown
@@ -53,11 +53,11 @@ def test_every_figure_belongs_to_a_cell_that_can_be_run(table):
 
 
 def test_columns_have_the_papers_settings():
-    mnist = columns.ALL["mnist-dnn"].experiment("pfedme", seeds=5, rounds=None).resolved()
+    mnist = columns.ALL["mnist-dnn"].experiment("pfedme", seeds=5, rounds=None).checked()
     assert (mnist.rounds, mnist.aggregated, mnist.batch_size, mnist.eval_every) == (200, 20, 20, 1)
     common = {"alpha": 0.01, "alpha_m": 0.01, "K": 5, "R": 20, "beta": 1.0, "lam": 30.0}
     assert common.items() <= mnist.settings.items()
-    mg = columns.ALL["cifar10-cnn"].experiment("mg-meta+am", seeds=5, rounds=None).resolved()
+    mg = columns.ALL["cifar10-cnn"].experiment("mg-meta+am", seeds=5, rounds=None).checked()
     assert (mg.rounds, mg.aggregated, mg.dataset) == (2000, 4, "cifar10")
     assert {"lam": 15.0, "eta": 0.05, "eta_a": 0.01, "am_beta": 2.0}.items() <= mg.settings.items()
     sent = columns.ALL["sent140-lstm"].experiment("fedavg", seeds=5, rounds=None)
@@ -70,10 +70,10 @@ def test_columns_have_the_papers_settings():
 # Tables ----------------------------------------------------------------------------------------------------
 
 
-def test_a_table_is_run_once_and_goes_on_where_it_stopped(call, small, tmp_path, monkeypatch):
+def test_a_table_is_run_once_and_then_completed(call, small, tmp_path, monkeypatch):
     ran = []
-    real = keeping.run_into
-    monkeypatch.setattr(keeping, "run_into", lambda *given: (ran.append(1), real(*given))[1])
+    real = table_.run_into
+    monkeypatch.setattr(table_, "run_into", lambda *given: (ran.append(1), real(*given))[1])
     options = ("paper", "table2", "--columns", "digits", "--seeds", "2", "--out", "here")
     code, out, err = call(*options, "--rows", "fedavg")
     assert code == 0, err
@@ -111,13 +111,15 @@ def figures_of(out):
     return {name: value for name, value in json.loads(file.read_text()).items() if name in ("rounds", "G", "P", "data")}
 
 
-def test_a_cell_goes_on_where_it_was_killed(call, small, tmp_path, monkeypatch):
+@pytest.mark.full
+def test_a_killed_cell_is_resumed(call, small, tmp_path, monkeypatch):
     options = ("paper", "table2", "--columns", "digits", "--rows", "mg-meta", "--rounds", "12", "--seeds", "2", "--out")
     assert call(*options, "whole")[0] == 0
-    for name in ("_AUTOMATIC", "_SHARE", "_SLICE"):
-        monkeypatch.setattr(keeping, name, 0)  # a checkpoint after every round
+    for name in ("_SECONDS", "_SHARE"):
+        monkeypatch.setattr(checkpointing, name, 0)  # a checkpoint after every round
+    monkeypatch.setattr(checkpointing.Checkpoints, "most_rounds", lambda self, progress: 1)
     advanced = []
-    real = Simulation.advance
+    real = ResidentBackend.advance
 
     def advance(self, states, rounds):
         if len(advanced) == 5:
@@ -125,7 +127,7 @@ def test_a_cell_goes_on_where_it_was_killed(call, small, tmp_path, monkeypatch):
         advanced.append(rounds)
         return real(self, states, rounds)
 
-    monkeypatch.setattr(Simulation, "advance", advance)
+    monkeypatch.setattr(ResidentBackend, "advance", advance)
     with pytest.raises(RuntimeError, match="killed"):
         paper.ARTIFACTS["table2"].make(
             paper.Request(tmp_path / "parts", paper.Federations(), ["digits"], ["mg-meta"], 2, 12)
@@ -144,36 +146,37 @@ def test_a_cell_goes_on_where_it_was_killed(call, small, tmp_path, monkeypatch):
 def out_of_time(when):
     """Time is up when a cell is to begin, or in it after its first round."""
 
-    def wanted(self, needed=0.0):
+    def check(self, needed=0.0):
         return "time limit" if when == "before" or needed else None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stopping, "wanted", wanted)
+        patch.setattr(Interruption, "check", check)
         yield
 
 
-def test_a_table_stops_in_time(call, small, tmp_path):
+def test_a_table_stops_in_time_and_is_resumed(call, small, tmp_path):
     """And the same command goes on."""
     options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--rounds", "6", "--seeds", "1", "--out")
     assert call(*options, "whole")[0] == 0
     with out_of_time("before"):
         code, out, err = call(*options, "parts", "--time-limit", "1h")
     assert code == 75, err
-    assert "table2 digits fedavg: not started (time limit)\nto go on: the same command" in out
+    assert "table2 digits fedavg: not started (time limit)\nto resume: run the same command again" in out
     with out_of_time("in it"):
         code, out, err = call(*options, "parts", "--time-limit", "1h")
     assert code == 75, err
-    assert "table2 digits fedavg: stopped (time limit) after round 1 of 6\nto go on: the same command" in out
+    assert "table2 digits fedavg: stopped (time limit) after round 1 of 6\nto resume: run the same command again" in out
     assert call(*options, "parts")[0] == 0
     assert figures_of(tmp_path / "parts") == figures_of(tmp_path / "whole")
 
 
-def test_the_time_that_paper_is_given_counts(call, small):
+def test_the_time_limit_counts_from_the_start_of_the_process(call, small):
     """From when the process began, which these tests' did long ago."""
     code, out, err = call("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--time-limit", "0.1s")
     assert (code, "not started (time limit)" in out) == (75, True), err
 
 
+@pytest.mark.full
 def test_a_cell_begun_with_other_settings_is_left_alone(call, small):
     options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--seeds", "1", "--out", "here")
     with out_of_time("in it"):
@@ -184,7 +187,7 @@ def test_a_cell_begun_with_other_settings_is_left_alone(call, small):
     assert call(*options, "--rounds", "6")[0] == 0
 
 
-def test_measured_stands_beside_printed_with_the_difference():
+def test_measured_and_printed_figures_are_shown_with_their_difference():
     def cell(column, paper, mean):
         return Cell(column, "fedavg", "G", paper, mean, 0.1, 5, 200, 17, 3.0, 80.0, 60.0)
 
@@ -196,7 +199,7 @@ def test_measured_stands_beside_printed_with_the_difference():
     assert "| diverged | 88.74 |  |" in text
 
 
-def test_what_is_not_in_the_paper_is_said(call, small):
+def test_what_is_not_in_the_paper_is_one_line(call, small):
     for arguments, words in {
         ("tabel2",): "did you mean 'table2'",
         ("table2", "--columns", "mnist-mlcr"): "did you mean 'mnist-mclr'",
@@ -213,6 +216,7 @@ def test_what_is_not_in_the_paper_is_said(call, small):
     assert all(name in out for name in (*paper.ARTIFACTS, *columns.COLUMNS))
 
 
+@pytest.mark.full
 def test_prepared_federations_are_used(call, small, tmp_path):
     assert call("data", "prepare", "digits", "--clients", "5", "--out", "digits.fed")[0] == 0
     options = ("--columns", "digits", "--rows", "fedavg", "--seeds", "1")
@@ -228,6 +232,7 @@ def test_prepared_federations_are_used(call, small, tmp_path):
     assert "was measured on other data" in err
 
 
+@pytest.mark.full
 def test_a_run_that_diverged_is_not_given_a_figure(call, small, tmp_path, monkeypatch):
     """Its loss is no number at the end, whatever its accuracy was before."""
     rows = {**tables.TABLE2.rows, "wild": paper.table.Row("mg-meta", {"settings": {"lam": 450.0}})}
@@ -238,6 +243,7 @@ def test_a_run_that_diverged_is_not_given_a_figure(call, small, tmp_path, monkey
     assert "diverged" in (tmp_path / "table2.md").read_text()
 
 
+@pytest.mark.full
 def test_a_subset_with_few_clients_still_runs(call, tmp_path, monkeypatch):
     np.savez(tmp_path / "own.npz", x=np.eye(36), y=np.arange(36) % 2, client=np.arange(36) % 6)
     few = Column("Few", "./own.npz", "mclr", 2, aggregated=50, not_compared="part of it")
@@ -248,6 +254,7 @@ def test_a_subset_with_few_clients_still_runs(call, tmp_path, monkeypatch):
     assert record["aggregated"] == 2  # a third of 6
 
 
+@pytest.mark.full
 def test_one_impossible_cell_does_not_stop_the_table(call, small, tmp_path):
     options = ("paper", "aggregation", "--columns", "digits", "--seeds", "1", "--out", "here")
     code, out, err = call(*options, "--rows", "10,50")
@@ -267,6 +274,7 @@ def test_damaged_records_are_named(call, small, tmp_path):
         assert len(err.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_path, monkeypatch):
     monkeypatch.setitem(tuned.GRIDS, "pfedme", {"alpha_m": [1e-6, 0.05], "lam": [15.0]})
     seen = []
@@ -340,6 +348,7 @@ def test_deviation_of_a_run_uses_each_clients_own_model():
     np.testing.assert_allclose(found.global_, expected.global_, atol=1e-5)
 
 
+@pytest.mark.full
 def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "HYPER_GRID", {"eta": [0.01, 0.1], "lam": [5.0, 15.0]})
     rest = ("--columns", "digits", "--seeds", "1", "--rounds", "2", "--out", "here")
@@ -356,17 +365,17 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
         for file in files:
             assert (tmp_path / "here" / file).read_bytes().startswith(b"\x89PNG")
 
-    def no_more(**given):
+    def no_more(*given, **more):
         raise AssertionError("run again")
 
-    monkeypatch.setattr(figures, "run", no_more)
+    monkeypatch.setattr(figures, "train", no_more)
     monkeypatch.setattr(figures, "sweep", no_more)
-    monkeypatch.setattr(keeping, "run_into", no_more)
+    monkeypatch.setattr(table_, "run_into", no_more)
     for name in pictures:
         assert call("paper", name, *rest, *rows.get(name, ()))[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_complexity_measures_what_the_method_has(call, tmp_path, monkeypatch):
     short = dict.fromkeys("NTRKM", (1, 2))
     monkeypatch.setattr(complexity, "_VALUES", short)
