@@ -15,6 +15,7 @@ import typer
 from pfedbred import algorithms, data
 from pfedbred import settings as settings_
 from pfedbred.errors import SettingError, file_name
+from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.runs import layout
 from pfedbred.runs.config_file import read_config
@@ -120,7 +121,7 @@ def with_recorded(out: Path | None, resume: bool, given: dict[str, Any]) -> dict
 
 def run_name(experiment: Experiment, what: str) -> str:
     """A name for a folder: dataset, model and method."""
-    dataset = str(experiment.dataset)
+    dataset = references.object_name(experiment.dataset)
     stem = file_name(Path(dataset).stem if data.is_file(dataset) else dataset)
     return f"{stem}-{experiment.model_name}-{what}"
 

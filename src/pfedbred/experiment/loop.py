@@ -79,7 +79,7 @@ class _Training:
         experiment, backend, progress = self._experiment, self._backend, self._progress
         until_evaluation = experiment.eval_every - progress.round % experiment.eval_every
         limits = (each.most_rounds(progress) for each in self._callbacks)
-        rounds = devices.agreed(min(until_evaluation, experiment.rounds - progress.round, *limits))
+        rounds = devices.agreed(max(1, min(until_evaluation, experiment.rounds - progress.round, *limits)))
         compiled, started = backend.compile_seconds, time.perf_counter()
         progress.state = jax.block_until_ready(backend.advance(progress.state, rounds))
         training = time.perf_counter() - started - (backend.compile_seconds - compiled)
@@ -105,9 +105,12 @@ class _Training:
             self._note_result()
 
     def _complete_evaluation(self) -> None:
-        """Evaluates the last round now, if its result would only come with another one."""
+        """Evaluates the last round now, if its result would only come with another one or none was due."""
+        progress = self._progress
+        if self._asked is None and not (progress.points and progress.points[-1].round == progress.round):
+            self._asked = Pending(), self._moment()
         if self._asked is not None:
-            self._asked[0].result = self._backend.evaluate(self._progress.state)
+            self._asked[0].result = self._backend.evaluate(progress.state)
             self._tick()
             self._note_result()
 

@@ -53,6 +53,8 @@ def plain(value: Any) -> Any:
 
 def resolve(value: Any, where: str) -> Any:
     """The object that an import path stands for; any other value unchanged. ``where`` names the option."""
+    if isinstance(value, list):
+        return [resolve(each, where) for each in value]
     if not isinstance(value, str):
         return value
     if marked := _NOT_REPRODUCIBLE.fullmatch(value):
