@@ -53,7 +53,7 @@ def get(select: str | Sequence[int] | Select | Callable[[int], Select], count: i
     if not isinstance(select, str):
         if not isinstance(select, Sequence | np.ndarray) or not all(map(_is_number, select)):
             raise SettingError(f"select must be a name, client numbers or a function, not {select!r}")
-        return fixed(select)
+        return fixed([int(each) for each in select])
     if select not in SELECTIONS:
         raise SettingError(f"unknown selection {select!r}{nearest(select, SELECTIONS)}")
     return SELECTIONS[select](count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,9 +98,14 @@ def _finish(axes: Any, runs: Sequence[RunRecord]) -> None:
     settle(axes, [100 * run.accuracy(model) for run in runs for model in NAMES])
 
 
+def _mark_rounds(axes: Any) -> None:
+    axes.set_xlabel("round")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def settle(axes: Any, curves: Sequence[np.ndarray]) -> None:
     """Labels, and a vertical range that shows the differences at the end rather than the climb at the start."""
-    axes.set_xlabel("round")
+    _mark_rounds(axes)
     axes.set_ylabel("test accuracy (%)")
     settled = [values[len(values) // 20 :] for values in curves if np.isfinite(values[len(values) // 20 :]).any()]
     if not settled:
@@ -119,16 +125,20 @@ def _title(figure: Any, run: RunRecord) -> None:
 def draw_run(run: RunRecord, path: Path) -> None:
     """One run: G and P by round in accuracy and in every other metric, and every client's accuracy under both."""
     others = _other_metrics(run)
-    figure, panels = new_figure(2 + len(others), width=5.4 if not others else 4.4)
-    left, *middle, right = panels
+    columns = 2 if not others else 3
+    rows = math.ceil((2 + len(others)) / columns)
+    figure, panels = new_figure(columns, 4.2 * rows, rows=rows)
+    left, right, *more = panels.flat
     for index, model in enumerate(NAMES):
         _draw(left, run, model, NAMES[model], index)
     _finish(left, [run])
     left.set_title(literal(run.algorithm), fontsize=11)
-    left.legend(framealpha=0.9, edgecolor="none", loc="lower right")
-    for axes, (name, info) in zip(middle, others.items(), strict=True):
-        _draw_metric(axes, run, name, info)
+    left.legend(framealpha=0.9, edgecolor="none", loc="best")
     _draw_clients(right, run)
+    for axes, (name, info) in zip(more, others.items(), strict=False):
+        _draw_metric(axes, run, name, info)
+    for axes in more[len(others) :]:
+        axes.set_axis_off()
     _title(figure, run)
     save(figure, path)
 
@@ -145,8 +155,8 @@ def _draw_metric(axes: Any, run: RunRecord, name: str, info: Any) -> None:
         values = scale * run.curve(name, model)
         mean, low, high = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
         draw_band(axes, rounds, mean, low, high, NAMES[model], Style.of(index))
-    axes.set_xlabel("round")
-    axes.set_ylabel(f"test {info['title']}" + (" (%)" if info["percent"] else ""))
+    _mark_rounds(axes)
+    axes.set_ylabel(f"test {literal(info['title'])}" + (" (%)" if info["percent"] else ""))
     axes.set_title(
         f"{literal(info['title'])} ({'higher' if info['higher_is_better'] else 'lower'} is better)", fontsize=11
     )
@@ -211,11 +221,10 @@ def _draw_compared(axes: Any, runs: Sequence[RunRecord], name: str, info: Mappin
     if name == "accuracy":
         _finish(axes, runs)
     else:
-        axes.set_xlabel("round")
+        _mark_rounds(axes)
         axes.set_ylabel(f"test {literal(info['title'])}{unit}")
     axes.set_title(NAMES[model], fontsize=11)
-    place = "lower right" if info["higher_is_better"] else "upper right"
-    axes.legend(framealpha=0.9, edgecolor="none", loc=place, title=f"best{unit}", alignment="left", fontsize=9)
+    axes.legend(framealpha=0.9, edgecolor="none", loc="best", title=f"best{unit}", alignment="left", fontsize=9)
 
 
 def _share_range(panels: Sequence[Any]) -> None:
