@@ -32,6 +32,7 @@ import jax.numpy as jnp  # noqa: E402
 from pfedbred.data.federation import Federation, Split, offsets_of  # noqa: E402
 from pfedbred.data.minibatches import Batch  # noqa: E402
 from pfedbred.data.text import Text  # noqa: E402
+from pfedbred.experiment.building import build  # noqa: E402
 
 
 class Shapes(NamedTuple):
@@ -80,21 +81,20 @@ def ours(model: str, method: str, shapes: Shapes, options: argparse.Namespace) -
         executor=options.executor,
         settings={"R": options.local_steps},
     )
-    prepared = experiment.prepare(federation(shapes))
-    simulation = prepared.simulation
-    states = jax.block_until_ready(simulation.advance(simulation.init(range(seeds)), 1))
-    compiled = simulation.compile_seconds
+    backend = build(experiment, federation(shapes)).backend
+    state = jax.block_until_ready(backend.advance(backend.init(range(seeds)), 1))
+    compiled = backend.compile_seconds
     times = []
     for _ in range(rounds):
         begun = time.perf_counter()
-        states = jax.block_until_ready(simulation.advance(states, 1))
+        state = jax.block_until_ready(backend.advance(state, 1))
         times.append(time.perf_counter() - begun)
     begun = time.perf_counter()
-    states = jax.block_until_ready(simulation.advance(states, 5))
+    state = jax.block_until_ready(backend.advance(state, 5))
     five = (time.perf_counter() - begun) / 5
-    simulation.evaluate(states)
+    backend.evaluate(state)
     begun = time.perf_counter()
-    simulation.evaluate(states)
+    backend.evaluate(state)
     evaluation = time.perf_counter() - begun
     return {"round": min(statistics.median(times), five), "compile": compiled, "evaluation": evaluation}
 
