@@ -114,8 +114,7 @@ _built: dict[str, ClientHalf] = {}  # a process that handles several messages co
 
 def client_half(node: client_data.Node, experiment: Experiment, data: Federation, number: int) -> ClientHalf:
     """The client half of that experiment on that client's data; built once in a process."""
-    facts = [node.name, str(node.home), dict(node.options), experiment.plain(), data.classes, data.labels, number]
-    key = json.dumps(facts)
+    key = json.dumps([client_data.digest(node.options), experiment.plain(), data.classes, data.labels, number])
     if key not in _built:
         _built[key] = ClientHalf(experiment, data, number)
     return _built[key]

@@ -92,7 +92,7 @@ def load(node: Node, home: Path) -> tuple[Federation, int | None]:
         return own.ordered(_features(given) or own.features or (), dataset), place
     if "features" in given:
         raise SettingError(f"features names columns of a table, and {dataset} is not one")
-    kept = home / f"data-{_digest(given)}{prepared.SUFFIX}"  # splitting a dataset takes a while, and may need a network
+    kept = home / f"data-{digest(given)}{prepared.SUFFIX}"  # splitting a dataset takes a while, and may need a network
     if kept.exists():
         return prepared.load(kept), place
     whole = data.load(
@@ -134,7 +134,8 @@ def _one_of(whole: Federation, place: int | None, dataset: str) -> tuple[Federat
     return whole.take(np.asarray([place])), place
 
 
-def _digest(given: Mapping[str, Any]) -> str:
+def digest(given: Mapping[str, Any]) -> str:
+    """Identifies a client's data by its node config."""
     facts = {name: value for name, value in given.items() if name not in ("name", "home")}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -82,7 +82,7 @@ def free_port() -> int:
 
 def check_system() -> None:
     """Refuses a system without process groups, by which processes are ended with all their children."""
-    if os.name == "nt":
+    if sys.platform == "win32":
         raise SettingError("a federation cannot be started from here on Windows: use WSL, or follow docs/deploy.md")
 
 

@@ -66,9 +66,11 @@ def refuse_objects(options: Mapping[str, Any]) -> None:
     An import path would run code of the other side's choice, and an object cannot be sent.
     """
     for name, value in options.items():
-        for each in jax.tree.leaves(value):
-            if not isinstance(each, str | int | float) or (isinstance(each, str) and ":" in each):
-                raise SettingError(f"{name} must be given by name on a federation, not {each!r}")
+        for each in jax.tree.leaves(value, is_leaf=lambda each: not isinstance(each, dict | list)):
+            if isinstance(each, str) and ":" in each:
+                raise SettingError(f"{name} must be given by name on a federation, not as an import path: {each!r}")
+            if not isinstance(each, str | int | float | None):
+                raise SettingError(f"{name} must be given by name on a federation, not as a {type(each).__name__}")
 
 
 def content(facts: Mapping[str, Any], **trees: Tree) -> RecordDict:

@@ -1,0 +1,54 @@
+"""The run config."""
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'pfedbred[flower]'")
+
+from pfedbred.errors import SettingError
+from pfedbred.experiment.configuration import field_names
+from pfedbred.flower.run_config import DEFAULTS, parse
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({}, "the run config needs out"),
+        ({"out": "x", "algoritm": "fedavg"}, "did you mean 'algorithm'"),
+        ({"out": "x", "clients": 2, "min-clients": 3}, "min-clients must be at most clients, 2"),
+        ({"out": "x", "deadline": -1.0}, "deadline must be a number > 0"),
+        ({"out": "x", "settings": "lam"}, "NAME=VALUE"),
+        ({"out": "x", "labels": "cat,cat"}, "labels must be different names"),
+        ({"out": "x", "labels": "cat,dog", "classes": 5}, "as many as classes says"),
+        ({"out": "x", "deadline": 0}, "deadline must be a number > 0"),
+    ],
+)
+def test_bad_run_configs_are_refused(config, complaint):
+    with pytest.raises(SettingError, match=complaint):
+        parse(config)
+
+
+def test_options_and_fields():
+    options, fields = parse(
+        {"out": "~/x", "algorithm": "pfedme", "settings": "lam=30 R=5", "batch-size": 7, "aggregated": 0, "seed": 0}
+        | {"outliers": 0.0, "select": 3, "labels": "cat, dog", "metrics": "accuracy,f1"}
+    )
+    assert options.labels == ["cat", "dog"]
+    assert fields == {
+        "algorithm": "pfedme",
+        "batch_size": 7,
+        "seed": 0,
+        "outliers": 0.0,
+        "select": "3",
+        "metrics": "accuracy,f1",
+        "settings": {"lam": 30, "R": 5},
+    }
+    assert options.min_clients == 2
+    assert options.clients is None
+
+
+def test_the_defaults_can_be_run():
+    options, fields = parse({**DEFAULTS, "out": "x"})
+    assert (options.clients, options.classes, options.labels) == (None, 0, None)
+    assert {name.replace("_", "-") for name in field_names(deployed=True)} <= set(DEFAULTS)
+    assert "aggregated" not in fields
+    assert fields["participation"] == "sample"
