@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -91,6 +92,8 @@ def run(
         raise TypeError("give either an experiment or its fields, not both")
     if experiment is None:
         experiment = Experiment.from_mapping({"dataset": federation, **options} if federation is not None else options)
+    elif federation is not None:
+        experiment = dataclasses.replace(experiment, dataset=federation)  # so that the record does not name another
     if out is None:
         if resume or overwrite:
             raise SettingError("resume and overwrite are about a run folder: give out=...")

@@ -1,0 +1,139 @@
+"""``pfedbred.run(..., out=...)``: the run folder of the command line, from Python."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.numpy import load_file
+
+import pfedbred
+from pfedbred import Callback
+
+
+@pytest.fixture(scope="module")
+def options(finished):
+    """Those of the run that the command line made."""
+    return {
+        "dataset": str(finished / "own.npz"),
+        "rounds": 2,
+        "seeds": 2,
+        "algorithm": "pfedme",
+        "settings": {"R": 1, "K": 1},
+    }
+
+
+def lines(folder):
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in found]
+
+
+def keys(value):
+    return {name: keys(each) for name, each in value.items()} if isinstance(value, dict) else None
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def same_models(one, other):
+    ours, theirs = (load_file(folder / "models.safetensors") for folder in (one, other))
+    assert {name: each.tobytes() for name, each in ours.items()} == {
+        name: each.tobytes() for name, each in theirs.items()
+    }
+
+
+class StopAfterFirst(Callback):
+    def most_rounds(self, progress):
+        return 1
+
+    def stop_reason(self, progress):
+        return "enough for today" if progress.round == 1 else None
+
+
+def test_python_writes_the_folder_of_the_command_line(finished, options, tmp_path):
+    run = pfedbred.run(**options, out=tmp_path / "run")
+    assert run.folder == tmp_path / "run"
+    shell = {each.name for each in (finished / "run").iterdir()} - {"client-1.safetensors"}
+    assert {each.name for each in (tmp_path / "run").iterdir()} == shell
+    assert lines(tmp_path / "run") == lines(finished / "run")
+    assert keys(summary(tmp_path / "run")) == keys(summary(finished / "run"))
+    for name in ("data", "global", "personal", "experiment", "rejected", "metric_info"):
+        assert summary(tmp_path / "run")[name] == summary(finished / "run")[name]
+    ours, theirs = ((each / "run" / "config.yaml").read_text().split("\n", 1)[1] for each in (tmp_path, finished))
+    assert ours == theirs
+    same_models(tmp_path / "run", finished / "run")
+
+
+def test_an_interrupted_run_is_resumed_from_python(finished, options, tmp_path):
+    """And by the command line: the folder is the same."""
+    stopped = pfedbred.run(**options, out=str(tmp_path / "run"), callbacks=[StopAfterFirst()])
+    assert (stopped.stopped, stopped.round) == ("enough for today", 1)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    done = pfedbred.run(**options, out=tmp_path / "run", resume=True)
+    assert (done.stopped, done.round) == (None, 2)
+    assert lines(tmp_path / "run") == lines(finished / "run")
+    same_models(tmp_path / "run", finished / "run")
+
+
+@pytest.mark.full
+def test_the_command_line_resumes_a_run_from_python(finished, options, tmp_path, call):
+    pfedbred.run(**options, out=tmp_path / "run", callbacks=[StopAfterFirst()])
+    code, _, err = call("run", "--resume", "--out", "run")
+    assert code == 0, err
+    assert lines(tmp_path / "run") == lines(finished / "run")
+    same_models(tmp_path / "run", finished / "run")
+
+
+def test_without_out_nothing_is_written(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert pfedbred.run(**options, callbacks=[StopAfterFirst()]).folder is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"resume": True}, "holds a finished run: read it with pfedbred.RunRecord.read, or choose another out"),
+        ({}, "is not empty"),
+        ({"resume": True, "overwrite": True}, "overwrite starts again and resume continues: give one of them"),
+    ],
+)
+def test_a_finished_run_is_left_alone(finished, options, more, words, tmp_path):
+    shutil.copytree(finished / "run", tmp_path / "run")
+    before = {each.name: each.read_bytes() for each in (tmp_path / "run").iterdir()}
+    with pytest.raises(pfedbred.SettingError) as refused:
+        pfedbred.run(**options, out=tmp_path / "run", **more)
+    assert words in str(refused.value)
+    assert {each.name: each.read_bytes() for each in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_folder_with_other_files_is_left_alone(options, tmp_path):
+    (tmp_path / "notes.txt").touch()
+    for more in ({}, {"resume": True}):
+        with pytest.raises(pfedbred.SettingError, match="is not empty"):
+            pfedbred.run(**options, out=tmp_path, **more)
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("more", [{"resume": True}, {"overwrite": True}])
+def test_resume_and_overwrite_need_a_folder(options, more):
+    with pytest.raises(pfedbred.SettingError, match=r"are about a run folder: give out=\.\.\."):
+        pfedbred.run(**options, **more)
+
+
+def test_an_experiment_and_its_fields_are_not_both_given(options):
+    with pytest.raises(TypeError, match="either an experiment or its fields"):
+        pfedbred.run(pfedbred.Experiment(**options), rounds=3)
+
+
+def test_custom_data_is_marked_as_such(tmp_path):
+    """Whether it is given beside the fields or beside an experiment, whose dataset it replaces."""
+    from support.custom import federation
+
+    given = {"algorithm": "fedavg", "rounds": 1, "settings": {"R": 1}}
+    for name, run in {
+        "fields": lambda out: pfedbred.run(**given, federation=federation(), out=out),
+        "experiment": lambda out: pfedbred.run(pfedbred.Experiment(**given), federation=federation(), out=out),
+    }.items():
+        run(tmp_path / name)
+        assert "dataset: <federation, not importable>" in (tmp_path / name / "config.yaml").read_text()

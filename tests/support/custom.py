@@ -1,0 +1,85 @@
+"""Custom parts of experiments, with an import path each, as a user's own would have."""
+
+import jax.numpy as jnp
+import numpy as np
+from conftest import small_federation
+
+import pfedbred
+from pfedbred import Count, Metric, Positive, models
+from pfedbred.aggregation import weighted_mean
+from pfedbred.algorithms.fedavg import fedavg
+from pfedbred.data.partition.general import iid
+from pfedbred.engine import selection
+
+
+def federation():
+    return small_federation()
+
+
+def local_sgd(task, *, alpha: Positive = 0.01, R: Count = 20):
+    return fedavg(task, alpha=alpha, R=R)
+
+
+def network(shape, classes):
+    return models.mclr(shape, classes)
+
+
+def uniform(count):
+    """A builder of a selection."""
+    return selection.uniform(count)
+
+
+def uniform_pair(key, sizes):
+    """A selection."""
+    return selection.uniform(2)(key, sizes)
+
+
+def average():
+    """A builder of an aggregation rule."""
+    return weighted_mean
+
+
+def weighted(gathered):
+    """An aggregation rule."""
+    return weighted_mean(gathered)
+
+
+def equal_shares(pool, *, clients, seed, test_fraction):
+    return iid(pool, clients=clients, seed=seed, test_fraction=test_fraction)
+
+
+def _confident_sums(predictions):
+    best = jnp.max(predictions.outputs, axis=-1) > jnp.log(2.0)
+    return {"n": jnp.sum(predictions.mask), "confident": jnp.sum(predictions.mask & best)}
+
+
+def _confident_value(sums):
+    n = np.asarray(sums["n"], float)
+    return np.divide(sums["confident"], n, out=np.full(n.shape, np.nan), where=n > 0)
+
+
+confident = Metric("confident", _confident_sums, _confident_value, True, "classification", True, "confident samples")
+"""A metric that no table knows."""
+
+
+def objects():
+    """The parts of :func:`options` as objects, where those are builders."""
+    task = pfedbred.Task(models.mclr((6,), 3))
+    return {
+        "algorithm": fedavg(task, R=2),
+        "settings": {},
+        "model": models.mclr((6,), 3),
+        "select": uniform_pair,
+        "aggregate": weighted,
+        "dataset": federation(),
+    }
+
+
+def builders():
+    return {
+        "algorithm": local_sgd,
+        "model": network,
+        "select": uniform,
+        "aggregate": average,
+        "dataset": federation,
+    }
