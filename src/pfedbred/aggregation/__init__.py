@@ -42,5 +42,9 @@ def get(rule: str | Callable[..., Any], **defaults: Any) -> Rule:
     if not callable(rule):
         raise SettingError(f"aggregate must be the name of a rule or a function, not {rule!r}{nearest('', RULES)}")
     takes = inspect.signature(rule).parameters.values()
-    builds = all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in takes)
-    return rule(**{key: value for key, value in defaults.items() if key in declared(rule)}) if builds else rule
+    if not all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in takes):
+        return rule
+    made = rule(**{key: value for key, value in defaults.items() if key in declared(rule)})
+    if not callable(made):
+        raise SettingError(f"a function that builds an aggregation rule must return one, not a {type(made).__name__}")
+    return made

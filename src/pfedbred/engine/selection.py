@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,10 @@ SELECTIONS: dict[str, Callable[[int], Select]] = {"uniform": uniform, "by-data":
 def get(select: str | Sequence[int] | Select | Callable[[int], Select], count: int) -> Select:
     """The selection of ``count`` clients: by name, of the given clients, as a Select, or from ``(count) -> Select``."""
     if callable(select):
-        return select(count) if len(inspect.signature(select).parameters) == 1 else select  # type: ignore[call-arg, arg-type, return-value]
+        made: Any = select(count) if len(inspect.signature(select).parameters) == 1 else select  # type: ignore[call-arg, arg-type]
+        if not callable(made):
+            raise SettingError(f"a function that builds a selection must return one, not a {type(made).__name__}")
+        return made
     if not isinstance(select, str):
         if not isinstance(select, Sequence | np.ndarray) or not all(map(_is_number, select)):
             raise SettingError(f"select must be a name, client numbers or a function, not {select!r}")

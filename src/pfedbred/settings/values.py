@@ -74,7 +74,16 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
                 return check(name, value, option)
             except SettingError as refused:
                 problem = refused
-    raise problem or SettingError(f"{name} cannot be {value!r}")
+    raise problem or SettingError(f"{name} must be {_kinds(options)}, not {value!r}")
+
+
+def _kinds(options: tuple[Any, ...]) -> str:
+    """What a value may be, in words: a name, a Model or a function."""
+    known = {str: "a name", list: "a list", Callable: "a function", type(None): ""}
+    words = [known.get(typing.get_origin(each) or each) for each in options]
+    words = [f"a {each.__name__}" if word is None else word for word, each in zip(words, options, strict=True)]
+    *others, last = [word for word in words if word]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 _LARGEST = sys.float_info.max
