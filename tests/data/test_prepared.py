@@ -121,7 +121,7 @@ def test_a_header_that_promises_too_much_allocates_nothing(tmp_path):
         {"__metadata__": {"format": prepared._KIND.format, "federation": "{}", "sha256": ""}, "train.x": entry}
     ).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header)
-    with pytest.raises(pfedbred.SettingError, match=r"is cut off: 'train.x' ends at byte 4000000"):
+    with pytest.raises(pfedbred.SettingError, match=r"is truncated: 'train.x' ends at byte 4000000"):
         prepared.load(path)
 
 

@@ -199,7 +199,7 @@ def test_groups_keep_users_whole(seed, divided):
         ({"split": "iid(3)"}, "iid takes no values"),
         ({"split": "labels(11)"}, "digits has only 10 labels"),
         ({"split": "labels(2"}, "split must be a name, or a name with values"),
-        ({"split": "column"}, "does not say whose its samples are"),
+        ({"split": "column"}, "does not say which client each sample belongs to"),
         ({"split": "quantity", "clients": 1000}, "too few for 1000 clients"),
         ({"split": "dirichlet(0.001)", "clients": 200}, "cannot be split like this over 200 clients"),
         ({"split": "iid", "labels_per_client": 2}, r"does not apply to the split iid; use labels\(2\)"),

@@ -69,7 +69,7 @@ def test_npz(tmp_path):
     taken = np.asarray(federation.inputs(federation.train).take(np.array([0])))
     np.testing.assert_allclose(taken[0], federation.train.x[0] / 255, rtol=1e-6)
     np.savez(tmp_path / "alone.npz", x=images, y=np.arange(12) % 3)
-    with pytest.raises(pfedbred.SettingError, match="does not say whose its samples are"):
+    with pytest.raises(pfedbred.SettingError, match="does not say which client each sample belongs to"):
         pfedbred.load(str(tmp_path / "alone.npz"))
 
 
@@ -149,7 +149,7 @@ def test_npz_mistakes(tmp_path):
 def test_paths_that_cannot_be_read():
     with pytest.raises(pfedbred.SettingError, match="there is no file"):
         pfedbred.load("absent/mine.npz")
-    with pytest.raises(pfedbred.SettingError, match="not a kind of file that can be read"):
+    with pytest.raises(pfedbred.SettingError, match="expected .fed, .npz, .csv, .parquet"):
         pfedbred.load(__file__)
 
 

@@ -1,4 +1,4 @@
-"""Populations: sampled clients come from a store and go back, and nothing else is different."""
+"""The streamed backend: a cohort is loaded for its round and stored again, and nothing else is different."""
 
 import json
 
@@ -6,86 +6,77 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small_federation
 from hypothesis import given
 from hypothesis import strategies as st
+from support.backends import assert_close, federation, same, task_for, trained
 
 import pfedbred
 from pfedbred import data
-from pfedbred.engine import StreamedSimulation, selection
+from pfedbred.engine import ResidentBackend, StreamedBackend, selection
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, choose
 from pfedbred.errors import SettingError
 
 SIZES = (7, 12, 5, 20, 9, 3)
 
 
-def both(name, *, seeds=(0,), rounds=3, store="memory", count=2, **plan):
-    """The same run with all clients on the device, and with those that come and go."""
-    federation = small_federation(sizes=SIZES)
-    task = pfedbred.Task(pfedbred.models.mclr(federation.shape, federation.classes, dtype=jnp.float64))
-    algorithm = pfedbred.make(name, task, {"R": 2})
-    plan = pfedbred.Plan(selection.uniform(count), participation="sample", batch_size=4, **plan)
-    resident = pfedbred.Simulation(algorithm, task, federation, plan)
-    streamed = StreamedSimulation(algorithm, task, federation, plan, store)
-    return [(each, each.advance(each.init(list(seeds)), rounds)) for each in (resident, streamed)]
-
-
-def assert_same(expected, found):
-    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-12)
-
-
-def same(one, other):
-    return jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), one, other))
+def both(name, *, seeds=(0,), rounds=3, **options):
+    """The same run with all clients on the device, and with cohorts that come and go."""
+    options = {"data": federation(SIZES), "participation": "sample", **options}
+    resident = {key: value for key, value in options.items() if key != "store"}
+    runs = [trained(name, seeds=seeds, rounds=rounds, **resident)]
+    return [*runs, trained(name, seeds=seeds, rounds=rounds, streamed=True, **options)]
 
 
 # A client's state may be its own models, nothing at all, or a mirror of what the server knows; the server may send to
 # all alike or to each its own; and there may be an exchange before training.
 @pytest.mark.parametrize(
     "name",
-    ["mg-meta", "scaffold", "mime"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "heurfedamp", "fedrep", "apfl", "fedem")],
+    ["mg-meta", "scaffold"]
+    + [
+        pytest.param(name, marks=pytest.mark.full)
+        for name in ("mime", "fedavg", "heurfedamp", "fedrep", "apfl", "fedem")
+    ],
 )
-def test_clients_that_come_and_go_are_those_on_the_device(name):
+def test_streamed_clients_are_the_resident_ones(name):
     (resident, expected), (streamed, found) = both(name)
-    assert_same((expected.round, expected.server), (found.round, found.server))
-    assert_same(resident.models(expected), streamed.models(found))
-    assert_same(resident.evaluate(expected), streamed.evaluate(found))
+    assert_close((expected.round, expected.server), (found.round, found.server))
+    assert_close(resident.models(expected), streamed.models(found))
+    assert_close(resident.evaluate(expected), streamed.evaluate(found))
 
 
-@pytest.mark.slow
-def test_every_seed_has_clients_of_its_own_and_a_file_holds_them_too(tmp_path):
+@pytest.mark.full
+def test_every_seed_has_its_own_clients_in_a_file_as_well(tmp_path):
     (resident, expected), (streamed, found) = both("mg-meta", seeds=(3, 8), store="file", rounds=4)
-    assert_same(resident.evaluate(expected), streamed.evaluate(found))
+    assert_close(resident.evaluate(expected), streamed.evaluate(found))
     found = streamed.advance(found, 2)  # goes on where it was
     expected = resident.advance(expected, 2)
-    assert_same(resident.models(expected), streamed.models(found))
+    assert_close(resident.models(expected), streamed.models(found))
     for seed in (0, 1):
-        assert_same(resident.global_model(expected, seed), streamed.global_model(found, seed))
-        assert_same(resident.personal_model(expected, 4, seed), streamed.personal_model(found, 4, seed))
-    shapes = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), each.model_shapes()) for each in (resident, streamed)]
-    assert shapes[0] == shapes[1]
+        assert_close(resident.global_model(expected, seed), streamed.global_model(found, seed))
+        assert_close(resident.personal_model(expected, 4, seed), streamed.personal_model(found, 4, seed))
+    assert resident.model_bytes() == streamed.model_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("plan", [{"executor": "loop"}, {"executor": "vmap"}, {"executor": "vmap", "chunk": 1}])
 def test_every_executor_streams(plan):
     (resident, expected), (streamed, found) = both("mg-meta", **plan)
-    assert_same(resident.models(expected), streamed.models(found))
+    assert_close(resident.models(expected), streamed.models(found))
 
 
-def test_a_client_that_has_not_taken_part_is_what_the_server_would_make_of_it():
-    for simulation, states in both("mg-meta", rounds=1, count=1):
-        start = simulation.global_model(simulation.init([0]))
-        now = simulation.global_model(states)
-        personal = [simulation.personal_model(states, i) for i in range(len(SIZES))]
+def test_a_client_that_has_not_taken_part_has_the_model_it_would_start_from():
+    for backend, states in both("mg-meta", rounds=1, select=1):
+        start = backend.global_model(backend.init([0]))
+        now = backend.global_model(states)
+        personal = [backend.personal_model(states, i) for i in range(len(SIZES))]
         assert sum(same(each, now) for each in personal) == len(SIZES) - 1
         assert not same(now, start)
 
 
 def test_only_who_took_part_has_a_record_and_only_the_sample_is_fetched():
-    """Whatever the population: a round asks for the data of its sample, and stores as many records."""
+    """However large the population: a round asks for the data of its cohort, and stores as many records."""
     asked = []
-    for clients in (1_000, 1_000_000):
+    for clients in (1_000_000,):
         made = data.population("synthetic", clients=clients)
         calls = []
         counted = data.Population(
@@ -100,16 +91,16 @@ def test_only_who_took_part_has_a_record_and_only_the_sample_is_fetched():
         task = pfedbred.Task(pfedbred.models.mclr(made.shape, made.classes))
         plan = pfedbred.Plan(selection.uniform(10), participation="sample")
         algorithm = pfedbred.make("mg-meta", task, {"R": 1})
-        simulation = StreamedSimulation(algorithm, task, counted, plan, scored=20)
-        states = simulation.init([0])
+        backend = StreamedBackend(algorithm, task, counted, plan, evaluated=20)
+        states = backend.init([0])
         assert len(calls) == 20
         assert len(states.clients[0]) == 0
-        states = simulation.advance(states, 3)
+        states = backend.advance(states, 3)
         assert len(states.clients[0]) == len(set(calls[20:])) > 20
-        assert simulation.took_part(states) == [len(set(calls[:20]) & set(calls[20:]))]
-        simulation.evaluate(states)
+        assert backend.participated(states) == [len(set(calls[:20]) & set(calls[20:]))]
+        backend.evaluate(states)
         asked.append(len(calls))
-    assert asked == [50, 50]
+    assert asked == [50]
 
 
 # The store -------------------------------------------------------------------------------------------------
@@ -124,7 +115,7 @@ EXAMPLE = {
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
 @given(st.lists(st.lists(st.integers(0, 10**9), min_size=1, max_size=5, unique=True), max_size=6), st.integers(0, 99))
-def test_a_store_gives_back_what_was_written_last(kind, cohorts, seed):
+def test_a_store_returns_what_was_written_last(kind, cohorts, seed):
     rng = np.random.default_rng(seed)
     store = ClientStore(EXAMPLE, MemorySlots() if kind == "memory" else FileSlots(None))
     last = {}
@@ -147,7 +138,7 @@ def test_a_store_gives_back_what_was_written_last(kind, cohorts, seed):
         assert found["drawn"][i] == drawn
 
 
-def test_the_store_is_the_first_that_has_room():
+def test_the_store_is_the_first_with_room():
     def where(store="auto", sampled=True, samples=0, states=0):
         return choose(store, sampled=sampled, samples=samples, states=states, device=100, host=1000)
 
@@ -192,23 +183,25 @@ def test_other_data_is_not_made_on_demand():
 SMALL = ("--participation", "sample", "--aggregated", "3", "--rounds", "2", "--set", "R=2")
 
 
+@pytest.mark.full
 def test_the_command_line_runs_a_million_clients(call, tmp_path):
     options = ("--dataset", "synthetic", "--clients", "1000000", *SMALL, "--store", "file", "--store-dir", tmp_path)
     code, out, err = call("run", *options, "--scored-clients", "30", "--out", "run")
     assert code == 0, err
-    assert "1,000,000 clients, samples made on demand" in out
-    assert "kept in a file; 30 clients are scored" in out
+    assert "1,000,000 clients, samples generated on demand" in out
+    assert "kept in a file; 30 clients are evaluated" in out
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert np.shape(line["personal"]["test"]["client_accuracy"]) == (1, 30)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["data"]["clients"] == 1_000_000
     assert (summary["scored"]["clients"], summary["scored"]["took_part"]) == (30, [0])  # 6 of 1,000,000 trained
     assert len(set(summary["scored"]["numbers"])) == 30
-    assert "0 of the 30 clients scored have taken part" in " ".join(out.split())
+    assert "0 of the 30 evaluated clients have taken part" in " ".join(out.split())
     assert not (tmp_path / "run" / "models.safetensors").exists()  # 2.4 GB
     assert not [path for path in tmp_path.iterdir() if path.name != "run"]  # the store has no name
 
 
+@pytest.mark.full
 def test_a_streamed_run_is_the_one_on_the_device_and_its_models_can_be_exported(call, tmp_path):
     for store in ("device", "memory"):
         code, _, err = call("run", "--clients", "6", *SMALL, "--store", store, "--out", store)
@@ -218,7 +211,7 @@ def test_a_streamed_run_is_the_one_on_the_device_and_its_models_can_be_exported(
     assert call("export", "memory", "--client", "5")[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_held_out_clients_join_what_was_streamed(call):
     for store in ("device", "memory"):
         code, out, err = call("run", "--clients", "6", *SMALL, "--store", store, "--held-out-clients", "0.5")
@@ -229,22 +222,23 @@ def test_held_out_clients_join_what_was_streamed(call):
 REFUSED = {
     ("--store", "memory"): "needs participation 'sample'",
     ("--store", "disk"): "auto, device, memory, file",
-    (*SMALL, "--scored-clients", "5"): "on the device all are scored",
+    (*SMALL, "--scored-clients", "5"): "on the device all are evaluated",
     (*SMALL, "--store", "file", "--store-dir", "/nowhere"): "/nowhere",
-    (*SMALL, "--dataset", "synthetic", "--store", "memory", "--select", "by-data"): "made on demand",
-    (*SMALL, "--dataset", "synthetic", "--store", "memory", "--held-out-clients", "0.2"): "made on demand",
+    (*SMALL, "--dataset", "synthetic", "--store", "memory", "--select", "by-data"): "generated on demand",
+    (*SMALL, "--dataset", "synthetic", "--store", "memory", "--held-out-clients", "0.2"): "generated on demand",
 }
 
 
 @pytest.mark.parametrize("options", REFUSED, ids=" ".join)
-def test_what_cannot_be_streamed_is_said(call, options):
+def test_what_cannot_be_streamed_is_rejected(call, options):
     code, _, err = call("run", *options)
     assert code == 2
     assert REFUSED[options] in err
     assert len(err.splitlines()) == 1
 
 
-def test_runs_that_are_compared_score_the_same_clients(call, tmp_path, monkeypatch):
+@pytest.mark.full
+def test_compared_runs_evaluate_the_same_clients(call, tmp_path, monkeypatch):
     """If the states of one method do not fit, all methods are streamed."""
     room = 2 * pfedbred.load("digits", clients=6).bytes  # for the samples, and no states
     monkeypatch.setattr(pfedbred.engine.devices, "device_memory", lambda: room)
@@ -256,32 +250,25 @@ def test_runs_that_are_compared_score_the_same_clients(call, tmp_path, monkeypat
 
 def test_a_client_that_reads_no_minibatches_keeps_its_state():
     """It is known by having taken part, not by having read something."""
-    federation = small_federation(sizes=SIZES)
-    task = pfedbred.Task(pfedbred.models.mclr(federation.shape, federation.classes, dtype=jnp.float64))
-    base = pfedbred.make("fedavg", task, {"R": 1})
-    client = pfedbred.algorithms.base.Client(
+    data = federation(SIZES)
+    client = pfedbred.Client(
         init=lambda message: jnp.zeros(()),
         train=lambda message, state, data: (message, state + 1),
         model=lambda message, state, data: message,
         draws=0,
     )
-    plan = pfedbred.Plan(selection.uniform(len(SIZES)), participation="sample", batch_size=4)
-    algorithm = base._replace(client=client)
-    for simulation in (
-        pfedbred.Simulation(algorithm, task, federation, plan),
-        StreamedSimulation(algorithm, task, federation, plan),
-    ):
-        states = simulation.advance(simulation.init([0]), 3)
-        kept = states.clients if isinstance(simulation, pfedbred.Simulation) else states.clients[0].read([0, 1])
+    algorithm = pfedbred.make("fedavg", task_for(data))._replace(client=client)
+    (_, on_device), (_, stored) = both(algorithm, select=len(SIZES))
+    for kept in (on_device.clients, stored.clients[0].read([0, 1])):
         np.testing.assert_array_equal(np.ravel(kept.state), 3)
 
 
-def test_a_server_that_compares_all_clients_is_refused_a_million():
+def test_a_server_that_compares_all_clients_rejects_a_million():
     made = data.population("synthetic", clients=1_000_000)
     task = pfedbred.Task(pfedbred.models.mclr(made.shape, made.classes))
     plan = pfedbred.Plan(selection.uniform(10), participation="sample")
     with pytest.raises(SettingError, match="1,000,000 clients are too many"):
-        StreamedSimulation(pfedbred.make("fedu", task), task, made, plan)
+        StreamedBackend(pfedbred.make("fedu", task), task, made, plan)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +288,7 @@ def test_clients_made_on_demand_are_checked(samples, words):
         made.take(np.arange(5))
 
 
-def test_what_was_cut_off_in_a_write_is_not_there():
+def test_a_record_whose_write_was_interrupted_does_not_exist():
     class Full(MemorySlots):
         def write(self, slot, row):
             if slot == 1:

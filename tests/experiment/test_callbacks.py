@@ -169,7 +169,7 @@ def test_patience_finishes_a_run_that_no_longer_improves(tmp_path):
     """Steps so small that no prediction changes: the first evaluation stays the best."""
     still = {"rounds": 6, "eval_every": 1, "alpha": 1e-12}
     done = into(tmp_path / "run", Patience(2), **still)
-    assert (done.round, done.finished_early) == (3, "no better accuracy in 2 evaluations")
+    assert (done.round, done.finished_early) == (3, "accuracy has not improved for 2 evaluations")
     into(tmp_path / "half", StopAfter(2), Patience(2), **still)
     resumed = into(tmp_path / "half", Patience(2), resume=True, **still)
     assert (resumed.round, resumed.finished_early) == (3, done.finished_early)

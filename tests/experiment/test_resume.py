@@ -419,5 +419,5 @@ def test_times(text, expected):
 
 @pytest.mark.parametrize("text", ["", "soon", "0", "-3", "1d", "nan", "1e3"])
 def test_other_times_are_rejected(text):
-    with pytest.raises(pfedbred.SettingError, match="a time limit is given as 90s, 30m or 1h30m, not"):
+    with pytest.raises(pfedbred.SettingError, match="a time limit must look like 90s, 30m or 1h30m, not"):
         parse_seconds(text)

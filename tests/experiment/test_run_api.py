@@ -117,7 +117,7 @@ def test_a_folder_with_other_files_is_left_alone(options, tmp_path):
 
 @pytest.mark.parametrize("more", [{"resume": True}, {"overwrite": True}])
 def test_resume_and_overwrite_need_a_folder(options, more):
-    with pytest.raises(pfedbred.SettingError, match=r"are about a run folder: give out=\.\.\."):
+    with pytest.raises(pfedbred.SettingError, match=r"need a run folder: give out=\.\.\."):
         pfedbred.run(**options, **more)
 
 

@@ -19,9 +19,7 @@ from pfedbred.report.terminal import console
 
 app = typer.Typer(help="Prepare data as one file, and inspect it.", no_args_is_help=True, rich_markup_mode=None)
 
-Name = Annotated[
-    str, typer.Argument(help="a dataset by name, or a file of your own: .npz, .csv, .parquet, .fed, a folder")
-]
+Name = Annotated[str, typer.Argument(help="a dataset by name, or your own file: .npz, .csv, .parquet, .fed, a folder")]
 Out = Annotated[Path | None, typer.Option("--out", help="the file to write")]
 
 _OPTIONS: dict[str, Any] = {
@@ -32,16 +30,16 @@ _OPTIONS: dict[str, Any] = {
     ],
     "seed": Annotated[int | None, typer.Option("--split-seed", min=0, max=2**32 - 1, help="seed of the split")],
     "data_dir": Annotated[
-        str | None, typer.Option(help="folder with the data; else $PFEDBRED_DATA, the cache, a download")
+        str | None, typer.Option(help="folder with the data; by default $PFEDBRED_DATA, the cache, or a download")
     ],
     "glove": Annotated[str | None, typer.Option(help="a GloVe file of word vectors, for texts")],
-    "test_fraction": Annotated[float | None, typer.Option(help="of each client's samples [default: 0.25]")],
-    "client_column": Annotated[
-        str | None, typer.Option(help="the column that says whose a sample is [default: client]")
+    "test_fraction": Annotated[
+        float | None, typer.Option(help="fraction of each client's samples for testing [default: 0.25]")
     ],
+    "client_column": Annotated[str | None, typer.Option(help="the column with each sample's client [default: client]")],
     "label_column": Annotated[str | None, typer.Option(help="the column with the labels [default: label or y]")],
     "features": Annotated[
-        str | None, typer.Option(help="the columns that are inputs, separated by commas; all others if not given")
+        str | None, typer.Option(help="the columns that are inputs, separated by commas; by default all others")
     ],
 }
 """The options of both commands: those of :func:`pfedbred.load`."""

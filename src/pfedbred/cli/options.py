@@ -88,7 +88,7 @@ def merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[
     given.update({name: value for name, value in options.items() if value is not None})
     settings = given.get("settings")
     if settings is not None and not isinstance(settings, dict):
-        raise SettingError(f"settings must be names with values, not {settings!r}")
+        raise SettingError(f"settings must map names to values, not {settings!r}")
     if settings and file and options.get("algorithm"):
         known = settings_.declared(algorithms.factory(options["algorithm"]))
         foreign = [name for name in settings if name not in known]
@@ -115,7 +115,7 @@ def with_recorded(out: Path | None, resume: bool, given: dict[str, Any]) -> dict
     before = read_config(out / layout.CONFIG)
     old = before.get("settings") if before.get("algorithm") == given.get("algorithm", before.get("algorithm")) else {}
     if old is not None and not isinstance(old, dict):
-        raise SettingError(f"{out / layout.CONFIG}: settings must be names with values, not {old!r}")
+        raise SettingError(f"{out / layout.CONFIG}: settings must map names to values, not {old!r}")
     return {**before, **given, "settings": {**(old or {}), **given["settings"]}}
 
 

@@ -61,7 +61,7 @@ def paper_command(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise SettingError(f"cannot make the folder {out}: {problem.strerror}") from None
+        raise SettingError(f"cannot create the folder {out}: {problem.strerror}") from None
     if not os.access(out, os.W_OK):
         raise SettingError(f"cannot write into {out}: permission denied")
     interruption = Interruption(parse_seconds(time_limit) if time_limit else None, process_started())

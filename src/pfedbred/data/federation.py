@@ -233,7 +233,7 @@ def check(federation: Federation, where: str = "") -> None:
     if not names_fit(federation.features, federation.shape):
         raise SettingError(f"{where}samples of shape {federation.shape} do not match the columns {federation.features}")
     if not federation.shape or 0 in federation.shape:
-        raise SettingError(f"{where}samples have shape {federation.shape}: there is nothing in them")
+        raise SettingError(f"{where}samples of shape {federation.shape} are empty")
     for part, split in (("training", federation.train), ("test", federation.test)):
         offsets, rows = split.offsets, len(split.y)
         if len(offsets) != clients + 1 or offsets[0] != 0 or offsets[-1] != rows or len(split.x) != rows:

@@ -160,7 +160,7 @@ def load(
 def _refuse_options(name: str, given: Mapping[str, Any]) -> None:
     for option, value in given.items():
         if value is not None:
-            raise SettingError(f"{name} is split already: {option} cannot be chosen any more")
+            raise SettingError(f"{name} is already split: {option} cannot be changed")
 
 
 def population(
@@ -241,7 +241,7 @@ def _split(
     if test_fraction is not None and not 0 <= test_fraction < 1:
         raise SettingError(f"test_fraction must be at least 0 and below 1, not {test_fraction}")
     if test_fraction is not None and pool.is_test is not None:
-        raise SettingError(f"{pool.name} is divided into training and test already: test_fraction cannot be chosen")
+        raise SettingError(f"{pool.name} already has separate test samples: test_fraction cannot be chosen")
     if labels_per_client is None and known:
         labels_per_client = known.labels_per_client
     if test_fraction is None and name != "paper":  # the splits of named datasets have their own defaults

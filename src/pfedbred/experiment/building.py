@@ -73,7 +73,7 @@ def build_sweep(
 
 
 def load_data(experiment: Experiment) -> Federation | Population:
-    """The samples of the clients; a population if they can be made on demand and all of them are too many."""
+    """The samples of the clients; a population if they can be generated on demand and all of them are too many."""
     experiment = experiment.checked()
     options: dict[str, Any] = {
         "split": experiment.split,
@@ -132,7 +132,7 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     newcomers = None
     if experiment.held_out_clients:
         if isinstance(federation, Population):
-            raise SettingError("held_out_clients needs all clients at hand, but these are made on demand")
+            raise SettingError("held_out_clients needs the samples of all clients, but these are generated on demand")
         federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
     task = Task(models.get(experiment.model, federation.shape, federation.classes, federation.words))
     algorithm, plan = make_algorithm(experiment, task), make_plan(experiment)
@@ -174,9 +174,9 @@ def _decide_store(
     store: Any = _choose_store(experiment, federation, states)
     if isinstance(federation, Population):
         if experiment.select == "by-data":
-            raise SettingError("select by-data needs the sizes of all clients, but these are made on demand")
+            raise SettingError("select by-data needs the sizes of all clients, but these are generated on demand")
         if experiment.store == "device":
-            raise SettingError("clients that are made on demand cannot all be on the device: use store memory or file")
+            raise SettingError("clients generated on demand cannot all be on the device: use store memory or file")
         return "memory" if store == "device" else store
     if store == "device" and experiment.scored_clients:
         raise SettingError("scored_clients is for clients in memory or in a file: on the device all are evaluated")
@@ -197,6 +197,6 @@ def _check_memory(experiment: Experiment, backend: Backend[Any]) -> None:
     room = devices.device_memory()
     if needed > room:
         raise SettingError(
-            f"the run needs {needed / 1e9:,.0f} GB for models and minibatches, and there are {room / 1e9:,.0f}: "
-            "use fewer seeds or local steps, a smaller batch_size, or a smaller model"
+            f"the run needs {needed / 1e9:,.0f} GB for models and minibatches, but only {room / 1e9:,.0f} GB "
+            "are available: use fewer seeds or local steps, a smaller batch_size, or a smaller model"
         )

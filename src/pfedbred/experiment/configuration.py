@@ -84,7 +84,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         """All settings of the algorithm."""
         given = {} if self.settings is None else self.settings
         if not isinstance(given, Mapping):
-            raise SettingError(f"settings must be names with values, not {given!r}")
+            raise SettingError(f"settings must map names to values, not {given!r}")
         if isinstance(algorithm, Algorithm):
             if given:
                 raise SettingError(f"an Algorithm object is built already: it takes no settings, not {dict(given)!r}")

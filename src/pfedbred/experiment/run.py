@@ -96,7 +96,7 @@ def run(
         experiment = dataclasses.replace(experiment, dataset=federation)  # so that the record does not name another
     if out is None:
         if resume or overwrite:
-            raise SettingError("resume and overwrite are about a run folder: give out=...")
+            raise SettingError("resume and overwrite need a run folder: give out=...")
         return train(build(experiment, federation), callbacks)
     if resume and overwrite:
         raise SettingError("overwrite starts again and resume continues: give one of them")

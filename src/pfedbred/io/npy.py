@@ -30,7 +30,9 @@ _BOMB_BYTES, _BOMB_RATIO = 2**30, 100
 def refuse_bomb(where: Any, packed: int, unpacked: int) -> None:
     """Rejects content that would expand to gigabytes from almost nothing: it is there to exhaust memory."""
     if unpacked > _BOMB_BYTES and unpacked > _BOMB_RATIO * packed:
-        raise SettingError(f"cannot read {where}: its {packed:,} bytes promise {unpacked:,}, too much to be data")
+        raise SettingError(
+            f"cannot read {where}: its {packed:,} bytes would unpack to {unpacked:,}, too many for real data"
+        )
 
 
 def read_npy(path: Path, what: str) -> np.ndarray:
@@ -48,7 +50,7 @@ def read_bytes(data: bytes, where: str) -> np.ndarray:
     file = io.BytesIO(data)
     array = _array(file, len(data), where)
     if file.tell() != len(data):
-        raise SettingError(f"cannot read {where}: something follows it")
+        raise SettingError(f"cannot read {where}: there are extra bytes after the array")
     return array
 
 
@@ -63,7 +65,7 @@ class Npz:
         except OSError as problem:
             raise SettingError(f"cannot read {path}: {problem.strerror}") from None
         except (ValueError, zipfile.BadZipFile, NotImplementedError):  # the last is zipfile's, for newer kinds of zip
-            raise SettingError(f"cannot read {path}: it is not an .npz file, or only a part of one") from None
+            raise SettingError(f"cannot read {path}: it is not an .npz file, or an incomplete one") from None
         self.names = [name.removesuffix(".npy") for name in self._archive.namelist() if name.endswith(".npy")]
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -77,7 +79,7 @@ class Npz:
         except SettingError:
             raise
         except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
-            raise SettingError(f"cannot read {where}: it is damaged, or packed in a way that NumPy does not") from None
+            raise SettingError(f"cannot read {where}: it is damaged, or compressed in an unknown way") from None
 
     def __enter__(self) -> Npz:
         return self
@@ -91,16 +93,16 @@ def _array(file: Any, size: int, where: Any) -> np.ndarray:
     dtype, shape, fortran, begin = _header(file, where)
     count = math.prod(shape)
     if count * dtype.itemsize > size - begin:
-        raise SettingError(f"cannot read {where}: its header promises {count:,} numbers, and the file is too short")
+        raise SettingError(f"cannot read {where}: its header claims {count:,} numbers, but the file is too short")
     array = np.empty(count, dtype)
     rest = memoryview(array.view(np.uint8)).cast("B") if array.nbytes else memoryview(b"")  # type: ignore[arg-type]
     while rest:
         got = file.readinto(rest)
         if not got:
-            raise SettingError(f"cannot read {where}: it is cut off")
+            raise SettingError(f"cannot read {where}: it is truncated")
         rest = rest[got:]
     if dtype.kind == "U" and array.nbytes and array.view(dtype.byteorder + "u4").max() > 0x10FFFF:
-        raise SettingError(f"cannot read {where}: it holds what is not text")
+        raise SettingError(f"cannot read {where}: its text is not valid Unicode")
     return array.reshape(shape, order="F" if fortran else "C")
 
 
@@ -108,7 +110,7 @@ def _header(file: BinaryIO, where: Any) -> tuple[np.dtype[Any], tuple[int, ...],
     """What the array is, and where its numbers begin."""
     begin = file.read(8)
     if len(begin) < 8 or begin[:6] != _MAGIC or begin[6] not in (1, 2, 3):
-        raise SettingError(f"cannot read {where}: it is not NumPy's format")
+        raise SettingError(f"cannot read {where}: it is not in NumPy's format")
     width = 2 if begin[6] == 1 else 4
     length = int.from_bytes(file.read(width), "little")
     text = file.read(min(length, _LONGEST_HEADER))

@@ -31,7 +31,7 @@ class Each(NamedTuple):
 
 
 NUMBER, FRACTION, COUNT = "a number", "a number from 0 to 1", "a whole number from 0"
-_WORDS = {str: "a text", dict: "names with values", bool: "true or false"}
+_WORDS = {str: "a text", dict: "a mapping", bool: "true or false"}
 
 
 def expect(value: Any, shape: Any, where: Any, what: str = "its content") -> None:
@@ -44,13 +44,13 @@ def expect(value: Any, shape: Any, where: Any, what: str = "its content") -> Non
         if value is not None:
             expect(value, shape.shape, where, what)
     elif isinstance(shape, dict):
-        _must(isinstance(value, Mapping), what, "names with values", value, where)
+        _must(isinstance(value, Mapping), what, "a mapping", value, where)
         for name, inner in shape.items():
             if name not in value:
                 raise SettingError(f"{where} is damaged, or of another version: {what} has no {name!r}")
             expect(value[name], inner, where, repr(name))
     elif isinstance(shape, Each):
-        _must(isinstance(value, Mapping), what, "names with values", value, where)
+        _must(isinstance(value, Mapping), what, "a mapping", value, where)
         expect(list(value.values()), [shape.shape], where, what)
     elif isinstance(shape, list):
         _must(isinstance(value, list), what, "a list", value, where)

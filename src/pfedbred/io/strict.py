@@ -55,7 +55,7 @@ def parse_json(text: str | bytes, where: Any, *, large: bool = False) -> Any:
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=None if large else _finite)
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or a number with thousands of digits
-        raise SettingError(f"cannot read {where}: it is not a JSON file, or only a part of one") from None
+        raise SettingError(f"cannot read {where}: it is not a JSON file, or an incomplete one") from None
     _check_depth(value, where)
     if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
         _check_texts(value, where)
@@ -72,7 +72,7 @@ def _check_texts(value: Any, where: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise SettingError(f"cannot read {where}: a text in it is not Unicode") from None
+        raise SettingError(f"cannot read {where}: its text is not valid Unicode") from None
 
 
 def _check_depth(value: Any, where: Any) -> None:

@@ -205,5 +205,5 @@ def _array(path: Path, content: mmap.mmap, name: str, entry: Any, begin: int) ->
     if not sound:
         raise Damaged(f"{path} is damaged: its header does not describe {name!r}")
     if begin + last > len(content):
-        raise Damaged(f"{path} is cut off: {name!r} ends at byte {begin + last} of {len(content)}")
+        raise Damaged(f"{path} is truncated: {name!r} ends at byte {begin + last} of {len(content)}")
     return np.frombuffer(content, dtype, count, begin + first).reshape(shape)

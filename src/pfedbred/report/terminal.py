@@ -78,7 +78,7 @@ def _print(table: Table) -> None:
 
 def show_federation(backend: Backend[Any], held_out: int = 0) -> None:
     """One line on the data."""
-    data, samples = backend.federation, "samples made on demand"
+    data, samples = backend.federation, "samples generated on demand"
     words = f", word vectors {data.about.get('embedding', 'given')}" if data.words else ""
     held = f"; {held_out} more clients held out" if held_out else ""
     if backend.samples is not None:
@@ -135,7 +135,7 @@ def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
     seeds = "mean ± standard deviation over seeds; " if first["seeds"] > 1 else ""
     table = _table(
         f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: best test accuracy in %",
-        f"{seeds}worst tenth: mean P of the worst-off tenth of the clients at the end{_explained(first)}",
+        f"{seeds}worst tenth: final mean P of the worst-off tenth of the clients{_explained(first)}",
     )
     newcomers = first["newcomers"]
     joined = ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
@@ -192,7 +192,7 @@ def _explained(summary: Mapping[str, Any]) -> str:
     if scored:
         took_part = round(sum(scored["took_part"]) / len(scored["took_part"]))
         words += f"\n{took_part:,} of the {scored['clients']:,} evaluated clients have taken part; "
-        words += "P of the others is where they would start"
+        words += "P of the others is the model they would start from"
     if newcomers:
         rounds = len(newcomers["personal"]) - 1
         words += f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {rounds} rounds alone"

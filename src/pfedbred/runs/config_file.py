@@ -31,5 +31,5 @@ def read_config(path: Path) -> dict[str, Any]:
     """The options in an experiment file."""
     loaded = read_yaml(path)
     if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
-        raise SettingError(f"cannot read {path}: expected names with values, such as 'algorithm: pfedme'")
+        raise SettingError(f"cannot read {path}: expected a mapping of names to values, such as 'algorithm: pfedme'")
     return loaded

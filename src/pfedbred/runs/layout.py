@@ -110,5 +110,5 @@ def free_name(parent: Path, name: str) -> Path:
             number += 1
             candidate = parent / f"{name}-{number}"
     except OSError as problem:
-        raise SettingError(f"cannot look into {parent}: {problem.strerror}") from None
+        raise SettingError(f"cannot read the folder {parent}: {problem.strerror}") from None
     return candidate

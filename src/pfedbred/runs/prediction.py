@@ -50,7 +50,9 @@ def predict(model: TrainedModel, samples: GivenSamples, where: Path) -> list[str
         raise SettingError(f"{where} holds no samples")
     texts = samples.x.dtype.kind in "OUS"
     if texts != (model.about["vocabulary"] is not None) and (texts or samples.x.dtype.kind != "i"):
-        raise SettingError(f"{where} holds {'texts' if texts else 'numbers'}, and the model is for the other kind")
+        raise SettingError(
+            f"{where} holds {'texts' if texts else 'numbers'}, but the model expects {'numbers' if texts else 'texts'}"
+        )
     if samples.labels is not None and len(samples.labels) != len(samples.x):
         raise SettingError(f"{where} has {len(samples.x)} samples and {len(samples.labels)} labels")
     return [str(each) for each in model.predict(samples.x)]
@@ -82,7 +84,7 @@ def read_samples(path: Path, label_column: str | None = None, features: Sequence
     if path.suffix in (".csv", ".parquet"):
         table = read_csv(path) if path.suffix == ".csv" else read_parquet([path])
         return _from_table(table, path, label_column, features)
-    raise SettingError(f"{path} is not a kind of file that can be read: .npz, .npy, .csv, .parquet or .fed")
+    raise SettingError(f"cannot read {path}: expected .npz, .npy, .csv, .parquet or .fed")
 
 
 def _texts(labels: np.ndarray) -> list[str]:

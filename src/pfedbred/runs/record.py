@@ -34,7 +34,7 @@ class RunRecord:
         folder = Path(folder)
         summary, points = read_summary(folder / SUMMARY), read_points(folder)
         if not points:
-            raise SettingError(f"{folder / SUMMARY} is of a finished run, but {METRICS} is empty")
+            raise SettingError(f"{folder / SUMMARY} belongs to a finished run, but {METRICS} is empty")
         return RunRecord(summary, points)
 
     @property

@@ -172,7 +172,7 @@ def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")
     for name in file.keys():  # noqa: SIM118  (not a mapping)
         if file.get_slice(name).get_dtype() not in _DTYPES:
-            raise SettingError(f"{path} holds {name!r} in a type of number that no model here has")
+            raise SettingError(f"{path} holds {name!r} with a number type that no model has")
     return file, facts
 
 
@@ -293,7 +293,9 @@ def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> Tr
     structure = expected.global_ if about["kind"] == "global" else expected.personal
     for name, leaf in tensors.named(structure).items():
         if name not in arrays or arrays[name].shape != leaf.shape:
-            raise SettingError(f"{path} does not fit the model {about['model']!r}: tensor {name!r} is missing or other")
+            raise SettingError(
+                f"{path} does not fit the model {about['model']!r}: tensor {name!r} is missing or different"
+            )
     params = jax.tree.unflatten(
         jax.tree.structure(structure), [jnp.asarray(arrays[name]) for name in tensors.named(structure)]
     )

@@ -34,7 +34,7 @@ def by_writer(pool: Pool, *, clients: int | None = None, seed: int, test_fractio
     """LEAF's FEMNIST: writers who hold 5 % of the samples (198 in the paper), nine tenths of each for training."""
     rng = np.random.default_rng(seed)
     if pool.owners is None:
-        raise SettingError(f"{pool.name} does not say who wrote what")
+        raise SettingError(f"{pool.name} does not name the writer of each sample")
     if clients is not None:
         if clients > len(pool.owners):
             raise SettingError(f"{pool.name} has {len(pool.owners)} writers here, not {clients}")
@@ -55,7 +55,7 @@ def by_groups(pool: Pool, *, clients: int, seed: int, test_fraction: float = 0.1
     """
     rng = np.random.default_rng(seed)
     if pool.owner is None or pool.owners is None:
-        raise SettingError(f"{pool.name} does not say who wrote what")
+        raise SettingError(f"{pool.name} does not name the writer of each sample")
     users = np.arange(len(pool.owners))
     if pool.raw:
         users = sampled_owners(pool, fraction=0.05, min_samples=3, at_least=1000, rng=rng)
@@ -70,7 +70,7 @@ def by_groups(pool: Pool, *, clients: int, seed: int, test_fraction: float = 0.1
         if np.bincount(group, sizes, clients).min() >= 10:
             break
     else:
-        raise SettingError(f"{pool.name}: found no {clients} groups of at least 10 samples each: use fewer clients")
+        raise SettingError(f"{pool.name}: cannot form {clients} groups of at least 10 samples each: use fewer clients")
     grouped = np.full(len(pool.y), -1, np.int64)
     for user, number in zip(users, group, strict=True):
         grouped[rows[user]] = number

@@ -14,7 +14,9 @@ def column(pool: Pool, *, clients: int | None = None, seed: int, test_fraction: 
     This is one NumPy sort: flwr-datasets' own partitioner goes through all samples once for each client.
     """
     if pool.owner is None or pool.owners is None:
-        raise SettingError(f"{pool.name} does not say whose its samples are: choose another split, such as iid")
+        raise SettingError(
+            f"{pool.name} does not say which client each sample belongs to: choose another split, such as iid"
+        )
     rng = np.random.default_rng(seed)
     everyone = np.arange(len(pool.owners))
     if clients is not None:

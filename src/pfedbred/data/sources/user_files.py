@@ -126,9 +126,7 @@ def pool_from_file(
         return _pool_from_table(read_csv(path), str(path), client_column, label_column, features)
     if path.suffix == ".parquet":
         return _pool_from_table(read_parquet([path]), str(path), client_column, label_column, features)
-    raise SettingError(
-        f"{path} is not a kind of file that can be read: expected .fed, .npz, .csv, .parquet or a folder of .parquet"
-    )
+    raise SettingError(f"cannot read {path}: expected .fed, .npz, .csv, .parquet or a folder of .parquet")
 
 
 def pool_from_dataset(

@@ -130,7 +130,7 @@ class Patience(Callback):
         """Once the patience is used up."""
         if self._since < self._evaluations:
             return None
-        return f"no better {self._metric.title} in {self._evaluations} evaluations"
+        return f"{self._metric.title} has not improved for {self._evaluations} evaluations"
 
 
 def process_started() -> float:
@@ -152,5 +152,5 @@ def parse_seconds(text: str) -> float:
     parts = [float(each or 0) for each in found.groups()] if found else [0.0]
     total = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
     if total <= 0:
-        raise SettingError(f"a time limit is given as 90s, 30m or 1h30m, not {text!r}")
+        raise SettingError(f"a time limit must look like 90s, 30m or 1h30m, not {text!r}")
     return total
