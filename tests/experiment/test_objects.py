@@ -1,0 +1,186 @@
+"""Names and objects alike: what can be given by name can be given as an object, with the same result."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+import yaml
+from support import custom
+
+import pfedbred
+from pfedbred import means, priors
+from pfedbred.experiment.building import build, load_data
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.loop import train
+from pfedbred.runs.config_file import write_config
+
+NAMED = {"algorithm": "fedavg", "rounds": 2, "aggregated": 2, "batch_size": 3, "settings": {"R": 2}}
+
+
+def scores(**options):
+    """Losses, which differ more readily than accuracies."""
+    done = pfedbred.run(**options)
+    return np.stack([done.curve("loss", model, "train") for model in ("global", "personal")])
+
+
+@functools.cache
+def expected():
+    return scores(**NAMED, dataset=custom.federation())
+
+
+@pytest.mark.parametrize("parts", [custom.builders, custom.objects])
+def test_all_parts_as_builders_and_as_objects(parts):
+    np.testing.assert_array_equal(scores(**NAMED | parts()), expected())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("parts", [custom.builders, custom.objects])
+@pytest.mark.parametrize("name", ["algorithm", "model", "select", "aggregate", "dataset"])
+def test_each_part_as_a_builder_and_as_an_object(parts, name):
+    given = {**NAMED, "dataset": custom.federation(), name: parts()[name]}
+    if parts is custom.objects and name == "algorithm":
+        given["settings"] = {}
+    np.testing.assert_array_equal(scores(**given), expected())
+
+
+def test_a_custom_part_is_used():
+    """Not only accepted: other parts give other numbers."""
+    first = NAMED | {"dataset": custom.federation()}
+
+    def twice(gathered):
+        return {name: {key: 2 * leaf for key, leaf in each.items()} for name, each in custom.weighted(gathered).items()}
+
+    assert not np.array_equal(scores(**first | {"aggregate": twice}), expected())
+    chosen = build(Experiment(**first | {"select": lambda key, sizes: np.array([1, 3])})).backend
+    np.testing.assert_array_equal(chosen.plan.select(None, chosen.shards.sizes), [1, 3])
+
+
+def test_prior_and_mean_as_objects():
+    common = {**NAMED, "algorithm": "pfedbred", "dataset": custom.federation()}
+    steps = {"R": 2, "K": 1}
+    named = scores(**common | {"settings": {**steps, "prior": "poisson", "mean": "fo", "eta_a": 0.02}})
+    given = scores(**common | {"settings": {**steps, "prior": priors.poisson(), "mean": means.fo(0.02)}})
+    np.testing.assert_array_equal(named, given)
+
+
+def test_a_split_as_a_function():
+    named, given = (
+        load_data(Experiment(dataset="digits", clients=5, split=split)) for split in ("iid", custom.equal_shares)
+    )
+    np.testing.assert_array_equal(named.train.offsets, given.train.offsets)
+    np.testing.assert_array_equal(named.test.x, given.test.x)
+
+
+def test_importable_parts_are_recorded_by_their_path_and_run_again(call, tmp_path):
+    def lines(folder):
+        found = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+        return [{name: value for name, value in line.items() if name != "seconds"} for line in found]
+
+    pfedbred.run(**NAMED | custom.builders(), out=tmp_path / "first")
+    said = yaml.safe_load((tmp_path / "first" / "config.yaml").read_text())
+    assert {name: said[name] for name in custom.builders()} == {
+        "algorithm": "support.custom:local_sgd",
+        "model": "support.custom:network",
+        "select": "support.custom:uniform",
+        "aggregate": "support.custom:average",
+        "dataset": "support.custom:federation",
+    }
+    summary = json.loads((tmp_path / "first" / "summary.json").read_text())
+    assert (summary["algorithm"], summary["dataset"], summary["model"]) == ("local-sgd", "federation", "custom")
+    code, out, err = call("run", "first/config.yaml")
+    assert code == 0, err
+    assert lines("runs/federation-custom-local-sgd") == lines("first")
+    assert "local-sgd" in out
+
+
+def test_a_metric_by_its_path():
+    experiment = Experiment(dataset=custom.federation(), metrics=["support.custom:confident"]).checked()
+    assert experiment.metrics == ["accuracy", "loss", custom.confident]
+
+
+def test_what_cannot_be_imported_is_marked_and_not_run_again(call, tmp_path):
+    given = {"algorithm": lambda task: custom.local_sgd(task), "model": custom.objects()["model"]}
+    for name, part in {**given, "dataset": custom.federation(), "metrics": [custom.confident]}.items():
+        plain = Experiment(**{name: part}).checked().plain()
+        assert "not importable" in str(plain[name])
+        write_config(tmp_path / f"{name}.yaml", plain, "run")
+        code, _, err = call("run", f"{name}.yaml")
+        assert code == 2
+        assert f"pfedbred: {name} was " in err
+        assert "an object that only existed in the program that made the run" in err
+        assert err.count("\n") == 1
+
+
+KINDS = {
+    "algorithm": [
+        (3, "algorithm must be a name, an Algorithm or a function that builds one, not 3"),
+        (lambda task: 3, "a function given as algorithm must return an Algorithm, not a int"),
+    ],
+    "model": [
+        (3, "model must be a name, a Model or a function, not 3"),
+        (lambda shape, classes: 3, "a function given as model must return a Model, not a int"),
+    ],
+    "aggregate": [
+        (3, "aggregate must be a name or a function, not 3"),
+        (lambda: 3, "a function that builds an aggregation rule must return one, not a int"),
+    ],
+    "select": [
+        (1.5, "select must be a name, a list or a function, not 1.5"),
+        (lambda count: 3, "a function that builds a selection must return one, not a int"),
+    ],
+    "metrics": [
+        (3, "metrics must be a name or a list, not 3"),
+        ([3], "unknown metric 3; choose one of"),
+        ([custom.confident._replace(name="loss")], "'loss' is already the name of another metric"),
+        ([custom.confident._replace(name="a b")], "a metric's name must be a plain word"),
+    ],
+    "dataset": [
+        (3, "dataset must be a name, a Federation, a Population or a function, not 3"),
+        (lambda: 3, "the dataset function must return a Federation, not a int"),
+    ],
+    "split": [
+        (3, "split must be a name or a function, not 3"),
+        ("iid", "small is split already: split cannot be chosen"),
+    ],
+    "settings": [
+        ({"prior": 3}, "prior must be a name or a Family, not 3"),
+        ({"mean": 3}, "mean must be a name or a Mean, not 3"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"), [(name, given, words) for name, all_ in KINDS.items() for given, words in all_]
+)
+def test_a_wrong_kind_is_one_line(name, given, words):
+    options = {"dataset": custom.federation(), "algorithm": "pfedbred", name: given}
+    with pytest.raises(pfedbred.SettingError) as refused:
+        train(build(Experiment.from_mapping(options)))
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_algorithm_object_takes_no_settings():
+    with pytest.raises(pfedbred.SettingError, match="an Algorithm object is built already: it takes no settings"):
+        Experiment(algorithm=custom.objects()["algorithm"], settings={"R": 2}).checked()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--algorithm", "os:path"), "algorithm must be a name, an Algorithm or a function that builds one, not"),
+        (("--algorithm", "nowhere_at_all:x"), "algorithm: cannot import nowhere_at_all:x: No module named"),
+        (("--model", "support.custom:nothing"), "model: cannot import support.custom:nothing: module"),
+        (("--dataset", "support.custom:confident"), "dataset must be a name, a Federation"),
+        (("--metrics", "support.custom:confident,f1"), "unknown metric 'support.custom:confident'"),
+        (("--set", "prior=support.custom:confident"), "prior must be a name or a Family, not"),
+    ],
+)
+def test_a_wrong_path_is_one_line_in_the_shell(arguments, words, call, tmp_path):
+    code, out, err = call("run", *arguments)
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in out + err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,74 @@
+"""The fields of an experiment: declared once, in groups, with what the library needs to know of each."""
+
+import dataclasses
+
+import pytest
+import yaml
+
+from pfedbred.experiment.configuration import Experiment, changed_options, field_names, plain_defaults
+from pfedbred.experiment.options import GROUPS
+
+FIELDS = {each.name: each for each in dataclasses.fields(Experiment)}
+
+
+def test_every_field_belongs_to_exactly_one_group():
+    declared = [each.name for group in GROUPS for each in dataclasses.fields(group)]
+    assert sorted(declared) == sorted(FIELDS)
+    assert [group.__name__ for group in GROUPS] == [
+        "DataOptions",
+        "ModelOptions",
+        "MethodOptions",
+        "ProtocolOptions",
+        "ExecutionOptions",
+    ]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_has_its_metadata(name):
+    metadata = FIELDS[name].metadata
+    assert metadata.keys() == {"help", "result", "identifies", "deployed", "sent"}
+    assert bool(metadata["help"]) == (name != "settings")
+    assert all(isinstance(metadata[each], bool) for each in ("result", "identifies", "deployed", "sent"))
+    assert metadata["deployed"] or name == "settings" or not metadata["sent"]  # clients learn nothing that nobody sets
+
+
+def test_what_cannot_change_the_results_does_not_identify_them():
+    assert not set(field_names(result=False)) & set(field_names(identifies=True))
+    assert set(field_names(result=False)) == {"data_dir", "store_dir", "executor", "chunk"}
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name != "settings"])
+def test_a_resumed_run_may_change_exactly_what_cannot_change_its_results(name):
+    changed = changed_options({name: 1}, {name: 2})
+    assert changed == ([] if name in field_names(result=False) else [f"{name} 1, now 2"])
+
+
+def test_changed_settings_are_named_one_by_one():
+    before, now = {"algorithm": "mg", "settings": {"lam": 1.0, "R": 2}}, {"algorithm": "mg", "settings": {"lam": 3.0}}
+    assert changed_options(before, now) == ["lam 1.0, now 3.0", "R 2, now None"]
+    assert changed_options(before, {**now, "algorithm": "fo"}) == ["algorithm 'mg', now 'fo'"]
+
+
+def test_a_record_from_before_a_field_existed_has_its_default():
+    plain = Experiment().checked(data_elsewhere=True).plain()
+    assert {**plain, "settings": None} == plain_defaults() | {"settings": None}
+    older = {name: value for name, value in plain.items() if name not in ("metrics", "diagnostics", "aggregate")}
+    assert changed_options(older, plain) == []
+    assert changed_options(older, {**plain, "diagnostics": True}) == ["diagnostics False, now True"]
+
+
+def test_a_file_of_plain_values_is_the_experiment():
+    experiment = Experiment(algorithm="pfedme", clients=7, select=[0, 3], metrics="f1", settings={"lam": 3}).checked()
+    assert Experiment.from_mapping(yaml.safe_load(yaml.safe_dump(experiment.plain()))) == experiment
+
+
+def test_a_flat_file_with_few_keys_is_enough():
+    experiment = Experiment.from_mapping(yaml.safe_load("algorithm: pfedme\nrounds: '7'\nsettings: {lam: 2e1}\n"))
+    assert (experiment.rounds, experiment.settings["lam"], experiment.metrics) == (7, 20.0, ["accuracy", "loss"])
+
+
+def test_every_field_is_an_option_of_the_command_line(call):
+    code, out, _ = call("run", "--help")
+    assert code == 0
+    for name in FIELDS:
+        assert (f"--{name.replace('_', '-')}" in out) == (name != "settings"), name
