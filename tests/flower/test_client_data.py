@@ -20,17 +20,17 @@ def test_a_node_config(tmp_path, monkeypatch):
 
 
 def test_a_clients_part_of_a_dataset_is_kept(tmp_path):
-    node = client_data.node({"dataset": "digits", "clients": 5, "partition-id": 3, "home": str(tmp_path)}, 1)
+    node = client_data.node({"dataset": "synthetic", "clients": 5, "partition-id": 3, "home": str(tmp_path)}, 1)
     own, place = client_data.load(node, tmp_path)
     again, _ = client_data.load(node, tmp_path)
-    whole = pfedbred.load("digits", clients=5)
+    whole = pfedbred.load("synthetic", clients=5)
     assert place == 3
     np.testing.assert_array_equal(own.train.x, whole.train.client(3)[0])
     np.testing.assert_array_equal(again.train.x, own.train.x)
     assert len(list(tmp_path.glob("data-*.fed"))) == 1
     for wrong, why in (({"partition-id": 5}, "partition-id is from 0 to 4"), ({}, "needs partition-id=NUMBER")):
         with pytest.raises(SettingError, match=why):
-            client_data.load(client_data.node({"dataset": "digits", "clients": 5, **wrong}, 1), tmp_path)
+            client_data.load(client_data.node({"dataset": "synthetic", "clients": 5, **wrong}, 1), tmp_path)
 
 
 def test_labels_are_numbered_as_the_federation_does(tmp_path):

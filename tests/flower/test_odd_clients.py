@@ -188,7 +188,7 @@ def test_a_repaired_client_is_asked_again(prepared, tmp_path, capsys):
     summary = run(grid, tmp_path / "run", algorithm="fedavg", rounds=4, **ALL)
     assert "clinic-2 does not take part: its data cannot be used" in capsys.readouterr().out
     assert summary["federation"]["clients"] == ["clinic-0", "clinic-1", "clinic-2"]
-    assert summary["data"]["train_samples"] == 39
+    assert summary["data"]["train_samples"] == 47
 
 
 def test_a_silent_node_does_not_hold_up_every_round(prepared, tmp_path, capsys):

@@ -43,7 +43,7 @@ def test_predict(tmp_path):
     wrong = {
         "short": ({"x": x[:10], "y": y[:9]}, "has 10 samples and 9 labels"),
         "none": ({"x": x[:0], "y": y[:0]}, "holds no samples"),
-        "texts": ({"x": np.array(["one", "two"])}, "holds texts, and the model is for the other kind"),
+        "texts": ({"x": np.array(["one", "two"])}, "holds texts, but the model expects numbers"),
     }
     for name, (arrays, complaint) in wrong.items():
         np.savez(tmp_path / f"{name}.npz", **arrays)
@@ -52,7 +52,9 @@ def test_predict(tmp_path):
     done = command("predict", model, tmp_path / "diagnosis.csv", "--label-column", "diagnosis")
     assert "2 of 2 labels agree with the file" in done.stderr
     shutil.copy(tmp_path / "samples.npz", tmp_path / "samples.xyz")
-    assert "not a kind of file" in str(command("predict", model, tmp_path / "samples.xyz").exception)
+    assert "expected .npz, .npy, .csv, .parquet or .fed" in str(
+        command("predict", model, tmp_path / "samples.xyz").exception
+    )
 
 
 def test_columns_are_found_by_name(tmp_path):
@@ -69,7 +71,7 @@ def test_columns_are_found_by_name(tmp_path):
     training = write("training.csv", ["age", "dose", "label", "client"])
     prepared = tmp_path / "training.fed"
     assert command("data", "prepare", training, "--out", prepared).exit_code == 0
-    done = command("run", "--dataset", prepared, "--rounds", "20", "--out", tmp_path / "run")
+    done = command("run", "--dataset", prepared, "--algorithm", "fedavg", "--rounds", "20", "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert command("export", tmp_path / "run", "--client", "0").exit_code == 0
     model = tmp_path / "run" / "client-0.safetensors"
@@ -93,19 +95,26 @@ def test_columns_are_found_by_name(tmp_path):
     assert "the column 'dose' is one of the model's inputs" in problem
 
 
+@pytest.mark.full
 def test_an_input_is_not_taken_for_the_label(tmp_path):
     """Though it is called y."""
     rows = "".join(f"{i % 5},{3 * (i % 2)},{i % 2},{i // 20}\n" for i in range(40))
     (tmp_path / "xy.csv").write_text("x,y,outcome,client\n" + rows)
     options = ("--label-column", "outcome", "--out", tmp_path / "xy.fed")
     assert command("data", "prepare", tmp_path / "xy.csv", *options).exit_code == 0
-    assert command("run", "--dataset", tmp_path / "xy.fed", "--rounds", "2", "--out", tmp_path / "run").exit_code == 0
+    assert (
+        command(
+            "run", "--dataset", tmp_path / "xy.fed", "--algorithm", "fedavg", "--rounds", "2", "--out", tmp_path / "run"
+        ).exit_code
+        == 0
+    )
     assert command("export", tmp_path / "run").exit_code == 0
     done = command("predict", tmp_path / "run" / "global.safetensors", tmp_path / "xy.csv")
     assert len(done.stdout.split()) == 40
     assert "labels agree with the file" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_column_of_images_is_found_by_name(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'pfedbred[data]'")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -120,7 +129,12 @@ def test_a_column_of_images_is_found_by_name(tmp_path):
     parquet.write_table(pyarrow.table(table), tmp_path / "p.parquet")
     options = ("--features", "picture", "--out", tmp_path / "p.fed")
     assert command("data", "prepare", tmp_path / "p.parquet", *options).exit_code == 0
-    assert command("run", "--dataset", tmp_path / "p.fed", "--rounds", "2", "--out", tmp_path / "run").exit_code == 0
+    assert (
+        command(
+            "run", "--dataset", tmp_path / "p.fed", "--algorithm", "fedavg", "--rounds", "2", "--out", tmp_path / "run"
+        ).exit_code
+        == 0
+    )
     assert command("export", tmp_path / "run").exit_code == 0
     done = command("predict", tmp_path / "run" / "global.safetensors", tmp_path / "p.parquet")
     assert done.exit_code == 0, done.exception

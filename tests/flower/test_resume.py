@@ -123,7 +123,7 @@ def test_a_client_that_comes_when_the_run_is_resumed(prepared, tmp_path):
         run(Loopback(nodes, dying(4)), tmp_path / "run", algorithm="fedavg", **ALL)
     summary = run(Loopback({**nodes, 102: late}), tmp_path / "run", algorithm="fedavg", **ALL)
     assert summary["federation"]["clients"] == ["clinic-0", "clinic-1", "clinic-2"]
-    assert summary["data"]["train_samples"] == 39
+    assert summary["data"]["train_samples"] == 47
 
 
 def test_a_run_is_resumed_with_its_own_settings_only(prepared, tmp_path):

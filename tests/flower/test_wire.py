@@ -81,7 +81,7 @@ SPOILT = {
     "infinite": (_replace(lambda array: np.full_like(array, np.inf)), "not finite"),
     "no array": (_bytes(lambda array: b"x" * 100), "NumPy's format"),
     "cut off": (_bytes(lambda array: Array(array).data[:-4]), "too short"),
-    "trailing bytes": (_bytes(lambda array: Array(array).data + b"more"), "something follows"),
+    "trailing bytes": (_bytes(lambda array: Array(array).data + b"more"), "extra bytes after the array"),
     "a header that promises terabytes": (_bytes(_huge), "cannot read"),
 }
 
@@ -176,7 +176,7 @@ def test_errors_and_impossible_statistics_are_refused(prepared, tmp_path, capsys
         "round 2: the update of clinic-2 is rejected: it reports a norm or a time below zero",
         "round 1: no evaluation from clinic-0: 'global_test.accuracy.total' cannot be 1000000: it has 2 test samples",
         "round 2: no evaluation from clinic-0: 'global_test.accuracy.total' cannot be -1: it has 2 test samples",
-        "round 1: no evaluation from clinic-1: it has evaluated 1000000 test samples, and introduced itself with 4",
+        "round 1: no evaluation from clinic-1: it has evaluated 1000000 test samples, and introduced itself with 6",
         "round 2: no evaluation from clinic-1: the message of clinic-1 holds another tree",
     ):
         assert line in said
