@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import pfedbred
-from pfedbred import algorithms, data
-from pfedbred.runs import records
+from pfedbred import algorithms, data, settings
 
 SETTINGS = {"R": 1, "K": 1, "R_head": 1, "R_personal": 1, "tune_steps": 1, "adapt_steps": 1}
 
@@ -35,13 +34,13 @@ def federation(name):
 
 
 def ordinary(algorithm):
-    known = pfedbred.settings.declared(algorithms.factory(algorithm))
+    known = settings.declared(algorithms.factory(algorithm))
     return {name: value for name, value in SETTINGS.items() if name in known}
 
 
 def check_scores(finished):
     """A score is a number if and only if there is something to score."""
-    here = finished.simulation.federation
+    here = finished.backend.federation
     for scores in (finished.points[-1].scores.global_, finished.points[-1].scores.personal):
         for split, found in ((here.train, scores.train), (here.test, scores.test)):
             assert np.isfinite(found.accuracy).all() == (len(split.y) > 0)
@@ -108,7 +107,7 @@ def test_a_client_without_training_samples_is_refused_by_name():
 def test_nobody_at_all_is_refused():
     with pytest.raises(pfedbred.SettingError, match="need training and test samples of the same clients, got 0 and 0"):
         pfedbred.from_clients([], [])
-    with pytest.raises(pfedbred.SettingError, match=r"samples have shape \(0,\): there is nothing in them"):
+    with pytest.raises(pfedbred.SettingError, match=r"samples of shape \(0,\) are empty"):
         pfedbred.from_clients([(np.zeros((2, 0)), np.zeros(2, int))], [(np.zeros((0, 0)), np.zeros(0, int))])
 
 
@@ -129,4 +128,4 @@ def test_newcomers_of_a_small_federation():
     two = federation("one class")
     finished = pfedbred.run(federation=two, algorithm="fedavg", rounds=1, held_out_clients=0.5, settings={"R": 1})
     check_scores(finished)
-    json.dumps(records.summary(finished), allow_nan=False)
+    json.dumps(finished.record().summary, allow_nan=False)

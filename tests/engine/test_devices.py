@@ -36,12 +36,12 @@ run = pfedbred.run(
 found["streamed"] = [run.points[-1].scores.personal.test.client_loss.tolist()]
 rng = np.random.default_rng(0)
 pairs = [(rng.normal(size=(9, 4)) * (1e25 if i == 2 else 1), rng.integers(0, 2, 9)) for i in range(5)]
-sickly = pfedbred.from_clients(pairs, pairs)  # one client's numbers overflow: it is left out wherever it is
+faulty = pfedbred.from_clients(pairs, pairs)  # one client's numbers overflow: it is rejected wherever it is
 run = pfedbred.run(
-    federation=sickly, algorithm="scaffold", rounds=3, aggregated=5, settings={"R": 2}, executor=sys.argv[5]
+    federation=faulty, algorithm="scaffold", rounds=3, aggregated=5, settings={"R": 2}, executor=sys.argv[5]
 )
-assert run.health.left_out == [{"2": 3}], run.health
-found["sickly"] = [run.points[-1].scores.global_.test.client_accuracy[:, :2].tolist()]
+assert run.rejections.rejected == [{"2": 3}], run.rejections
+found["faulty"] = [run.points[-1].scores.global_.test.client_accuracy[:, :2].tolist()]
 if number == 0:
     print(json.dumps(found))
 """

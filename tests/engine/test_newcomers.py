@@ -1,4 +1,4 @@
-"""Clients held out of training: they start from what the server sends to strangers, and train alone."""
+"""Newcomers: clients held out of training start from what the server sends to clients it has not met."""
 
 import jax
 import numpy as np
@@ -22,30 +22,30 @@ def run(algorithm, **options):
     )
 
 
-def accuracy(weights, split, clients):
+def accuracy(params, split, clients):
     """Of a linear model, on the samples of these clients, by hand."""
     x = np.concatenate([split.client(i)[0] for i in clients])
     y = np.concatenate([split.client(i)[1] for i in clients])
-    layer = jax.tree.map(np.asarray, weights["output"])
+    layer = jax.tree.map(np.asarray, params["output"])
     return np.mean(np.argmax(x @ layer["weight"].T + layer["bias"], axis=1) == y)
 
 
 def held_out(result):
     """Numbers of the clients that did not train."""
-    trained = set(map(int, result.simulation.federation.names))
+    trained = set(map(int, result.backend.federation.names))
     return [i for i in range(len(SIZES)) if i not in trained]
 
 
-def test_training_does_not_see_them():
+def test_training_does_not_see_newcomers():
     """The run is that of the other clients alone."""
-    result = run("mg-meta")
+    result = run("fedavg")
     assert len(held_out(result)) == 2
-    others = small_federation(SIZES).take(np.array(sorted(map(int, result.simulation.federation.names))))
-    alone = pfedbred.run(federation=others, algorithm="mg-meta", rounds=3, settings={"R": 4})
+    others = small_federation(SIZES).take(np.array(sorted(map(int, result.backend.federation.names))))
+    alone = pfedbred.run(federation=others, algorithm="fedavg", rounds=3, settings={"R": 4})
     jax.tree.map(np.testing.assert_array_equal, result.global_model(), alone.global_model())
 
 
-def test_a_newcomer_is_met_with_the_global_model():
+def test_a_newcomer_starts_from_the_global_model():
     """pFedMe's newcomer starts at w, and so at first P is G, on the newcomers' own test samples."""
     result = run("pfedme", seeds=2)
     federation = small_federation(SIZES)
@@ -60,8 +60,9 @@ def test_a_newcomer_is_met_with_the_global_model():
         np.testing.assert_array_equal(evaluation.global_.test.loss, result.newcomers[0].global_.test.loss)
 
 
+@pytest.mark.full
 def test_a_newcomer_trains_alone():
-    """With `local`, two rounds of joining are two rounds of that client's own SGD from the first weights."""
+    """With `local`, two rounds of joining are two rounds of that client's own SGD from the initial params."""
     result = run("local")
     alone = small_federation(SIZES).take(np.array(held_out(result)))
     trained = pfedbred.run(federation=alone, algorithm="local", rounds=2, settings={"R": 4}, select=[0, 1])
@@ -70,25 +71,23 @@ def test_a_newcomer_trains_alone():
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("algorithm", ["fedamp", "fedu"])
-def test_servers_with_a_model_for_each_client_have_one_for_strangers(algorithm):
-    """It is the mean of the others'; a stranger's number would point past the end of the server's table."""
+def test_servers_with_a_model_per_client_have_one_for_newcomers(algorithm):
+    """It is the mean of the others'; a newcomer's number would point past the end of the server's table."""
     result = run(algorithm)
     new = small_federation(SIZES).take(np.array(held_out(result)))
-    settled = newcomers.settled(result.simulation.algorithm)
-    state = jax.tree.map(lambda leaf: leaf[0], result.states.server)
-    message = settled.server.send(state, np.int32(0))
+    frozen = newcomers.frozen(result.backend.algorithm)
+    state = jax.tree.map(lambda leaf: leaf[0], result.state.server)
+    message = frozen.server.send(state, np.int32(0))
     expected = jax.tree.map(lambda leaf: np.mean(np.asarray(leaf), axis=0), state.model)
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-6), message, expected)
     assert result.newcomers[0].personal.test.accuracy[0] == pytest.approx(accuracy(expected, new.test, [0, 1]))
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    ["heurfedamp", "scaffold+ft"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("fedem", "fedrep", "mime", "per-fedavg")],
-)
-def test_methods_with_more_to_send_take_in_newcomers(algorithm):
+@pytest.mark.full
+@pytest.mark.parametrize("algorithm", ["heurfedamp", "scaffold+ft", "fedem", "fedrep", "mime", "per-fedavg"])
+def test_methods_that_send_more_than_a_model_welcome_newcomers(algorithm):
     """All others send every client the one model."""
     result = run(algorithm, model="dnn", settings={"R": 2})
     for evaluation in result.newcomers:

@@ -1,4 +1,4 @@
-"""Clients that send what they should not: any algorithm with some clients made sick, for the tests."""
+"""Faulty clients: any algorithm with some clients that send what they should not."""
 
 import jax
 import jax.numpy as jnp
@@ -49,10 +49,10 @@ def poisoned(algorithm, bad, poison=POISONS["nan"], *, state_too=False, answers_
 
     def train(message, state, data):
         received, is_bad = message
-        upload, kept = client.train(received, state, data)
+        upload, kept, *info = client.train(received, state, data)
         if state_too:
-            return upload, either(is_bad, state, kept)
-        return (upload if answers_too else either(is_bad, client.unchanged(received), upload)), kept
+            return upload, either(is_bad, state, kept), *info
+        return (upload if answers_too else either(is_bad, client.unchanged(received), upload)), kept, *info
 
     def prepare(message, state, data):
         received, is_bad = message

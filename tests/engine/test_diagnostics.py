@@ -1,0 +1,117 @@
+"""Diagnostics: averages over the clients of what ``train`` reports, which cost nothing when nobody asks for them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.backends import backend, federation, task_for, trained
+from support.poison import poisoned
+
+import pfedbred
+from pfedbred.engine.round import Shared
+
+SIZES = (7, 12, 5, 20, 9)
+DATA = federation(SIZES)
+
+
+@functools.cache
+def reporting(costly=False):
+    """FedAvg that reports its number of samples, and if asked the length of a full gradient."""
+    task = task_for(DATA)
+    fedavg = pfedbred.make("fedavg", task, {"R": 2})
+
+    def train(message, state, data):
+        info = {"samples": data.size.astype(jnp.float32)}
+        if costly:
+            gradient = task.full_gradient(message, data)
+            info["gradient"] = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
+        return *fedavg.client.train(message, state, data)[:2], info
+
+    return fedavg._replace(client=fedavg.client._replace(train=train))
+
+
+def norms_of_updates(made, state):
+    """||upload - G|| of every client, from the uploads."""
+    shared = Shared(made.shards, state.key[0], jax.tree.map(lambda leaf: leaf[0], state.server), {})
+    records = jax.tree.map(lambda leaf: leaf[0], state.clients)
+    uploads = jax.jit(made.round.train)(shared, (jnp.arange(len(SIZES)), records)).upload
+    start = jax.tree.leaves(made.global_model(state))
+    flat = [
+        (np.asarray(leaf) - np.asarray(old)).reshape(len(SIZES), -1)
+        for leaf, old in zip(jax.tree.leaves(uploads), start, strict=True)
+    ]
+    return np.linalg.norm(np.concatenate(flat, axis=1), axis=1)
+
+
+def test_diagnostics_are_means_over_the_clients_that_trained():
+    """In every round anew; before the first there are none."""
+    made, state = trained(reporting(), DATA, rounds=0, select=(0, 3), diagnostics=True)
+    before = made.diagnostics(state)
+    assert all(np.isnan(values).all() for values in before.values())
+    for _ in range(2):
+        expected = np.mean(norms_of_updates(made, state))
+        state = made.advance(state, 1)
+        found = made.diagnostics(state)
+        assert found.keys() == before.keys() == {"update_norm", "samples"}
+        assert found["update_norm"] == pytest.approx([expected], rel=1e-9)
+        assert found["samples"] == pytest.approx([np.mean(SIZES)])  # all train, and two are averaged
+
+
+def test_only_the_cohort_counts_if_only_it_trains():
+    made, state = trained(reporting(), DATA, select=(0, 3), participation="sample", diagnostics=True, rounds=1)
+    assert made.diagnostics(state)["samples"] == pytest.approx([np.mean([7, 20])])
+
+
+def test_rejected_updates_do_not_count():
+    made, state = trained(poisoned(reporting(), [1]), DATA, diagnostics=True, rounds=1)
+    found = made.diagnostics(state)
+    assert made.rejections(state).rejected == [{"1": 1}]
+    assert found["samples"] == pytest.approx([np.mean([7, 5, 20, 9])])
+    assert np.isfinite(found["update_norm"]).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"streamed": True},
+        {"executor": "vmap"},
+        pytest.param({"executor": "loop"}, marks=pytest.mark.full),
+        pytest.param({"executor": "loop", "streamed": True}, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_backends_and_executors_agree(options):
+    runs = [
+        trained(reporting(), DATA, participation="sample", diagnostics=True, seeds=(0, 1), rounds=2, **each)
+        for each in ({}, options)
+    ]
+    expected, found = (made.diagnostics(state) for made, state in runs)
+    assert found.keys() == expected.keys() == {"update_norm", "samples"}
+    for name, values in expected.items():
+        assert values.shape == (2,)
+        np.testing.assert_allclose(found[name], values, rtol=1e-9)
+
+
+def instructions(algorithm, diagnostics):
+    """How many a compiled round has, and its FLOP."""
+    made = backend(algorithm, DATA, select=(0, 3), diagnostics=diagnostics)
+    state = made.init([0])
+    assert (jax.tree.leaves(state.info) == []) == (not diagnostics)
+    made.advance(state, 1)
+    program = made._advance._programs[1]
+    return sum(" = " in line for line in program.as_text().splitlines()), program.cost_analysis()["flops"]
+
+
+def test_diagnostics_that_nobody_asks_for_cost_nothing():
+    """A round that reports a full gradient is as large as one that reports nothing; with diagnostics it is larger."""
+    fedavg = reporting()
+    silent = fedavg._replace(
+        client=fedavg.client._replace(train=lambda *given: fedavg.client.train(*given)[:2])  # as if it had no info
+    )
+    count, work = instructions(silent, diagnostics=False)
+    assert instructions(reporting(costly=True), diagnostics=False) == (count, work)
+    count_on, work_on = instructions(reporting(costly=True), diagnostics=True)
+    assert count_on > count
+    assert work_on > work
