@@ -82,7 +82,7 @@ def test_batched_is_the_plain_loop_and_nothing_recompiles(name):
     np.testing.assert_allclose(scores.personal.test.loss, plain.evaluate(plain_states).personal.test.loss, rtol=1e-6)
 
 
-SMALL = [("heurfedamp", "one client"), ("scaffold", "one sampled")]
+SMALL = [("heurfedamp", "one client")]  # whose attention is to others
 
 
 @pytest.mark.parametrize(

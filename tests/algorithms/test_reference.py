@@ -195,7 +195,7 @@ PRIORS = [
     pytest.param({"sigma": SIGMA_IN_LIBRARY}, {"sigma": SIGMA}, id="diagonal", marks=pytest.mark.full),
     pytest.param({"prior": "bernoulli"}, {"prior": "bernoulli"}, id="bernoulli", marks=pytest.mark.full),
     pytest.param({"prior": "poisson"}, {"prior": "poisson"}, id="poisson", marks=pytest.mark.full),
-    pytest.param({"prior": "exponential"}, {"prior": "exponential"}, id="exponential"),
+    pytest.param({"prior": "exponential"}, {"prior": "exponential"}, id="exponential", marks=pytest.mark.full),
 ]
 
 

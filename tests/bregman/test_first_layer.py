@@ -29,8 +29,8 @@ def problem(name, key, lam, sigma=None):
 @pytest.mark.parametrize(
     ("name", "steps", "sigma"),
     [
-        ("mclr", 2, 2.5),
         ("dnn", 7, None),  # a loop, where fewer steps are unrolled
+        pytest.param("mclr", 2, 2.5, marks=pytest.mark.full),
         pytest.param("dnn", 2, 2.5, marks=pytest.mark.full),
         pytest.param("mclr", 7, None, marks=pytest.mark.full),
     ],

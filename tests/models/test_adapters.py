@@ -212,6 +212,7 @@ def test_flax_dropout_is_rejected(make):
         models.from_flax(make(), (6,))
 
 
+@pytest.mark.full
 def test_inactive_dropout_is_accepted():
     """So is a rate of zero."""
     plain = {
