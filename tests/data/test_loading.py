@@ -66,7 +66,7 @@ def test_objects_are_accepted_like_names(prepared):
     assert data.population(federation) is None
     np.testing.assert_array_equal(pfedbred.load(path).train.x, federation.train.x)
     for dataset in (federation, lambda: federation, population, path):
-        with pytest.raises(pfedbred.SettingError, match=r"is split already: clients cannot be chosen"):
+        with pytest.raises(pfedbred.SettingError, match=r"is already split: clients cannot be changed"):
             pfedbred.load(dataset, clients=3)
 
 

@@ -134,7 +134,7 @@ def test_nothing_is_left_behind_when_writing_fails(tmp_path):
 def test_a_prepared_file_is_split_already(tmp_path):
     prepared.save(images(), tmp_path / "x.fed")
     for option in ({"clients": 3}, {"split": "iid"}, {"seed": 1}, {"test_fraction": 0.1}):
-        with pytest.raises(pfedbred.SettingError, match="is split already"):
+        with pytest.raises(pfedbred.SettingError, match="is already split"):
             pfedbred.load(str(tmp_path / "x.fed"), **option)
 
 
