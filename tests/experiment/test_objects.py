@@ -66,7 +66,7 @@ def test_prior_and_mean_as_objects():
 
 def test_a_split_as_a_function():
     named, given = (
-        load_data(Experiment(dataset="digits", clients=5, split=split)) for split in ("iid", custom.equal_shares)
+        load_data(Experiment(dataset="digits", clients=5, split=split)) for split in ("paper", custom.few_labels)
     )
     np.testing.assert_array_equal(named.train.offsets, given.train.offsets)
     np.testing.assert_array_equal(named.test.x, given.test.x)
@@ -141,7 +141,7 @@ KINDS = {
     ],
     "split": [
         (3, "split must be a name or a function, not 3"),
-        ("iid", "small is split already: split cannot be chosen"),
+        ("iid", "small is already split: split cannot be changed"),
     ],
     "settings": [
         ({"prior": 3}, "prior must be a name or a Family, not 3"),

@@ -8,7 +8,7 @@ import pfedbred
 from pfedbred import Count, Metric, Positive, models
 from pfedbred.aggregation import weighted_mean
 from pfedbred.algorithms.fedavg import fedavg
-from pfedbred.data.partition.general import iid
+from pfedbred.data.partition.cyclic import cyclic_labels
 from pfedbred.engine import selection
 
 
@@ -44,8 +44,9 @@ def weighted(gathered):
     return weighted_mean(gathered)
 
 
-def equal_shares(pool, *, clients, seed, test_fraction):
-    return iid(pool, clients=clients, seed=seed, test_fraction=test_fraction)
+def few_labels(pool, *, clients, labels_per_client, seed):
+    """The split that ``paper`` stands for with the digits."""
+    return cyclic_labels(pool, clients=clients, labels_per_client=labels_per_client, seed=seed)
 
 
 def _confident_sums(predictions):
