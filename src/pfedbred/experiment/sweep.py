@@ -124,7 +124,7 @@ def sweep(
       memory: bytes that the states of points running together may take.
       observe: called after every evaluation with how many of all points' rounds are done, and how many there are.
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     names = tuple(grid)
     _check(experiment, grid)
     points = np.array(list(itertools.product(*grid.values())), float)
@@ -172,7 +172,7 @@ def sweep(
         gather("global_"),
         gather("personal"),
         backend.compile_seconds,
-        time.perf_counter() - begun,
+        time.perf_counter() - started,
     )
 
 

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written beside their place, flushed to disk, then renamed into it."""
+"""Atomic writes: a file is written under a temporary name, flushed to disk, then renamed."""
 
 from __future__ import annotations
 

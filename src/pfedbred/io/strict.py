@@ -1,4 +1,4 @@
-"""Strict JSON and YAML: files from untrusted sources, read as plain values or refused with a one-line error.
+"""Strict JSON and YAML: files from untrusted sources, read as plain values or rejected with a one-line error.
 
 Nothing in a file is executed, unpickled or turned into an object, and nothing may take much more memory than it takes
 on disk. PyYAML's SafeLoader still expands aliases without limit and resolves tags; Python's ``json`` accepts NaN,

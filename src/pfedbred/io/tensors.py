@@ -69,7 +69,7 @@ class Kind(NamedTuple):
 
     @property
     def facts(self) -> str:
-        """What the header calls that which is not an array."""
+        """The header's name for the values that are not arrays."""
         return self.format.split()[1]
 
 
@@ -119,7 +119,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray | Pieces], metadata: Mappi
 
 
 def save(kind: Kind, path: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray | Pieces]) -> None:
-    """Writes a file with a checksum of all it says."""
+    """Writes a file with a checksum of its whole content."""
     text = json.dumps(facts)
     write(path, arrays, {"format": kind.format, kind.facts: text, "sha256": _checksum(text, arrays)})
 
@@ -135,7 +135,7 @@ def _pieces(array: np.ndarray | Pieces) -> Iterator[memoryview]:
 
 
 def _checksum(facts: str, arrays: Mapping[str, np.ndarray | Pieces]) -> str:
-    """Of what the file says and of every array: its name, type, shape and bytes."""
+    """The checksum of the plain values, and of every array's name, type, shape and bytes."""
     digest = hashlib.sha256(facts.encode())
     for name in sorted(arrays):
         array = arrays[name]
@@ -149,7 +149,7 @@ def _checksum(facts: str, arrays: Mapping[str, np.ndarray | Pieces]) -> str:
 
 
 def load(kind: Kind, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What a file says, and its arrays, which stay in the file. Refuses one that is damaged."""
+    """The plain values of a file, and its arrays, which stay in the file. Rejects a damaged one."""
     try:
         with path.open("rb") as file:
             header, begin = _header(kind, path, file)

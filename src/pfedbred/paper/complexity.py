@@ -63,9 +63,9 @@ def _measure(method: str, amounts: Mapping[str, int], repeats: int) -> dict[str,
     states = jax.block_until_ready(backend.advance(backend.init([0]), 1))
     times = []
     for _ in range(repeats):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         states = jax.block_until_ready(backend.advance(states, amounts["T"]))
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     return {"seconds": min(times), "bytes": backend.state_bytes()}
 
 

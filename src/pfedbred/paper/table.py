@@ -232,10 +232,10 @@ def load_or_measure(
             )
             raise SettingError(f"{file} was made with other settings ({words}): choose another --out, or remove it")
         return done, False
-    begun = time.perf_counter()
+    started = time.perf_counter()
     measured = measure()
     record = {
-        "seconds": round(time.perf_counter() - begun, 1),
+        "seconds": round(time.perf_counter() - started, 1),
         **measured,
         "fingerprint": wanted,
         "revision": revision(),

@@ -20,7 +20,7 @@ from pfedbred.errors import SettingError, printable
 from pfedbred.io import tensors
 from pfedbred.io.shapes import COUNT, Maybe, expect
 
-_KIND = tensors.Kind("pfedbred pool 1", "cache of decoded images", "delete it to have it made again")
+_KIND = tensors.Kind("pfedbred pool 1", "cache of decoded images", "delete it, and it will be rebuilt")
 _FACTS = {"origin": [str], "classes": COUNT, "owners": Maybe([str]), "raw": bool}
 
 
