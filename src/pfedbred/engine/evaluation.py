@@ -31,7 +31,7 @@ _LARGEST = 2**28  # bytes of an array while one seed is evaluated
 
 
 class Blocks(NamedTuple):
-    """Runs of at most ``Evaluator.width`` samples of one client."""
+    """Runs of samples of one client, at most as long as a block of their split."""
 
     client: Array
     start: Array
@@ -139,11 +139,12 @@ class Evaluator:
         self._predict, self._losses = algorithm.predict, task.losses
         self._clients = federation.clients
         self.metrics = {"train": metrics.resolve("", task.kind), "test": tuple(chosen)}
-        typical = float(np.median(federation.train.sizes))
-        self._width = int(np.clip(2 ** math.ceil(math.log2(max(typical, 1))), 16, 256))
+        splits = {"train": federation.train, "test": federation.test}
+        self._width = {part: _block_width(split.sizes) for part, split in splits.items()}
+        test = devices.place(federation.inputs(federation.test), self._sharding)
         self.sets = [
-            self._on_device(train, federation.train),
-            self._on_device(devices.place(federation.inputs(federation.test), self._sharding), federation.test),
+            self._on_device(inputs, split, self._width[part])
+            for (part, split), inputs in zip(splits.items(), (train, test), strict=True)
         ]
         self._executor = executor
         self._tally_blocks = {
@@ -153,20 +154,20 @@ class Evaluator:
             for part in self.metrics
         }
 
-    def _on_device(self, inputs: Inputs, split: Split) -> EvaluationSet:
+    def _on_device(self, inputs: Inputs, split: Split, width: int) -> EvaluationSet:
         starts, clients, lengths = [], [], []
         for i, (begin, end) in enumerate(zip(split.offsets[:-1], split.offsets[1:], strict=True)):
-            for start in range(begin, end, self._width):
+            for start in range(begin, end, width):
                 clients.append(i)
                 starts.append(start)
-                lengths.append(min(self._width, end - start))
+                lengths.append(min(width, end - start))
         blocks = Blocks._make(np.asarray(column, np.int32) for column in (clients, starts, lengths))
         y, blocks = devices.place((split.y, blocks), self._sharding)
         return EvaluationSet(inputs, y, blocks)
 
     def _tally_block(self, part: str, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> tuple[Sums, Sums]:
         samples, global_, personal = shared
-        place = jnp.arange(self._width)
+        place = jnp.arange(self._width[part])
         rows = jnp.minimum(block.start + place, len(samples.y) - 1)
         x, y, mask = samples.x.take(rows), samples.y[rows], place < block.length
 
@@ -205,6 +206,12 @@ class Evaluator:
     def summarise(self, tallies: Tallies) -> Evaluation:
         """The metrics' values from statistics that begin with the seeds."""
         return summarise(jax.device_get(tallies), self.metrics)  # at once: one by one takes longer than evaluating
+
+
+def _block_width(sizes: np.ndarray) -> int:
+    """As many samples as most clients have, rounded up to a power of two, from 16 to 256."""
+    typical = float(np.median(sizes[sizes > 0])) if np.any(sizes) else 1.0
+    return int(np.clip(2 ** math.ceil(math.log2(max(typical, 1))), 16, 256))
 
 
 def _one_row(shared: tuple[EvaluationSet, Tree, Tree]) -> Any:

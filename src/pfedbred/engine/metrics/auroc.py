@@ -60,7 +60,7 @@ def _value(sums: Histograms) -> np.ndarray:
     positive, negative = np.asarray(sums.positive, np.float64), np.asarray(sums.negative, np.float64)
     below = np.cumsum(negative, -1) - negative / 2  # those of the same bin count half
     positives, negatives = positive.sum(-1), negative.sum(-1)
-    areas = ratio((positive * below).sum(-1), positives * negatives)
+    areas = ratio(np.einsum("...b,...b->...", positive, below), positives * negatives)
     defined = np.count_nonzero(positives * negatives, -1)
     return np.where(np.asarray(sums.invalid) > 0, np.nan, ratio(np.nansum(areas, -1), defined))
 
