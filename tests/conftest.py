@@ -1,4 +1,4 @@
-"""Shared set-up: numerics are tested in float64; models that should stay in float32 say so themselves."""
+"""Shared set-up. Numerics are tested in float64; models that should stay in float32 choose it themselves."""
 
 import dataclasses
 import gc
@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests compile the same programs again and again. They share them in a folder that goes with the session; pytest's
+# Tests compile the same programs again and again. They share them in a folder that is removed at the end; pytest's
 # workers inherit its name, and the user's own cache is left alone.
 PROGRAMS = None
 if "PFEDBRED_TEST_PROGRAMS" not in os.environ:
@@ -39,10 +39,16 @@ if jax.config.jax_num_cpu_devices == -1:  # else the first test of the command l
     jax.config.update("jax_num_cpu_devices", 1)
 settings.register_profile("default", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("default")
-# Tracing makes many small objects and hardly any cycles: looking for those less often saves 7 % of the time.
+# Tracing makes many small objects and hardly any cycles: collecting less often saves 7 % of the time.
 gc.collect()
 gc.freeze()
 gc.set_threshold(50_000, 20, 100)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Tells a newcomer that there is more."""
+    if "not full" in config.option.markexpr and not config.option.file_or_dir:
+        terminalreporter.write_line("representative tests only; the rest: make test-all (about a quarter of an hour)")
 
 
 def pytest_unconfigure(config):
@@ -51,8 +57,8 @@ def pytest_unconfigure(config):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _hears_interrupts():
-    """A shell's background jobs are deaf to Ctrl-C, and so would be the tests of it."""
+def _receive_interrupts():
+    """A shell's background jobs ignore Ctrl-C, and so would the tests of it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -89,7 +95,7 @@ def small_federation(sizes=(7, 12, 5, 20), features=6, classes=3, seed=0) -> pfe
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
-    """A federation of three clients in single precision, as it is outside these tests; and the file that holds it."""
+    """A federation of three clients in single precision, as outside these tests, and its file."""
     made = small_federation((7, 20, 20))  # two alike: their programs are compiled once
 
     def narrow(split):
