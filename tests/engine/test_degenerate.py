@@ -1,4 +1,4 @@
-"""Federations with hardly anything in them: every method runs, and what can be a number is one."""
+"""Federations with hardly any data: every method runs, and every score that can be a number is one."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 
 import pfedbred
 from pfedbred import algorithms, data, settings
+from pfedbred.data.pool import federate
 
 SETTINGS = {"R": 1, "K": 1, "R_head": 1, "R_personal": 1, "tune_steps": 1, "adapt_steps": 1}
 
@@ -52,29 +53,19 @@ def check_scores(finished):
                 assert np.isfinite(found.client_std).all()
 
 
-ALIKE = (  # others are the same inside
-    *("fo", "mfo", "mg", "mg-meta-literal", "pfedbred", "pfedme"),
-    *("fedavg", "fedprox", "reptile", "per-fedavg", "ditto", "fedrep", "fedbabu", "heurfedamp", "fedu"),
-)
-
-
 @pytest.mark.parametrize(
     "algorithm",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in ALIKE else []) for name in algorithms.ALGORITHMS],
+    [pytest.param(name, marks=[] if name == "mg-meta" else [pytest.mark.full]) for name in algorithms.ALGORITHMS],
 )
 def test_every_method_on_one_sample_and_labels_that_nobody_trains_on(algorithm):
-    """Both at once, and a client of 40 samples, and one without a test: what is hard for a method is all here."""
+    """Both at once, and a client of 40 samples, and one without a test: all that is hard for a method."""
     train = [samples(1, 0), samples(40, 1), samples(2, 1)]
     hard = pfedbred.from_clients(train, [samples(1, 2), samples(3), NOTHING], name="hard")
     check_scores(pfedbred.run(federation=hard, algorithm=algorithm, rounds=1, settings=ordinary(algorithm)))
 
 
-SHOWN = ("one client", "one sample", "a client without a test")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in SHOWN else [pytest.mark.slow]) for name in FEDERATIONS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", FEDERATIONS)
 def test_a_run_folder_and_its_page(name, call, tmp_path):
     """As the command line makes them: metrics, summary, pictures, models, and a report."""
     data.prepared.save(federation(name), tmp_path / "x.fed")
@@ -96,21 +87,22 @@ def test_a_run_folder_and_its_page(name, call, tmp_path):
     assert (tmp_path / "r" / "curves.png").stat().st_size > 1000
 
 
-def test_a_client_without_training_samples_is_refused_by_name():
+def test_a_client_without_training_samples_is_rejected_by_name():
     with pytest.raises(pfedbred.SettingError, match=r"client 1 has 0 training inputs .* it needs at least one"):
         pfedbred.from_clients([samples(3), NOTHING], [samples(1), samples(1)])
     pool = data.Pool("x", *samples(4), classes=2)
     with pytest.raises(pfedbred.SettingError, match="x: client 1 has no training samples"):
-        data.federate(pool, data.Assignment([np.arange(3), np.arange(0)], [np.arange(0)] * 2), about={})
+        federate(pool, data.Assignment([np.arange(3), np.arange(0)], [np.arange(0)] * 2), about={})
 
 
-def test_nobody_at_all_is_refused():
+def test_a_federation_of_nobody_is_rejected():
     with pytest.raises(pfedbred.SettingError, match="need training and test samples of the same clients, got 0 and 0"):
         pfedbred.from_clients([], [])
     with pytest.raises(pfedbred.SettingError, match=r"samples of shape \(0,\) are empty"):
         pfedbred.from_clients([(np.zeros((2, 0)), np.zeros(2, int))], [(np.zeros((0, 0)), np.zeros(0, int))])
 
 
+@pytest.mark.full
 def test_a_comparison_and_a_sweep_without_test_samples(call, tmp_path):
     data.prepared.save(federation("no test at all"), tmp_path / "x.fed")
     code, out, err = call(
@@ -123,8 +115,9 @@ def test_a_comparison_and_a_sweep_without_test_samples(call, tmp_path):
     assert "no test samples to compare the points by" in err
 
 
+@pytest.mark.full
 def test_newcomers_of_a_small_federation():
-    """One client trains, one comes afterwards."""
+    """One client trains, the other joins afterwards."""
     two = federation("one class")
     finished = pfedbred.run(federation=two, algorithm="fedavg", rounds=1, held_out_clients=0.5, settings={"R": 1})
     check_scores(finished)

@@ -76,9 +76,9 @@ def alone():
 @pytest.mark.parametrize(
     ("devices", "processes", "executor"),
     [
-        pytest.param(2, 1, "in-turn", marks=pytest.mark.slow),
+        pytest.param(2, 1, "in-turn", marks=pytest.mark.full),
         pytest.param(4, 1, "in-turn", marks=pytest.mark.slow),
-        pytest.param(1, 2, "in-turn", marks=pytest.mark.slow),
+        pytest.param(1, 2, "in-turn", marks=pytest.mark.full),
         pytest.param(2, 1, "vmap", marks=pytest.mark.slow),
     ],
 )
@@ -107,7 +107,7 @@ def in_two_processes(*arguments, folder):
     return [each.returncode for each in started], outputs
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_command_line_in_two_processes(tmp_path):
     """The first process writes the run folder, and it is that of one process; the other writes nothing.
 
@@ -130,7 +130,7 @@ def test_the_command_line_in_two_processes(tmp_path):
         assert two[model]["final_loss"]["mean"] == pytest.approx(one[model]["final_loss"]["mean"], rel=1e-4)
 
 
-def test_processes_that_do_not_find_each_other_say_so(call):
+def test_processes_that_do_not_find_each_other_fail_in_one_line(call):
     code, _, err = call("--distributed", "run")
     assert code == 2
     assert "cannot join the other processes" in err

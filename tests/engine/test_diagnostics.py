@@ -59,11 +59,13 @@ def test_diagnostics_are_means_over_the_clients_that_trained():
         assert found["samples"] == pytest.approx([np.mean(SIZES)])  # all train, and two are averaged
 
 
+@pytest.mark.full
 def test_only_the_cohort_counts_if_only_it_trains():
     made, state = trained(reporting(), DATA, select=(0, 3), participation="sample", diagnostics=True, rounds=1)
     assert made.diagnostics(state)["samples"] == pytest.approx([np.mean([7, 20])])
 
 
+@pytest.mark.full
 def test_rejected_updates_do_not_count():
     made, state = trained(poisoned(reporting(), [1]), DATA, diagnostics=True, rounds=1)
     found = made.diagnostics(state)
@@ -76,7 +78,7 @@ def test_rejected_updates_do_not_count():
     "options",
     [
         {"streamed": True},
-        {"executor": "vmap"},
+        pytest.param({"executor": "vmap"}, marks=pytest.mark.full),
         pytest.param({"executor": "loop"}, marks=pytest.mark.full),
         pytest.param({"executor": "loop", "streamed": True}, marks=pytest.mark.full),
     ],

@@ -152,6 +152,7 @@ def test_evaluation_takes_no_more_memory_for_more_runs():
     np.testing.assert_array_equal(found.global_.test.client_accuracy[43:], last.global_.test.client_accuracy)
 
 
+@pytest.mark.full
 def test_evaluation_takes_no_more_memory_for_more_samples(monkeypatch):
     """Some blocks of samples at a time, with the same counts as all at once."""
     few, _ = evaluation_needs(600)

@@ -36,6 +36,7 @@ def held_out(result):
     return [i for i in range(len(SIZES)) if i not in trained]
 
 
+@pytest.mark.full
 def test_training_does_not_see_newcomers():
     """The run is that of the other clients alone."""
     result = run("fedavg")

@@ -18,7 +18,6 @@ from pfedbred.experiment.building import build
     ("seeds", "options"),
     [
         ((0, 7), {"executor": "vmap"}),
-        ((0,), {"executor": "in-turn"}),
         pytest.param((0, 7), {"executor": "in-turn"}, marks=pytest.mark.full),
         pytest.param((0, 7), {"executor": "vmap", "chunk": 3}, marks=pytest.mark.full),
     ],
@@ -120,6 +119,7 @@ def test_only_the_sample_trains_when_asked():
     assert np.all(np.asarray(everyone.clients.drawn) > 0)
 
 
+@pytest.mark.full
 def test_the_average_is_weighted_by_data_or_uniform():
     """One step from a common start: the new global model is the weighted mean of what each client alone gives."""
 

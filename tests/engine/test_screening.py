@@ -122,7 +122,7 @@ SAMPLED = ["mg-meta", "scaffold", "fedamp", "mime's answers"]  # the others have
 
 @pytest.mark.parametrize(
     ("case", "participation"),
-    [pytest.param(case, "all", marks=[] if case == "mg-meta" else [pytest.mark.full]) for case in CASES]
+    [pytest.param(case, "all", marks=pytest.mark.full) for case in CASES]
     + [pytest.param(case, "sample", marks=[] if case == "scaffold" else [pytest.mark.full]) for case in SAMPLED],
 )
 def test_a_round_with_a_rejected_client_is_the_round_without_it(case, participation):
@@ -179,6 +179,7 @@ def test_a_round_with_too_few_valid_updates_is_skipped(name):
     assert not same(after.server, found.server)
 
 
+@pytest.mark.full
 def test_half_of_the_selected_are_enough():
     backend, start = simulate("fedavg", [0, 1, 2, 3], [0, 1])
     states = backend.advance(faulty(start), 1)
@@ -207,7 +208,8 @@ def test_executors_agree_on_rejections():
     np.testing.assert_array_equal(loop.clients.rejected, [[6, 0, 6, 0, 0, 0]] * 2)
 
 
-@pytest.mark.parametrize("bad", [[1, 2], pytest.param([1], marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("bad", [[1, 2], [1]])
 def test_a_gpu_computes_both_and_chooses_alike(bad, monkeypatch):
     """Valid rounds, rounds with one faulty client and skipped ones, without the branches of a CPU."""
 
@@ -223,7 +225,9 @@ def test_a_gpu_computes_both_and_chooses_alike(bad, monkeypatch):
     assert [each.skipped.tolist() for each in by_branches] == ([[0], [1], [1]] if len(bad) == 2 else [[0]] * 3)
 
 
-@pytest.mark.parametrize("name", ["mg-meta", pytest.param("scaffold", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.full) for name in ("mg-meta", "scaffold"))]
+)
 def test_streamed_clients_are_rejected_alike(name):
     federation = small_federation((7, 12, 5, 20, 9, 3))
     algorithm, task = make(name, federation)
@@ -270,9 +274,10 @@ def clean():
     return attacked("mean")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rule",
-    [pytest.param(rule, marks=[] if rule == "mean" else [pytest.mark.full]) for rule in aggregation.RULES],
+    aggregation.RULES,
 )
 def test_a_tenth_of_bad_clients_does_no_harm(rule, clean):
     """Against large updates of the wrong sign, that are not far enough out of line, the mean is no help."""

@@ -64,6 +64,7 @@ def test_every_executor_streams(plan):
     assert_close(resident.models(expected), streamed.models(found))
 
 
+@pytest.mark.full
 def test_a_client_that_has_not_taken_part_has_the_model_it_would_start_from():
     for backend, states in both("mg-meta", rounds=1, select=1):
         start = backend.global_model(backend.init([0]))
@@ -73,6 +74,7 @@ def test_a_client_that_has_not_taken_part_has_the_model_it_would_start_from():
         assert not same(now, start)
 
 
+@pytest.mark.full
 def test_only_who_took_part_has_a_record_and_only_the_sample_is_fetched():
     """However large the population: a round asks for the data of its cohort, and stores as many records."""
     asked = []
