@@ -2,7 +2,7 @@
 
 MCLR on Synthetic(1, 1), mg-meta with the paper's R = 20 and K = 5. The rounds of all populations take turns, so that a
 busy machine is busy for each of them. At the end every client of the largest population is given a state, the worst
-that can happen to the store, and the process says how much memory it has ever held.
+case for the store, and the most memory that the process held is printed.
 
     python benchmarks/population.py
     python benchmarks/population.py --store memory --populations 1000,100000
@@ -20,39 +20,41 @@ import jax
 import numpy as np
 
 import pfedbred
-from pfedbred.engine import StreamedSimulation
+from pfedbred.engine import StreamedBackend
+from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
 
 
-def simulation(clients: int, arguments: argparse.Namespace) -> StreamedSimulation:
-    """Sampled clients of so many."""
-    prepared = Experiment(
+def make(clients: int, arguments: argparse.Namespace) -> StreamedBackend:
+    """A backend that samples from so many clients."""
+    experiment = Experiment(
         dataset="synthetic(1, 1)",
         clients=clients,
         participation="sample",
         aggregated=100,
         store=arguments.store,
         store_dir=arguments.store_dir,
-    ).prepare()
-    assert isinstance(prepared.simulation, StreamedSimulation)
-    return prepared.simulation
+    )
+    backend = build(experiment).backend
+    assert isinstance(backend, StreamedBackend)
+    return backend
 
 
-def fill(simulation: StreamedSimulation, states: Any) -> None:
+def fill(backend: StreamedBackend, states: Any) -> None:
     """Gives every client a record, those of the clients that have one over and over."""
-    store, clients = states.clients[0], simulation.federation.clients
-    numbers = np.asarray(simulation._select(states.key[0], 0)).tolist()
+    store, clients = states.clients[0], backend.federation.clients
+    numbers = np.asarray(backend._select(states.key[0], 0)).tolist()
     records = store.read(numbers)
     for begin in range(0, clients, len(numbers)):
         count = min(len(numbers), clients - begin)
         store.write(range(begin, begin + count), jax.tree.map(itemgetter(slice(count)), records))
 
 
-def timed(simulation: StreamedSimulation, states: Any, rounds: int) -> tuple[Any, float]:
+def timed(backend: StreamedBackend, states: Any, rounds: int) -> tuple[Any, float]:
     """The states so many rounds later, and the milliseconds of a round."""
-    compiled, begun = simulation.compile_seconds, time.perf_counter()
-    states = jax.block_until_ready(simulation.advance(states, rounds))
-    compiling = simulation.compile_seconds - compiled
+    compiled, begun = backend.compile_seconds, time.perf_counter()
+    states = jax.block_until_ready(backend.advance(states, rounds))
+    compiling = backend.compile_seconds - compiled
     return states, 1e3 * (time.perf_counter() - begun - compiling) / rounds
 
 
@@ -67,7 +69,7 @@ def main() -> None:
     arguments = parser.parse_args()
     pfedbred.use_all_cores()
     populations = [int(each) for each in arguments.populations.split(",")]
-    runs = {clients: simulation(clients, arguments) for clients in populations}
+    runs = {clients: make(clients, arguments) for clients in populations}
     states = {clients: run.advance(run.init([0]), 3) for clients, run in runs.items()}
     times: dict[int, list[float]] = {clients: [] for clients in populations}
     for _ in range(arguments.turns):

@@ -33,6 +33,7 @@ from pfedbred.data.federation import Federation, Split, offsets_of  # noqa: E402
 from pfedbred.data.minibatches import Batch  # noqa: E402
 from pfedbred.data.text import Text  # noqa: E402
 from pfedbred.experiment.building import build  # noqa: E402
+from pfedbred.experiment.building import build  # noqa: E402
 
 
 class Shapes(NamedTuple):
@@ -124,18 +125,18 @@ def torch_loop(model: str, method: str, shapes: Shapes, rounds: int, local_steps
 
 
 def work(model: str, method: str, shapes: Shapes, local_steps: int) -> tuple[float, float]:
-    """FLOP of a round's gradients as they are written, and the bytes of their weights, read and written once each.
+    """FLOP of a round's gradients as they are written, and the bytes of their params, read and written once each.
 
     Steps taken in coordinates (pfedbred.bregman.first_layer) do less, so a rate above the machine's is possible.
     """
     data = federation(shapes)
     network = pfedbred.models.get(model, data.shape, data.classes, data.words)
-    weights = jax.eval_shape(network.init, jax.random.key(0))
+    params = jax.eval_shape(network.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((shapes.batch_size, *shapes.sample), jnp.int32 if shapes.words else jnp.float32)
     batch = Batch(x, jax.ShapeDtypeStruct((shapes.batch_size,), jnp.int32))  # type: ignore[arg-type]
-    gradient = jax.make_jaxpr(jax.grad(pfedbred.Task(network).loss))(weights, batch)
+    gradient = jax.make_jaxpr(jax.grad(pfedbred.Task(network).loss))(params, batch)
     steps = GRADIENTS[method] * local_steps * shapes.clients
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(weights))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
     return products(gradient.jaxpr) * steps, 4.0 * size * steps
 
 

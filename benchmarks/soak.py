@@ -10,13 +10,12 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import typer
 
-from pfedbred.experiment import keeping
-from pfedbred.experiment.configuration import Experiment
+import pfedbred
+from pfedbred import Callback, Point, Progress
 
 EVERY = 10
 
@@ -25,13 +24,16 @@ def main(rounds: int = 2000, algorithm: str = "mg-meta") -> None:
     """Prints a table."""
     seen: list[tuple[int, int, int, float]] = []
 
-    def observe(point: Any) -> None:
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        seen.append((point.round, resident, len(os.listdir("/proc/self/fd")), time.perf_counter()))
+    class Observer(Callback):
+        """Notes what the process holds."""
 
-    prepared = Experiment("digits", algorithm=algorithm, clients=20, rounds=rounds, eval_every=EVERY).prepare()
-    with tempfile.TemporaryDirectory() as folder, keeping.opened(Path(folder) / "run") as run:
-        keeping.run_into(run, prepared, observe, keeping.Keeping(every=5 * EVERY))
+        def on_evaluation(self, progress: Progress, point: Point) -> None:
+            resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            seen.append((point.round, resident, len(os.listdir("/proc/self/fd")), time.perf_counter()))
+
+    experiment = pfedbred.Experiment("digits", algorithm=algorithm, clients=20, rounds=rounds, eval_every=EVERY)
+    with tempfile.TemporaryDirectory() as folder:
+        pfedbred.run(experiment, out=Path(folder) / "run", callbacks=[Observer()], checkpoint_every=5 * EVERY)
     facts = np.array(seen)
     times = 1000 * np.diff(facts[:, 3]) / EVERY  # evaluation, metrics and checkpoints included
     print(f"{'rounds':>12} {'MiB':>8} {'files':>6} {'ms a round':>11}")
