@@ -38,14 +38,14 @@ def list_command(
 ) -> None:
     """Show what can be given by name, such as algorithms with their hyper-parameters, models, datasets and metrics."""
     if what is not None and what not in _LISTS:
-        raise SettingError(f"nothing called {what!r} to list{nearest(what, _LISTS)}")
+        raise SettingError(f"cannot list {what!r}{nearest(what, _LISTS)}")
     for kind in [what] if what else _LISTS:
         if kind == "algorithms":
             _list_algorithms()
             continue
         print(f"{kind}:")
         for name, entry in _LISTS[kind].items():
-            print(f"  {name:<16} {entry.title if isinstance(entry, metrics.Metric) else _first_line(entry)}")
+            print(f"  {name:<16} {_metric_line(entry) if isinstance(entry, metrics.Metric) else _first_line(entry)}")
 
 
 def _list_algorithms() -> None:
@@ -68,7 +68,12 @@ def _list_algorithms() -> None:
 
 
 def _first_line(entry: Callable[..., Any]) -> str:
-    return (inspect.getdoc(entry) or "").split("\n", 1)[0]
+    return (inspect.getdoc(entry) or "").split("\n", 1)[0].replace("``", "")
+
+
+def _metric_line(metric: metrics.Metric) -> str:
+    task = "any task" if metric.task == "any" else metric.task
+    return f"{metric.title}, for {task}; {'higher' if metric.higher_is_better else 'lower'} is better"
 
 
 def _defaults(entry: Callable[..., Any]) -> str:

@@ -19,7 +19,7 @@ Select = Callable[[Key, Array], Array]
 
 
 def uniform(count: int) -> Select:
-    """``count`` different clients, all subsets equally likely. Its cost does not grow with the number of clients."""
+    """``count`` clients, all subsets equally likely. The cost does not grow with the number of clients."""
 
     def select(key: Key, sizes: Array) -> Array:
         places = jnp.arange(count, dtype=jnp.uint32)
@@ -29,7 +29,7 @@ def uniform(count: int) -> Select:
 
 
 def by_data(count: int) -> Select:
-    """``count`` different clients, drawn one after another in proportion to their training samples."""
+    """``count`` clients, drawn without replacement in proportion to their training samples."""
 
     def select(key: Key, sizes: Array) -> Array:
         chances = sizes / jnp.sum(sizes)
@@ -71,6 +71,6 @@ def check(chosen: Sequence[int] | Array, clients: int) -> None:
     """Rejects a selection that names a client twice, or one that does not exist."""
     numbers = np.asarray(chosen).tolist()
     if not numbers or len(set(numbers)) != len(numbers):
-        raise SettingError(f"a selection must be different clients, of which there are {clients}, not {numbers}")
+        raise SettingError(f"a selection must be one or more distinct client numbers, not {numbers}")
     if not all(isinstance(i, int) and 0 <= i < clients for i in numbers):
         raise SettingError(f"a selection must be client numbers from 0 to {clients - 1}, not {numbers}")
