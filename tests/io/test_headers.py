@@ -1,4 +1,4 @@
-"""Files that promise more than they hold, or unpack into more than any memory: refused before it is made."""
+"""Files that promise more than they hold, or unpack into more than any memory: rejected before it is allocated."""
 
 import io
 import itertools
@@ -168,7 +168,8 @@ def test_a_parquet_file_that_promises_too_much(little_memory, tmp_path):
     lying = footer.replace(zigzag(rows), zigzag(PROMISE))
     path.write_bytes(whole[: -8 - length] + lying + struct.pack("<I", len(lying)) + b"PAR1")
     refused(
-        lambda: pfedbred.load(str(path)), "own.parquet: its .* bytes would unpack to 3,000,000,000,000, too many for real data"
+        lambda: pfedbred.load(str(path)),
+        "own.parquet: its .* bytes would unpack to 3,000,000,000,000, too many for real data",
     )
 
 
@@ -287,7 +288,7 @@ def test_nothing_is_unpickled(tmp_path):
         refused(lambda name=name, read=read: read(tmp_path / name), name)
     assert not mark.exists()
     pickle.loads(pickled)
-    assert mark.exists()  # it would have shown
+    assert mark.exists()  # so the test would notice
 
 
 def test_no_source_file_can_unpickle_or_evaluate():

@@ -1,6 +1,6 @@
-"""Files as they should not be: sound ones, changed at random in every way that damage or malice may take.
+"""Damaged files: intact ones, changed at random in every way that damage or malice may take.
 
-Everything comes from the seed, so that an input that found a fault can be made again.
+The seed decides everything, so that an input that found a fault can be reproduced.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _join_npz(members: Any) -> bytes:
 
 
 def npz_with_damaged_arrays(data: bytes, rng: np.random.Generator) -> bytes:
-    """A sound zip archive of unsound arrays: zip's own checksums would otherwise refuse most changes."""
+    """An intact zip archive of damaged arrays: zip's own checksums would otherwise catch most changes."""
     members = {name: bytes.fromhex(content) for name, content in _split_npz(data).items()}
     name = sorted(members)[int(rng.integers(len(members)))]
     head, body = members[name][:128], members[name][128:]
@@ -237,7 +237,7 @@ def npz_with_damaged_arrays(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def mutated(data: bytes, count: int, seed: int, views: Sequence[Any]) -> Iterator[bytes]:
-    """So many changed versions of a sound file: half of them in its bytes, half in each of its views in turn."""
+    """``count`` changed versions of an intact file: half of them in its bytes, half in each of its views in turn."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         view = views[number // 2 % len(views)] if views and number % 2 else None

@@ -1,4 +1,4 @@
-"""Real processes of the command line, quickly: one process imports everything and forks one for each command."""
+"""Real processes of the command line, started quickly: one process imports everything and forks for each command."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ import safetensors.numpy
 import pfedbred.cli
 
 def dying(fsync, times):
-    # Kills the process in the middle of the so manieth write of a checkpoint.
+    # Kills the process in the middle of writing its n-th checkpoint.
     left = [times]
     def settle(handle):
         left[0] -= ".checkpoint-" in os.readlink(f"/proc/self/fd/{handle}")
@@ -35,7 +35,7 @@ for line in sys.stdin:
         os.dup2(handle, 1), os.dup2(handle, 2)
         if limit != "-":
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are deaf to Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
         jax.config.update("jax_num_cpu_devices", int(devices))
         if int(dies):
             os.fsync = dying(os.fsync, int(dies))
@@ -49,7 +49,7 @@ for line in sys.stdin:
 
 
 class Forker:
-    """``start(...)`` begins a command, ``wait()`` gives its exit code, negative for a signal; one at a time."""
+    """``start(...)`` starts a command, ``wait()`` returns its exit code, negative for a signal; one at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.output = folder / "output.txt"
@@ -75,7 +75,7 @@ class Forker:
         return self._process.stdout.readline().strip()
 
     def start(self, *arguments: object, largest_file: int | None = None, devices: int = 1, dies: int = 0) -> int:
-        """``dies`` is the number of the checkpoint in whose middle the process is killed, counted from here."""
+        """The process is killed while it writes its ``dies``-th checkpoint; 0 for never."""
         assert self._process.stdin
         limit = "-" if largest_file is None else largest_file
         self._process.stdin.write("\t".join(map(str, (self.output, limit, devices, dies, *arguments))) + "\n")
@@ -84,7 +84,7 @@ class Forker:
         return self._child
 
     def wait(self, seconds: float = 120.0) -> int:
-        """Its exit code; a command that does not end is killed, and so are its test's hopes."""
+        """Its exit code; a command that does not end in time is killed."""
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             os.kill(self._child, signal.SIGKILL)
         return int(self._line())
@@ -102,13 +102,13 @@ class Forker:
 
 
 def send(child: int, number: signal.Signals) -> None:
-    """A signal to a process, if it still is there."""
+    """A signal to a process, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
 
 
 def until(condition, seconds: float = 60.0) -> bool:
-    """Waits until the condition holds; looks often."""
+    """Waits until the condition holds, polling often."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
