@@ -33,7 +33,6 @@ from pfedbred.data.federation import Federation, Split, offsets_of  # noqa: E402
 from pfedbred.data.minibatches import Batch  # noqa: E402
 from pfedbred.data.text import Text  # noqa: E402
 from pfedbred.experiment.building import build  # noqa: E402
-from pfedbred.experiment.building import build  # noqa: E402
 
 
 class Shapes(NamedTuple):
