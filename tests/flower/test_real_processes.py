@@ -18,7 +18,8 @@ from pfedbred.data import prepared
 from pfedbred.flower import certificates, processes
 from pfedbred.runs import saved_models
 
-CLIENTS, ROUNDS = 4, 5
+CLIENTS = 4
+ROUNDS = 5
 PATIENCE = 400.0  # seconds; two cores may have much else to do
 
 
