@@ -95,7 +95,7 @@ def markers_in(file):
     """Of every test in a file its marker, by name; under "" that of the whole file."""
     tree = ast.parse(file.read_text())
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-    whole = marker_of(node.value for node in assigned if "pytestmark" in {target.id for target in node.targets})
+    whole = marker_of(node.value for node in assigned if "pytestmark" in map(ast.unparse, node.targets))
     tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
     own = {test.name: [each for each in test.decorator_list if not isinstance(each, ast.Call)] for test in tests}
     return {"": whole, **{name: marker_of(decorators) or whole for name, decorators in own.items()}}
