@@ -104,7 +104,7 @@ def describe(federation: Federation) -> None:
     """Prints clients, samples and labels."""
     train, test = federation.train, federation.test
     shape = " x ".join(map(str, federation.shape))
-    kind = f"{shape} word ids of {federation.text.count:,}" if federation.text else f"{shape} of {train.x.dtype}"
+    kind = f"{shape} word ids of {federation.text.count:,}" if federation.text else f"{shape} {train.x.dtype} values"
     clients = f"{federation.clients:,} clients, {federation.classes} labels"
     print(printable(f"{federation.name}: {clients}, samples of {kind}"))
     if federation.about:

@@ -26,7 +26,7 @@ class Artifact(NamedTuple):
 
 ARTIFACTS: dict[str, Artifact] = {
     **{name: Artifact(table.title, partial(run_table, table)) for name, table in TABLES.items()},
-    "tuned": Artifact("beyond the paper: every method with its settings tuned on validation samples", run_tuned),
+    "tuned": Artifact("Beyond the paper: every method with its settings tuned on validation samples", run_tuned),
     "hyper": Artifact(
         "accuracy by eta and lambda: parallel coordinates and a heat map", figures.draw_hyper, has_rows=False
     ),
