@@ -76,10 +76,15 @@ def _sums(name, outputs, labels, mask):
     return jax.device_get(_program(name)(Predictions(outputs, labels, losses, mask)))
 
 
+def value_of(metric, sums):
+    """As the evaluation does: condensed if they are large, then the value."""
+    return metric.value(sums if metric.condense is None else jax.device_get(metric.condense(sums)))
+
+
 def _value(name, outputs, labels):
     """The metric of samples that are all in one block."""
     outputs, labels = np.asarray(outputs), np.asarray(labels)
-    return METRICS[name].value(_sums(name, outputs[None], labels[None], np.ones((1, len(labels)), bool)))[0]
+    return value_of(METRICS[name], _sums(name, outputs[None], labels[None], np.ones((1, len(labels)), bool)))[0]
 
 
 def _samples(rng, name, shape, classes=3):
@@ -106,7 +111,7 @@ def test_blocks_and_clients_add_up_to_the_value_of_all_samples(name, seed, class
     def expected(chosen):
         return REFERENCE[name](outputs[chosen], labels[chosen]) if chosen.sum() > (name == "r2") else np.nan
 
-    value = METRICS[name].value
+    value = functools.partial(value_of, METRICS[name])
     np.testing.assert_allclose(value(pooled), expected(mask), rtol=1e-9, atol=1e-12)
     each = [expected(mask & (of_block == i)[:, None]) for i in range(CLIENTS)]
     np.testing.assert_allclose(value(clients), each, rtol=1e-9, atol=1e-12)
@@ -119,7 +124,7 @@ def test_blocks_and_clients_add_up_to_the_value_of_all_samples(name, seed, class
 def test_no_samples_have_no_value(name):
     outputs, labels = _samples(np.random.default_rng(0), name, (2, WIDTH))
     sums = _sums(name, np.full_like(outputs, np.nan), labels, np.zeros((2, WIDTH), bool))
-    assert np.isnan(METRICS[name].value(sums)).all()
+    assert np.isnan(value_of(METRICS[name], sums)).all()
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -154,7 +159,7 @@ def test_one_loss_or_error_that_is_not_finite_shows(name, broken):
     outputs, labels = np.ones((1, 4, 1)), np.arange(4.0)[None]
     outputs[0, 2] = broken
     sums = jax.device_get(_program(name)(Predictions(outputs, labels, outputs[..., 0], np.ones((1, 4), bool))))
-    assert not np.isfinite(METRICS[name].value(sums)).any()
+    assert not np.isfinite(value_of(METRICS[name], sums)).any()
 
 
 @pytest.mark.parametrize(("scale", "within"), [(0.05, 0.01), (0.1, 0.002), (1, 0.002), (10, 0.002), (40, 0.01)])
@@ -196,7 +201,7 @@ def test_ece_puts_a_sure_prediction_in_the_last_bin():
 def test_equal_labels_have_no_r2_even_where_their_squares_round():
     labels = np.full((40, 200), 0.1, np.float32)
     sums = _sums("r2", np.zeros((40, 200, 1), np.float32), labels, np.ones((40, 200), bool))
-    assert np.isnan(METRICS["r2"].value(jax.tree.map(lambda leaf: leaf.sum(0), sums)))
+    assert np.isnan(value_of(METRICS["r2"], jax.tree.map(lambda leaf: leaf.sum(0), sums)))
 
 
 def test_r2_in_single_precision_is_as_accurate_as_documented():
@@ -205,7 +210,7 @@ def test_r2_in_single_precision_is_as_accurate_as_documented():
         labels = rng.normal(far, 1, (40, 200)).astype(np.float32)
         outputs = labels + rng.normal(0, 0.5, labels.shape).astype(np.float32)
         sums = _sums("r2", outputs[..., None], labels, np.ones(labels.shape, bool))
-        measured = 1 - METRICS["r2"].value(jax.tree.map(lambda leaf: leaf.sum(0), sums))
+        measured = 1 - value_of(METRICS["r2"], jax.tree.map(lambda leaf: leaf.sum(0), sums))
         exact = 1 - sklearn.metrics.r2_score(labels.ravel().astype(float), outputs.ravel().astype(float))
         assert measured == pytest.approx(exact, rel=1e-6 * (1 + far**2))
 
@@ -215,7 +220,7 @@ def test_predicted_numbers_may_have_a_trailing_axis(name):
     outputs, labels = _samples(np.random.default_rng(0), name, (WIDTH,))
     mask = np.ones(WIDTH, bool)
     column, flat = (METRICS[name].sums(Predictions(each, labels, labels, mask)) for each in (outputs, outputs[:, 0]))
-    assert METRICS[name].value(column) == METRICS[name].value(flat)
+    assert value_of(METRICS[name], column) == value_of(METRICS[name], flat)
 
 
 def test_names_and_objects_are_resolved_with_accuracy_and_loss_first():

@@ -50,6 +50,13 @@ Sums: TypeAlias = Mapping[str, Tree]
 """A metric's additive statistics, by its name."""
 
 
+class Combined(NamedTuple):
+    """A metric's statistics of each client, and of all clients together if they are condensed."""
+
+    clients: Tree
+    pooled: Tree | None
+
+
 class Tallies(NamedTuple):
     """Both models' statistics on both splits, by client along the first axis (the second, after the seeds)."""
 
@@ -203,6 +210,10 @@ class Evaluator:
                 )
         return Tallies(**tallies)
 
+    def combine(self, tallies: Tallies) -> Tallies:
+        """What is needed of the statistics on the host."""
+        return combine(tallies, self.metrics)
+
     def summarise(self, tallies: Tallies) -> Evaluation:
         """The metrics' values from statistics that begin with the seeds."""
         return summarise(jax.device_get(tallies), self.metrics)  # at once: one by one takes longer than evaluating
@@ -224,8 +235,26 @@ def _one_row(shared: tuple[EvaluationSet, Tree, Tree]) -> Any:
     return (samples._replace(x=samples.x._replace(x=inputs), y=labels), *models), block
 
 
+def combine(tallies: Tallies, chosen: Mapping[str, Sequence[Metric]], axis: int = 0) -> Tallies:
+    """The statistics as :class:`Combined`; ``axis`` is the clients'. Large ones are condensed here, on the device."""
+
+    def combined(part: str, sums: Sums) -> Sums:
+        found: dict[str, Tree] = {}
+        for metric in chosen[part]:
+            own = sums[metric.name]
+            if metric.condense is None:
+                found[metric.name] = Combined(own, None)
+            else:
+                total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=axis), own)
+                found[metric.name] = Combined(metric.condense(own), metric.condense(total))
+        return found
+
+    parts = (name.rpartition("_")[2] for name in Tallies._fields)
+    return Tallies(*(combined(part, sums) for part, sums in zip(parts, tallies, strict=True)))
+
+
 def summarise(tallies: Tallies, chosen: Mapping[str, Sequence[Metric]]) -> Evaluation:
-    """The metrics' values from statistics that begin with the seeds, then the clients."""
+    """The metrics' values from combined statistics that begin with the seeds, then the clients."""
 
     def scores(model: str) -> ModelScores:
         return ModelScores(*(_scores(getattr(tallies, f"{model}_{part}"), chosen[part]) for part in ("train", "test")))
@@ -234,10 +263,11 @@ def summarise(tallies: Tallies, chosen: Mapping[str, Sequence[Metric]]) -> Evalu
 
 
 def _scores(sums: Sums, chosen: Sequence[Metric]) -> Scores:
-    clients = {metric.name: metric.value(sums[metric.name]) for metric in chosen}
-    values = {
-        metric.name: metric.value(jax.tree.map(lambda leaf: _total(leaf), sums[metric.name])) for metric in chosen
-    }
+    clients, values = {}, {}
+    for metric in chosen:
+        combined: Combined = sums[metric.name]
+        pooled = jax.tree.map(_total, combined.clients) if combined.pooled is None else combined.pooled
+        clients[metric.name], values[metric.name] = metric.value(combined.clients), metric.value(pooled)
     if "accuracy" in clients:
         values |= _spread(clients["accuracy"])
     return Scores(values, clients)

@@ -141,7 +141,7 @@ class ResidentBackend:
         return jax.lax.fori_loop(0, rounds, lambda _, state: self._round(shards, state), state)
 
     def _tally_one(self, shards: Shards, sets: Any, state: State) -> evaluation.Tallies:
-        return self._evaluator.tally(sets, *self._models_one(shards, (), state))
+        return self._evaluator.combine(self._evaluator.tally(sets, *self._models_one(shards, (), state)))
 
     def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
         everyone = jnp.arange(self.federation.clients)

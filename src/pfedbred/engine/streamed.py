@@ -119,7 +119,7 @@ class StreamedBackend:
 
     def _tally(self, shared: Shared, sets: Any, records: ClientRecord) -> evaluation.Tallies:
         global_ = self.algorithm.server.model(shared.server)
-        return self._evaluator.tally(sets, global_, self._models_of(shared, records))
+        return self._evaluator.combine(self._evaluator.tally(sets, global_, self._models_of(shared, records)))
 
     def _run(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> Any:
         """Compiled once for each number of clients and of rows."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from pfedbred.engine.evaluation import Evaluation, Tallies, summarise
+from pfedbred.engine.evaluation import Evaluation, Tallies, combine, summarise
 from pfedbred.engine.metrics import Metric
 from pfedbred.errors import SettingError
 from pfedbred.flower import wire
@@ -47,7 +47,8 @@ def evaluation_of(
             log(f"round {round_}: no evaluation from {roster.name(i)}: its losses are not finite")
     if not found:
         return None
-    return summarise(_stacked(finite or found, like, roster.clients or 0), metrics)
+    stacked = _stacked(finite or found, like, roster.clients or 0)
+    return summarise(jax.device_get(combine(stacked, metrics, axis=1)), metrics)
 
 
 def _stacked(found: Mapping[int, Tallies], like: Tallies, clients: int) -> Tallies:

@@ -56,13 +56,28 @@ def _sums(predictions: Predictions) -> Histograms:
     return Histograms(positives, negatives, jnp.sum(mask & ~valid, dtype=jnp.int32))
 
 
-def _value(sums: Histograms) -> np.ndarray:
-    positive, negative = np.asarray(sums.positive, np.float64), np.asarray(sums.negative, np.float64)
-    below = np.cumsum(negative, -1) - negative / 2  # those of the same bin count half
-    positives, negatives = positive.sum(-1), negative.sum(-1)
-    areas = ratio(np.einsum("...b,...b->...", positive, below), positives * negatives)
-    defined = np.count_nonzero(positives * negatives, -1)
-    return np.where(np.asarray(sums.invalid) > 0, np.nan, ratio(np.nansum(areas, -1), defined))
+class Areas(NamedTuple):
+    """For each class, P(score of a positive > that of a negative) and whether it has both; samples without a score."""
+
+    area: Array
+    defined: Array
+    invalid: Array
+
+
+def _condense(sums: Histograms) -> Areas:
+    real = jnp.promote_types(jnp.float32, jnp.result_type(float))
+    positive, negative = sums.positive.astype(real), sums.negative.astype(real)
+    positives, negatives = jnp.sum(positive, -1, keepdims=True), jnp.sum(negative, -1, keepdims=True)
+    # As fractions, which float32 adds up well whatever the counts are; those of the same bin count half.
+    below = (jnp.cumsum(negative, -1) - negative / 2) / jnp.maximum(negatives, 1)
+    area = jnp.sum(positive / jnp.maximum(positives, 1) * below, -1)
+    return Areas(area, (positives > 0)[..., 0] & (negatives > 0)[..., 0], sums.invalid)
+
+
+def _value(areas: Areas) -> np.ndarray:
+    defined = np.asarray(areas.defined)
+    mean = ratio(np.where(defined, areas.area, 0.0).sum(-1, dtype=np.float64), defined.sum(-1))
+    return np.where(np.asarray(areas.invalid) > 0, np.nan, mean)
 
 
 def auroc() -> Metric:
@@ -81,4 +96,4 @@ def auroc() -> Metric:
     Reference: Hand and Till, Machine Learning 45, 2001; one against the rest as in Fawcett, Pattern Recognition
     Letters 27, 2006, section 10.
     """
-    return Metric("auroc", _sums, _value, True, "classification", True, "AUROC")
+    return Metric("auroc", _sums, _value, True, "classification", True, "AUROC", _condense)

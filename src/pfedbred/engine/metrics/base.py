@@ -45,6 +45,8 @@ class Metric(NamedTuple):
       task: the kind of task it is defined for.
       percent: whether tables and figures show it in percent.
       title: short label for tables and axes.
+      condense: JAX function that makes large statistics small once they are summed, on the device and for any leading
+        axes; ``value`` then takes its result. None if they are small anyway.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Metric(NamedTuple):
     task: Literal["any", "classification", "regression"]
     percent: bool
     title: str
+    condense: Callable[[Tree], Tree] | None = None
 
 
 class Mean(NamedTuple):
