@@ -1,10 +1,10 @@
-"""What a round costs on Flower beyond the clients' own work: pfedbred beside plain Flower FedAvg with the same model.
+"""What a round costs on Flower beyond the clients' own work: pfedbred and plain Flower FedAvg with the same model.
 
     python benchmarks/flower_rounds.py            # ten nodes on this machine, about five minutes
 
 Both run FedAvg with multinomial logistic regression on the digits over ten SuperNodes, without TLS, one after another;
 all clients train and evaluate in every round. A client's own work is what it does with a message once its process has
-begun: reading its data, computing, writing its state.
+started: reading its data, computing, writing its state.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pfedbred.flower import processes
 
 
 def until(condition: Callable[[], bool], seconds: float = 900.0) -> None:
-    """Waits."""
+    """Waits until the condition holds."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError("the run takes too long")
+            raise TimeoutError(f"the run has not finished in {seconds:g} s")
         time.sleep(0.2)
 
 

@@ -34,9 +34,9 @@ def main(grid: Grid, context: Context) -> None:
     )
     while len(list(grid.get_node_ids())) < nodes:
         time.sleep(0.5)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     start = ArrayRecord([np.zeros((64, 10), np.float32), np.zeros(10, np.float32)])
     strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds)
-    whole = time.perf_counter() - begun
+    whole = time.perf_counter() - started
     facts = {"round": whole / rounds, "beyond": (whole - sum(own)) / rounds}
     Path(str(config["out"])).write_text(json.dumps(facts))
