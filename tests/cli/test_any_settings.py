@@ -155,7 +155,7 @@ def reject_or_build(asked):
         built(options, FEDERATIONS[kind])
 
 
-@settings(max_examples=12, **PATIENT)
+@settings(max_examples=8, **PATIENT)
 @given(experiments(strange=12))
 def test_strange_settings_are_rejected_before_any_work(asked):
     reject_or_build(asked)

@@ -37,6 +37,7 @@ def test_a_point_is_the_run_with_its_settings(algorithm, grid):
     assert not np.allclose(found.personal[0], found.personal[-1])  # the settings matter
 
 
+@pytest.mark.full
 def test_points_that_do_not_fit_together_run_in_groups():
     """Five points, two at a time: the same figures, and still one program."""
     grid = {"lam": [1.0, 5.0, 10.0, 20.0, 40.0]}

@@ -32,14 +32,16 @@ def keep(run, folder):
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["fedem"]
-    + [
-        pytest.param(name, marks=pytest.mark.full)
-        for name in ("mg-meta", "fedavg", "per-fedavg", "fedamp", "fedper", "apfl+ft")
+    [
+        "mg-meta",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("fedem", "fedavg", "per-fedavg", "fedamp", "fedper", "apfl+ft")
+        ),
     ],
 )
-def test_an_exported_model_predicts_the_same(algorithm, tmp_path):
-    run = finished(tmp_path, algorithm=algorithm, model="dnn")
+def test_an_exported_model_predicts_the_same(algorithm, dnn, tmp_path):
+    run, folder = dnn if algorithm == "mg-meta" else (finished(tmp_path, algorithm=algorithm, model="dnn"), tmp_path)
     x = run.backend.federation.test.client(2)[0]
     predict = run.backend.algorithm.predict
     for client, seed, params in (
@@ -47,7 +49,7 @@ def test_an_exported_model_predicts_the_same(algorithm, tmp_path):
         (0, None, run.personal_model(0)),
         (None, 3, run.global_model()),
     ):
-        path = saved_models.export(tmp_path, client=client, seed=seed)
+        path = saved_models.export(folder, client=client, seed=seed)
         model = pfedbred.load_model(path)
         np.testing.assert_allclose(model.logits(x), predict(params, x), rtol=1e-5, atol=1e-6)
         assert model.predict(x) == np.argmax(predict(params, x), axis=1).tolist()
