@@ -67,6 +67,7 @@ class Loopback:
         numbers = []
         for message in messages:
             number = f"message-{next(self._numbers)}"
+            assert number != "message-200", "the server asks again and again"
             message.metadata.__dict__["_message_id"] = number
             numbers.append(number)
             self._waiting[number] = message
