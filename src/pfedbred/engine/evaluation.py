@@ -220,9 +220,9 @@ class Evaluator:
 
 
 def _block_width(sizes: np.ndarray) -> int:
-    """As many samples as most clients have, rounded up to a power of two, from 16 to 256."""
+    """As many samples as half of the clients have, rounded up to a multiple of 16, at most 256."""
     typical = float(np.median(sizes[sizes > 0])) if np.any(sizes) else 1.0
-    return int(np.clip(2 ** math.ceil(math.log2(max(typical, 1))), 16, 256))
+    return int(min(16 * math.ceil(typical / 16), 256))
 
 
 def _one_row(shared: tuple[EvaluationSet, Tree, Tree]) -> Any:
