@@ -19,7 +19,7 @@ from pfedbred.runs import saved_models
 
 FULL = ("mime", "scaffold", "mg-meta+am", "per-fedavg+ft")
 METHODS = [name for name in dict.fromkeys([*FULL, *pfedbred.ALGORITHMS]) if name != "mg-meta"]  # see below
-RICH = {"metrics": "accuracy,f1,ece", "diagnostics": True}
+RICH = {"metrics": "accuracy,f1,ece,auroc", "diagnostics": True}
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,9 @@ def test_every_metric_and_diagnostic_arrives(prepared, ended):
     assert_same_models(folder, folder / "run", simulated)
     found = lines(folder / "run")
     assert_same_scores(found, simulated)
-    assert {"f1", "ece", "client_ece"} <= set(found[0]["personal"]["test"])
+    assert {"f1", "ece", "auroc", "client_auroc"} <= set(found[0]["personal"]["test"])
     assert "update_norm" in found[0]["diagnostics"]
-    assert set(summary["personal"]["metrics"]) == {"accuracy", "loss", "f1", "ece"}
+    assert set(summary["personal"]["metrics"]) == {"accuracy", "loss", "f1", "ece", "auroc"}
     assert uploads_of(grid.wire, made, "mg-meta") == 2 * 3
 
 
