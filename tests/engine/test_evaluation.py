@@ -173,7 +173,8 @@ def test_scores_from_counts():
     correct = np.array([[*range(24, -1, -1), 0]]) * 0.8
     samples = np.array([[20] * 25 + [0]])
     chosen = metrics.resolve("")
-    sums = {"accuracy": metrics.base.Mean(correct, samples), "loss": metrics.base.Mean(2 * correct, samples)}
+    means = {"accuracy": correct, "loss": 2 * correct}
+    sums = {name: evaluation.Combined(metrics.base.Mean(each, samples), None) for name, each in means.items()}
     found = evaluation._scores(sums, chosen)
     accuracies = 0.8 * np.arange(25) / 20
     assert found.worst_decile[0] == pytest.approx(accuracies[:3].mean())
