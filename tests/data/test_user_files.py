@@ -149,7 +149,7 @@ def test_npz_mistakes(tmp_path):
 def test_paths_that_cannot_be_read():
     with pytest.raises(pfedbred.SettingError, match="there is no file"):
         pfedbred.load("absent/mine.npz")
-    with pytest.raises(pfedbred.SettingError, match="expected .fed, .npz, .csv, .parquet"):
+    with pytest.raises(pfedbred.SettingError, match=r"expected \.fed, \.npz, \.csv, \.parquet"):
         pfedbred.load(__file__)
 
 
