@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import small_federation
 from support.backends import backend, federation, task_for, trained
 from support.poison import poisoned
 
@@ -117,3 +118,25 @@ def test_diagnostics_that_nobody_asks_for_cost_nothing():
     count_on, work_on = instructions(reporting(costly=True), diagnostics=True)
     assert count_on > count
     assert work_on > work
+
+
+@pytest.mark.parametrize("options", [{}, {"participation": "sample", "store": "memory"}])
+def test_whole_numbers_are_averaged_as_numbers(options):
+    def counting(task):
+        made = pfedbred.make("fedavg", task, {"R": 1})
+
+        def train(message, state, data):
+            return (*made.client.train(message, state, data)[:2], {"samples": data.size})
+
+        return made._replace(client=made.client._replace(train=train))
+
+    done = pfedbred.run(
+        dataset=small_federation(),
+        algorithm=counting,
+        rounds=2,
+        aggregated=4,
+        batch_size=2,
+        diagnostics=True,
+        **options,
+    )
+    assert done.points[-1].diagnostics["samples"] == pytest.approx(np.mean([7, 12, 5, 20]))

@@ -253,3 +253,9 @@ def test_metrics_that_cannot_be_resolved_are_refused_in_one_line(given, message)
 def test_a_classification_metric_does_not_fit_regression():
     with pytest.raises(SettingError, match="f1 is for classification, and this task is regression; choose from: loss,"):
         metrics.check_task([METRICS["f1"]], "regression")
+
+
+@pytest.mark.parametrize("name", ["std", "worst_decile", "client_f1"])
+def test_names_that_records_use_are_rejected(name):
+    with pytest.raises(SettingError, match="cannot be a metric's name"):
+        metrics.get(METRICS["f1"]._replace(name=name))

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import os
+import signal
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,6 +12,8 @@ from support.custom import federation
 
 import pfedbred
 from pfedbred import Callback, Interruption, Patience
+from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
+from pfedbred.engine.history import Point
 from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
@@ -217,3 +221,69 @@ def test_a_time_limit_interrupts_a_run(tmp_path):
     stopped = into(tmp_path / "run", Interruption(time_limit=0.0))
     assert (stopped.stopped, stopped.round) == ("time limit", 1)
     assert train(built(), [Interruption(time_limit=1000.0)]).stopped is None
+
+
+class Finish(Callback):
+    """Completes the run after a round; may fail once when the outcome is there."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def finish_reason(self, progress):
+        return "enough" if progress.round >= self.after else None
+
+
+def test_a_run_that_was_complete_when_it_died_is_complete_when_resumed(tmp_path, monkeypatch):
+    def die(record, path):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pfedbred.report.curves.draw_run", die)
+        with pytest.raises(MemoryError):
+            into(tmp_path / "run", Finish(2), every=1)
+    resumed = into(tmp_path / "run", Finish(2), resume=True, every=1)
+    assert (resumed.round, resumed.finished_early) == (2, "enough")
+
+
+def test_an_error_of_a_users_callback_is_not_taken_for_a_full_disk(tmp_path):
+    class Tracker(Callback):
+        def on_evaluation(self, progress, point):
+            raise ConnectionRefusedError("tracker refused")
+
+    with pytest.raises(ConnectionRefusedError, match="tracker refused"):
+        into(tmp_path / "run", Tracker())
+
+
+def test_the_end_is_seen_with_the_folder_and_its_summary(tmp_path):
+    seen = []
+
+    class Last(Callback):
+        def on_end(self, run):
+            seen.append((run.folder, (run.folder / "summary.json").exists()))
+
+    into(tmp_path / "run", Last())
+    assert seen == [(tmp_path / "run", True)]
+
+
+def test_an_interruption_listens_while_the_run_trains(tmp_path, capfd):
+    class Terminate(Callback):
+        def on_evaluation(self, progress, point):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    done = train(built(), [Interruption(), Terminate()])
+    assert (done.stopped, done.round) == ("terminated", 2)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_patience_starts_with_the_first_number(monkeypatch):
+    patience = Patience(2, metric="loss")
+
+    def see(loss):
+        scores = Scores({"loss": np.array([loss])}, {})
+        both = ModelScores(scores, scores)
+        patience.on_evaluation(None, Point(1, 0.0, Evaluation(both, both), None))
+        return patience.finish_reason(None)
+
+    assert [see(loss) for loss in (np.nan, 3.0, 2.0, 1.0)] == [None] * 4
+    assert see(1.0) is None
+    assert see(np.nan) is not None

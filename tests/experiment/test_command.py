@@ -22,3 +22,12 @@ def test_all_settings_of_an_unknown_algorithm_are_listed(name):
     said = command({"algorithm": name, "settings": {"R": 20, "a b": "$HOME"}})
     assert said.endswith(" --set R=20 --set 'a b=$HOME'")
     assert said.startswith(f"pfedbred run --algorithm {name if name == 'mine' else repr(name)}")
+
+
+def test_a_flag_has_no_value():
+    assert command({**RECORD, "diagnostics": True, "settings": {}}).endswith(" --seeds 2 --diagnostics")
+
+
+def test_what_only_existed_in_a_program_has_no_command():
+    assert command({**RECORD, "settings": {"prior": "<family, not importable>"}}) is None
+    assert command({**RECORD, "metrics": ["accuracy", "<metric, not importable>"], "settings": {}}) is None

@@ -184,3 +184,58 @@ def test_a_wrong_path_is_one_line_in_the_shell(arguments, words, call, tmp_path)
     assert err.count("\n") == 1
     assert "Traceback" not in out + err
     assert not list(tmp_path.iterdir())
+
+
+def needs(task, *, alpha):
+    return pfedbred.make("fedavg", task, {"alpha": alpha, "R": 1})
+
+
+def unbounded(task, *, clip=float("inf")):
+    return pfedbred.make("fedavg", task, {"R": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"algorithm": needs}, "the setting 'alpha' has no default: it must be given"),
+        ({"algorithm": unbounded}, "clip must be a finite number, not inf"),
+        ({"select": max}, "cannot be used here"),
+        ({"aggregate": dict}, "cannot be used here|must return one"),
+        ({"model": "support.broken_module:model"}, "cannot import support.broken_module:model: ZeroDivisionError"),
+    ],
+)
+def test_objects_that_cannot_work_are_one_line(options, problem):
+    with pytest.raises(pfedbred.SettingError, match=problem):
+        pfedbred.run(**{"rounds": 1, "dataset": custom.federation(), **options})
+
+
+def test_paths_are_not_import_paths():
+    assert Experiment(store_dir="ab:cd").checked().store_dir.endswith("ab:cd")
+
+
+def test_numbers_of_numpy_and_tuples_are_recorded_as_plain_values(tmp_path):
+    given = Experiment(custom.federation(), algorithm="fedavg", settings={"alpha": np.float32(0.5)}, select=(0, 1))
+    plain = given.checked().plain()
+    assert plain["select"] == [0, 1]
+    json.dumps(plain, allow_nan=False)
+    write_config(tmp_path / "config.yaml", plain, "run")
+
+
+def test_a_model_trained_with_objects_is_loaded_again(tmp_path):
+    settings = {"prior": priors.get("poisson"), "mean": means.get("identity", 0.0, 0.0), "R": 1, "K": 1}
+    done = pfedbred.run(
+        dataset=custom.federation(), algorithm="pfedbred", settings=settings, rounds=1, out=tmp_path / "run"
+    )
+    model = pfedbred.load_model(pfedbred.export(tmp_path / "run", client=1))
+    np.testing.assert_array_equal(model.params["output"]["weight"], done.personal_model(1)["output"]["weight"])
+
+
+def test_what_was_not_evaluated_is_one_line():
+    done = pfedbred.run(**NAMED, dataset=custom.federation())
+    for wrong, problem in (
+        (lambda: done.accuracy("globel"), "model must be 'global' or 'personal'"),
+        (lambda: done.accuracy("global", "validation"), "part must be 'train' or 'test'"),
+        (lambda: done.curve("f1", "global"), "'f1' was not evaluated"),
+    ):
+        with pytest.raises(pfedbred.SettingError, match=problem):
+            wrong()

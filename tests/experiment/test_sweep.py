@@ -113,3 +113,22 @@ def test_what_a_sweep_cannot_use_is_refused():
     untested = pfedbred.from_clients(samples, [(np.ones((0, 2)), [])] * 3)
     with pytest.raises(pfedbred.SettingError, match="no test samples"):
         pfedbred.sweep(pfedbred.Experiment(), {"lam": [1.0]}, federation=untested)
+
+
+def test_a_sweep_in_which_every_point_diverges_says_so():
+    with pytest.raises(pfedbred.SettingError, match="every point of the sweep diverged"):
+        pfedbred.sweep(experiment("fedavg"), {"alpha": [1e30]}, federation=small_federation())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"metrics": "f1"}, "a sweep compares accuracies"),
+        ({"diagnostics": True}, "a sweep compares accuracies"),
+        ({"algorithm": pfedbred.Algorithm(None, None, None), "settings": {}}, "has no settings to sweep"),
+    ],
+)
+def test_what_a_sweep_does_not_do_is_rejected(options, problem):
+    given = pfedbred.Experiment(**{"algorithm": "fedavg", "rounds": 1, **options})
+    with pytest.raises(pfedbred.SettingError, match=problem):
+        pfedbred.sweep(given, {"alpha": [0.1]}, federation=small_federation())

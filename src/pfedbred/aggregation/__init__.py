@@ -13,7 +13,7 @@ from pfedbred.aggregation.mean import mean, weighted_mean
 from pfedbred.aggregation.median import median
 from pfedbred.aggregation.trimmed import trimmed
 from pfedbred.errors import SettingError, nearest
-from pfedbred.settings.signatures import declared, parse_call, resolve_call
+from pfedbred.settings.signatures import declared, parameters, parse_call, resolve_call
 
 __all__ = ["RULES", "Gathered", "Rule", "get", "weighted_mean"]
 
@@ -41,8 +41,7 @@ def get(rule: str | Callable[..., Any], **defaults: Any) -> Rule:
         return build(**settings if values else {key: defaults.get(key, each) for key, each in settings.items()})
     if not callable(rule):
         raise SettingError(f"aggregate must be the name of a rule or a function, not {rule!r}{nearest('', RULES)}")
-    takes = inspect.signature(rule).parameters.values()
-    if not all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in takes):
+    if not all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in parameters(rule)):
         return rule
     made = rule(**{key: value for key, value in defaults.items() if key in declared(rule)})
     if not callable(made):

@@ -103,6 +103,8 @@ def _wrapped(base: Factory, suffixes: list[str]) -> Factory:
 def make(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[str, Any] | None = None) -> Algorithm:
     """The algorithm, by name or from a function ``(task, *, settings...) -> Algorithm``, its settings checked."""
     if isinstance(algorithm, Algorithm):
+        if settings:
+            raise SettingError(f"an Algorithm object is built already: it takes no settings, not {dict(settings)!r}")
         return algorithm
     return build(algorithm, task, settings_.resolve(factory(algorithm), settings or {}))
 

@@ -135,6 +135,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a path may hold bytes that are not valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    sys.path.append(str(Path.cwd()))  # import paths in experiment files may name the user's own modules
     command = typer.main.get_command(app)
     use_all_cores()
     keep_programs(cache_folder() / "compiled")

@@ -41,8 +41,8 @@ from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, pr
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import check_unchanged, open_folder
-from pfedbred.experiment.run import FolderOptions, one_line_errors, run_into
-from pfedbred.io.atomic import write_json
+from pfedbred.experiment.run import FolderOptions, run_into
+from pfedbred.io.atomic import write_json, writing_into
 from pfedbred.report import curves
 from pfedbred.report.terminal import show_federation, show_outcome, show_rejections, warn_of_divergence
 from pfedbred.runs import checkpoints, layout
@@ -126,10 +126,10 @@ def compare_command(
         check_unchanged(out, recorded)
     with _opened(out, how, run_name(first, "compare")) as folder:
         show_federation(built[0].backend, built[0].newcomers.clients if built[0].newcomers else 0)
-        with one_line_errors(folder):
+        with writing_into(folder):
             write_config(folder / layout.CONFIG, recorded, "compare")
         records = _run_each(folder, dict(zip(names, built, strict=True)), out, how)
-        with one_line_errors(folder):
+        with writing_into(folder):
             write_json(folder / layout.TABLE, [record.summary for record in records])
             curves.draw_comparison(records, folder / layout.CURVES)
         _show(records)

@@ -10,9 +10,8 @@ import typer
 from pfedbred.cli.options import File, Out, Overwrite, Settings, chosen_folder, experiment_options, merged, run_name
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.experiment.run import one_line_errors
 from pfedbred.experiment.sweep import parse_grid, sweep
-from pfedbred.io.atomic import write_json
+from pfedbred.io.atomic import write_json, writing_into
 from pfedbred.report import heatmap
 from pfedbred.report.terminal import progress, show_sweep
 from pfedbred.runs import layout
@@ -44,7 +43,7 @@ def sweep_command(
     with progress(f"{name}, {math.prod(map(len, values.values()))} points") as advance:
         finished = sweep(experiment, values, observe=advance)
     record = finished.record()
-    with one_line_errors(folder):
+    with writing_into(folder):
         write_config(folder / layout.CONFIG, finished.experiment.plain(), "sweep --grid ...")
         write_json(folder / layout.SWEEP, record)
         heatmap.draw_points(record, folder / layout.HEATMAP)

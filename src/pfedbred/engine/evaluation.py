@@ -24,6 +24,7 @@ from pfedbred.data.federation import Federation, Split
 from pfedbred.data.minibatches import Inputs
 from pfedbred.engine import devices, executors, metrics
 from pfedbred.engine.metrics import Metric, Predictions
+from pfedbred.errors import SettingError
 from pfedbred.types import Array, Tree
 
 _MOST_BLOCKS = 1024
@@ -48,6 +49,10 @@ class EvaluationSet(NamedTuple):
 
 Sums: TypeAlias = Mapping[str, Tree]
 """A metric's additive statistics, by its name."""
+
+
+Packed: TypeAlias = Mapping[str, Array]
+"""Statistics of both models on both splits as one array per type of number."""
 
 
 class Combined(NamedTuple):
@@ -125,6 +130,8 @@ class Evaluation(NamedTuple):
 
     def of(self, model: Literal["global", "personal"]) -> ModelScores:
         """G or P."""
+        if model not in ("global", "personal"):
+            raise SettingError(f"model must be 'global' or 'personal', not {model!r}")
         return self.global_ if model == "global" else self.personal
 
 
@@ -210,13 +217,28 @@ class Evaluator:
                 )
         return Tallies(**tallies)
 
-    def combine(self, tallies: Tallies) -> Tallies:
-        """What is needed of the statistics on the host."""
-        return combine(tallies, self.metrics)
+    def pack(self, tallies: Tallies) -> Packed:
+        """What the host needs of the statistics, as one array per type: fetching many small ones takes longer."""
+        leaves, self._structure = jax.tree.flatten(combine(tallies, self.metrics))
+        self._leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        groups: dict[str, list[Array]] = {}
+        for leaf in leaves:
+            groups.setdefault(str(leaf.dtype), []).append(leaf.ravel())
+        return {name: jnp.concatenate(parts) for name, parts in groups.items()}
 
-    def summarise(self, tallies: Tallies) -> Evaluation:
-        """The metrics' values from statistics that begin with the seeds."""
-        return summarise(jax.device_get(tallies), self.metrics)  # at once: one by one takes longer than evaluating
+    def _unpack(self, packed: Mapping[str, np.ndarray]) -> Tallies:
+        """The statistics again, each with the seeds along its first axis."""
+        used, leaves = dict.fromkeys(packed, 0), []
+        for like in self._leaves:
+            name = str(like.dtype)
+            begin, used[name] = used[name], used[name] + like.size
+            flat = packed[name][:, begin : used[name]]
+            leaves.append(flat.reshape(len(flat), *like.shape))
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def summarise(self, packed: Packed) -> Evaluation:
+        """The metrics' values from packed statistics that begin with the seeds."""
+        return summarise(self._unpack(jax.device_get(dict(packed))), self.metrics)
 
 
 def _block_width(sizes: np.ndarray) -> int:

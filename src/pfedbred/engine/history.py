@@ -9,6 +9,7 @@ import numpy as np
 
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.screening import Rejections
+from pfedbred.errors import SettingError, nearest
 
 Which = Literal["global", "personal"]
 Part = Literal["train", "test"]
@@ -34,4 +35,9 @@ class Point(NamedTuple):
 
 def curve(points: Sequence[Point], metric: str, model: Which, part: Part = "test") -> np.ndarray:
     """A metric by evaluation and seed."""
-    return np.stack([getattr(point.scores.of(model), part).values[metric] for point in points])
+    if part not in ("train", "test"):
+        raise SettingError(f"part must be 'train' or 'test', not {part!r}")
+    values = [getattr(point.scores.of(model), part).values for point in points]
+    if not all(metric in each for each in values):
+        raise SettingError(f"{metric!r} was not evaluated{nearest(metric, values[0] if values else ())}")
+    return np.stack([each[metric] for each in values])

@@ -89,6 +89,7 @@ class ResidentBackend:
         )
         self.round = Round(algorithm, plan, self.executor, self.mesh, vary)
         self._model_one = jax.jit(self.round.model_client)
+        self._replicate = jax.jit(lambda counts: counts, out_shardings=self._everywhere)
         self._advance = self._compiled(self._rounds, in_place=True)
         self._tally = self._compiled(self._tally_one, at_once=_EVALUATED)
         self._models = self._compiled(self._models_one)
@@ -140,8 +141,8 @@ class ResidentBackend:
             return state
         return jax.lax.fori_loop(0, rounds, lambda _, state: self._round(shards, state), state)
 
-    def _tally_one(self, shards: Shards, sets: Any, state: State) -> evaluation.Tallies:
-        return self._evaluator.combine(self._evaluator.tally(sets, *self._models_one(shards, (), state)))
+    def _tally_one(self, shards: Shards, sets: Any, state: State) -> evaluation.Packed:
+        return self._evaluator.pack(self._evaluator.tally(sets, *self._models_one(shards, (), state)))
 
     def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
         everyone = jnp.arange(self.federation.clients)
@@ -232,10 +233,10 @@ class ResidentBackend:
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
         )
 
-    def trace_shapes(self, settings: Mapping[str, Any] | None = None) -> tuple[State, evaluation.Tallies]:
+    def trace_shapes(self, settings: Mapping[str, Any] | None = None) -> tuple[State, evaluation.Packed]:
         """Shapes and types after a round and its evaluation, without computing them."""
 
-        def both(seeds: Array, settings: Mapping[str, Array]) -> tuple[State, evaluation.Tallies]:
+        def both(seeds: Array, settings: Mapping[str, Array]) -> tuple[State, evaluation.Packed]:
             state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds, settings)))
             return state, self._tally_one(self.shards, self._evaluator.sets, state)
 
@@ -285,7 +286,7 @@ class ResidentBackend:
         """Whose updates were rejected so far, and how many rounds were skipped."""
         counts = states.clients.rejected
         if jax.process_count() > 1:  # each has the counts of its own clients
-            counts = jax.jit(lambda counts: counts, out_shardings=self._everywhere)(counts)
+            counts = self._replicate(counts)
         rejected = [screening.by_name(enumerate(times), self.federation.names) for times in np.asarray(counts)]
         return screening.Rejections(rejected, states.skipped.tolist(), states.skipped_in_row.tolist())
 

@@ -203,6 +203,7 @@ class Round:
         upload, state, *reported = client.train(message, state, self._data(shared, place, record.drawn, client.draws))
         norms = screening.measure(client.unchanged(message), upload, state)
         info = {"update_norm": norms.update, **(reported[0] if reported else {})} if self._plan.diagnostics else {}
+        info = {name: value.astype(jnp.promote_types(value.dtype, jnp.float32)) for name, value in info.items()}
         return TrainedClient(upload, state, norms, info)
 
     def info_shapes(self, shared: Shared, record: ClientRecord) -> Info:

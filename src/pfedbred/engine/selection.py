@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from pfedbred.data.minibatches import permute
 from pfedbred.errors import SettingError, nearest
+from pfedbred.settings.signatures import parameters
 from pfedbred.types import Array, Key
 
 Select = Callable[[Key, Array], Array]
@@ -50,7 +50,7 @@ SELECTIONS: dict[str, Callable[[int], Select]] = {"uniform": uniform, "by-data":
 def get(select: str | Sequence[int] | Select | Callable[[int], Select], count: int) -> Select:
     """The selection of ``count`` clients: by name, of the given clients, as a Select, or from ``(count) -> Select``."""
     if callable(select):
-        made: Any = select(count) if len(inspect.signature(select).parameters) == 1 else select  # type: ignore[call-arg, arg-type]
+        made: Any = select(count) if len(parameters(select)) == 1 else select  # type: ignore[call-arg, arg-type]
         if not callable(made):
             raise SettingError(f"a function that builds a selection must return one, not a {type(made).__name__}")
         return made

@@ -117,9 +117,9 @@ class StreamedBackend:
     def _models_of(self, shared: Shared, records: ClientRecord) -> Tree:
         return self.round.model(shared, (_places(shared), records))
 
-    def _tally(self, shared: Shared, sets: Any, records: ClientRecord) -> evaluation.Tallies:
+    def _tally(self, shared: Shared, sets: Any, records: ClientRecord) -> evaluation.Packed:
         global_ = self.algorithm.server.model(shared.server)
-        return self._evaluator.combine(self._evaluator.tally(sets, global_, self._models_of(shared, records)))
+        return self._evaluator.pack(self._evaluator.tally(sets, global_, self._models_of(shared, records)))
 
     def _run(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> Any:
         """Compiled once for each number of clients and of rows."""
@@ -344,6 +344,7 @@ class StreamedBackend:
             empty = ClientStore(record, MemorySlots()).read(range(count))
             return devices.place(empty, place)
 
+        started = time.perf_counter()
         # The clients of some round: others will mostly have as many samples, rounded up, and use the same program.
         shards = devices.place(self._fetch(np.asarray(self._select(jax.random.key(0), 0))), place)
         shared = Shared(shards, key, server, {}, devices.place(jnp.int32(0), place))
@@ -351,6 +352,7 @@ class StreamedBackend:
         run(self._train, shared, records(self._each_round))
         evaluated = Shared(self._evaluated_shards, key, server, {})
         run(self._tally, evaluated, self._evaluator.sets, records(len(self.evaluated)))
+        self.compile_seconds += time.perf_counter() - started
 
 
 def _evaluated_clients(clients: int, evaluated: int | None) -> np.ndarray:

@@ -9,21 +9,26 @@ from typing import Any
 from pfedbred import algorithms
 from pfedbred import settings as settings_
 from pfedbred.errors import SettingError
+from pfedbred.experiment import references
 from pfedbred.experiment.configuration import field_names, plain_defaults
 
 
-def command(experiment: Mapping[str, Any], verb: str = "run", without: Sequence[str] = ()) -> str:
+def command(experiment: Mapping[str, Any], verb: str = "run", without: Sequence[str] = ()) -> str | None:
     """``pfedbred VERB`` with every option and setting that differs from its default, except the settings ``without``.
 
-    ``experiment`` is an experiment as plain values, as summary.json and sweep.json record it.
+    ``experiment`` is an experiment as plain values, as summary.json and sweep.json record it. None if it holds objects
+    that only existed in the program that ran it.
     """
+    if not references.reproducible(experiment):
+        return None
     defaults = plain_defaults()
     omitted = ("algorithm", "settings", *field_names(result=False))  # said otherwise, or true of one machine only
     parts = [f"pfedbred {verb}", f"--algorithm {shlex.quote(experiment['algorithm'])}"]
     for name, value in experiment.items():
         if name in defaults and name not in omitted and value is not None and value != defaults[name]:
+            flag = f"--{name.replace('_', '-')}"
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            parts.append(f"--{name.replace('_', '-')} {shlex.quote(text)}")
+            parts.append(flag if value is True else f"{flag} {shlex.quote(text)}")
     try:
         known = settings_.declared(algorithms.factory(experiment["algorithm"]))
     except SettingError:

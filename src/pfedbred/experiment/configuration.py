@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,9 +50,9 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         """
         if getattr(self, "_is_checked", False):
             return self
-        given = {name: references.resolve(getattr(self, name), name) for name in field_names()}
         values: dict[str, Any] = {
-            name: settings_.check(name, given[name], hint) for name, hint in settings_.hints(Experiment).items()
+            name: settings_.check(name, _resolved(name, getattr(self, name), hint), hint)
+            for name, hint in settings_.hints(Experiment).items()
         }
         values["settings"] = self._settings(values["algorithm"])
         chosen = metrics.resolve(values["metrics"])
@@ -91,6 +93,9 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             return {}
         loaded = {name: references.resolve(value, name) for name, value in given.items()}
         resolved = settings_.resolve(algorithms.factory(algorithm), loaded)
+        for name, value in resolved.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise SettingError(f"{name} must be a finite number, not {value!r}: files cannot record others")
         if isinstance(resolved.get("sigma"), str):
             resolved["sigma"] = absolute_path(resolved["sigma"])
         return resolved
@@ -212,6 +217,23 @@ def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
             if old.get(name) != new.get(name)
         ]
     return changed
+
+
+def _resolved(name: str, value: Any, hint: Any) -> Any:
+    """The value, imported if the field takes objects and this is an import path; a tuple as a list."""
+    if isinstance(value, tuple) and type(value) is tuple:
+        value = list(value)
+    return references.resolve(value, name) if _takes_objects(hint) else value
+
+
+def _takes_objects(hint: Any) -> bool:
+    """Whether a type allows more than plain values."""
+    if typing.get_origin(hint) in (typing.Annotated, typing.Literal):
+        return False
+    if hint is Any or typing.get_origin(hint) is Callable:
+        return True
+    options = typing.get_args(hint)
+    return any(map(_takes_objects, options)) if options else hint not in (str, int, bool, type(None))
 
 
 def _is_client_number(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -21,9 +22,14 @@ from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
 
 
-def train(built: Built, callbacks: Sequence[Callback] = (), start: Progress | None = None) -> Run:
-    """Runs the experiment's rounds, from the beginning or from where a checkpoint left it."""
-    return _Training(built, callbacks, start).run()
+def train(
+    built: Built, callbacks: Sequence[Callback] = (), start: Progress | None = None, folder: Path | None = None
+) -> Run:
+    """Runs the experiment's rounds, from the beginning or from where a checkpoint left it.
+
+    ``folder`` is the run folder that the callbacks write into, if they do.
+    """
+    return _Training(built, callbacks, start, folder).run()
 
 
 class _Moment(NamedTuple):
@@ -37,9 +43,11 @@ class _Moment(NamedTuple):
 class _Training:
     """One run of the loop."""
 
-    def __init__(self, built: Built, callbacks: Sequence[Callback], start: Progress | None) -> None:
+    def __init__(
+        self, built: Built, callbacks: Sequence[Callback], start: Progress | None, folder: Path | None
+    ) -> None:
         self._experiment, self._backend, self._newcomers = built
-        self._callbacks = callbacks
+        self._callbacks, self._folder = callbacks, folder
         self._clock = time.perf_counter() - (start.seconds if start else 0.0)
         self._compiled_before = self._backend.compile_seconds - (start.compile_seconds if start else 0.0)
         self._progress = start or Progress(
@@ -57,6 +65,8 @@ class _Training:
             for each in self._callbacks:
                 stack.enter_context(each.running(progress))
             self._evaluate_if_due()
+            if progress.round:  # a run that was complete when it was interrupted
+                self._finished = _agreed([each.finish_reason(progress) for each in self._callbacks])
             while progress.round < rounds and not self._ends:
                 self._train_some_rounds()
                 if self._diverged is None:
@@ -107,10 +117,8 @@ class _Training:
     def _complete_evaluation(self) -> None:
         """Evaluates the last round now, if its result would only come with another one or none was due."""
         progress = self._progress
-        if self._asked is None and not (progress.points and progress.points[-1].round == progress.round):
-            self._asked = Pending(), self._moment()
-        if self._asked is not None:
-            self._asked[0].result = self._backend.evaluate(progress.state)
+        if not (progress.points and progress.points[-1].round == progress.round):
+            self._asked = Pending(self._backend.evaluate(progress.state)), self._moment()
             self._tick()
             self._note_result()
 
@@ -155,6 +163,7 @@ class _Training:
             self._stopped,
             self._finished if progress.round < self._experiment.rounds else None,
             self._diverged,
+            self._folder,
         )
 
 

@@ -6,7 +6,7 @@ A field's metadata says what the rest of the library needs to know of it:
     result       whether it can change a run's results: if not, a resumed run may have another value
     identifies   whether it is part of what identifies a result of the paper's tables
     deployed     whether a real federation's run config may set it
-    sent         whether the clients of a real federation are told
+    sent         whether it is sent to the clients of a real federation
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class ProtocolOptions:
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Where and how the program runs. These do not change a run's results beyond rounding."""
+    """Where and how the program runs, and which clients are evaluated."""
 
     store: Literal["auto", "device", "memory", "file"] = option(
         "auto",

@@ -44,7 +44,7 @@ def plain(value: Any) -> Any:
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return [plain(each) for each in value]
-    if isinstance(value, np.ndarray | jax.Array):
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
         return np.asarray(value).tolist()
     if isinstance(value, bool | int | float | str | None):
         return value
@@ -69,3 +69,14 @@ def resolve(value: Any, where: str) -> Any:
         return attrgetter(reference["name"])(importlib.import_module(reference["module"]))
     except (ImportError, AttributeError) as problem:
         raise SettingError(f"{where}: cannot import {value}: {problem}") from None
+    except Exception as problem:  # whatever the user's module does when it is imported
+        raise SettingError(f"{where}: cannot import {value}: {type(problem).__name__}: {problem}") from None
+
+
+def reproducible(value: Any) -> bool:
+    """Whether plain values hold no object that only existed in the program that wrote them."""
+    if isinstance(value, Mapping):
+        return all(map(reproducible, value.values()))
+    if isinstance(value, list):
+        return all(map(reproducible, value))
+    return not (isinstance(value, str) and _NOT_REPRODUCIBLE.fullmatch(value))

@@ -87,6 +87,6 @@ def load_progress(folder: Path, built: Built, found: checkpoints.Checkpoint) -> 
         read_points(folder, facts["metrics"]),
         facts["seconds"],
         facts["compile_seconds"],
-        [facts["round_seconds"]],
+        [facts["round_seconds"]] if facts["round_seconds"] else [],
     )
     return progress, facts["metrics"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import check_unchanged, latest_checkpoint, load_progress, open_folder
+from pfedbred.io.atomic import WriteError, writing_into
 from pfedbred.runs import checkpoints, layout
 from pfedbred.runs.config_file import write_config
 
@@ -124,28 +124,18 @@ def run_into(folder: Path, built: Built, callbacks: Sequence[Callback] = (), how
         if found:
             start, metrics_size = load_progress(source, built, found)
     metrics = MetricsWriter(folder, keep=metrics_size if source == folder else 0)
-    saver = Checkpoints(folder, metrics, how.checkpoint_every, start.round if start else 0, how.checkpoint_always)
+    saver = Checkpoints(
+        folder, metrics, how.checkpoint_every, start.round if start else 0, always=how.checkpoint_always
+    )
     outcome = [Outcome(folder, how.keep_models, how.extra)] if how.outcome else []
-    with one_line_errors(folder, saver.what_is_saved):
-        for each in layout.leftovers(folder):
-            each.unlink(missing_ok=True)
-        if source == folder:
-            checkpoints.remove_after(folder, start.round if start else 0)
-        write_config(folder / layout.CONFIG, built.experiment.plain(), "run")
-        done = train(built, [metrics, *callbacks, saver, *outcome], start)
-    done.folder = folder
-    return done
-
-
-@contextmanager
-def one_line_errors(folder: Path, what_is_saved: Callable[[], str] | None = None) -> Iterator[None]:
-    """Turns what the system refuses to write into one line, with what is left of the run."""
-    left = (lambda: f"; {what_is_saved()}") if what_is_saved else (lambda: "")
     try:
-        yield
-    except OSError as problem:
-        raise SettingError(f"cannot write into {folder}: {problem.strerror or problem}{left()}") from None
-    except SettingError as problem:
-        if str(problem).startswith("cannot write ") and "is saved" not in str(problem):
-            raise SettingError(f"{problem}{left()}") from None
-        raise
+        with writing_into(folder):
+            for each in layout.leftovers(folder):
+                each.unlink(missing_ok=True)
+            if source == folder:
+                checkpoints.remove_after(folder, start.round if start else 0)
+        write_config(folder / layout.CONFIG, built.experiment.plain(), "run")
+        # The outcome is written before a user's callback sees the end, and a checkpoint after it has seen a pause.
+        return train(built, [metrics, *outcome, *callbacks, saver], start, folder)
+    except WriteError as problem:
+        raise SettingError(f"{problem}; {saver.what_is_saved()}") from None

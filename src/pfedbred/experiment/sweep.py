@@ -19,10 +19,11 @@ import numpy as np
 
 from pfedbred import algorithms
 from pfedbred import settings as settings_
+from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
-from pfedbred.engine import Evaluation
+from pfedbred.engine import Evaluation, metrics
 from pfedbred.engine.screening import stalled
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.building import build_sweep
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.runs.provenance import provenance
@@ -126,6 +127,8 @@ def sweep(
     """
     started = time.perf_counter()
     names = tuple(grid)
+    if federation is not None:
+        experiment = dataclasses.replace(experiment, dataset=federation)  # so that the record does not name another
     _check(experiment, grid)
     points = np.array(list(itertools.product(*grid.values())), float)
     first = {**experiment.settings, **dict(zip(names, map(float, points[0]), strict=True))}
@@ -164,7 +167,7 @@ def sweep(
         ]
         return np.concatenate(parts, axis=1)[:, : len(points)].transpose(1, 0, 2)
 
-    return Sweep(
+    found = Sweep(
         experiment,
         names,
         points,
@@ -174,6 +177,9 @@ def sweep(
         backend.compile_seconds,
         time.perf_counter() - started,
     )
+    if np.all(np.isnan(found.best_accuracy("personal"))):
+        raise SettingError("every point of the sweep diverged: try smaller steps")
+    return found
 
 
 def _check(experiment: Experiment, grid: Grid) -> None:
@@ -184,9 +190,14 @@ def _check(experiment: Experiment, grid: Grid) -> None:
         raise SettingError("a sweep does not evaluate held-out clients: leave held_out_clients out")
     if experiment.executor == "loop":
         raise SettingError("a sweep is one compiled program; the executor loop has none")
+    if len(metrics.resolve(experiment.metrics)) > len(metrics.resolve("")) or experiment.diagnostics:
+        raise SettingError("a sweep compares accuracies: leave metrics and diagnostics out, and run the best point")
+    if isinstance(experiment.algorithm, Algorithm):
+        raise SettingError("an Algorithm object has no settings to sweep: give its name or the function that builds it")
     known = settings_.declared(algorithms.factory(experiment.algorithm))
     for name, values in grid.items():
-        settings_.resolve(algorithms.factory(experiment.algorithm), {name: values[0]})  # an unknown name fails here
+        if name not in known:
+            raise SettingError(f"unknown setting {name!r}{nearest(name, known)}")
         annotation = known[name].annotation
         if not _is_number(annotation):
             numbers = [each for each, parameter in known.items() if _is_number(parameter.annotation)]

@@ -84,9 +84,9 @@ class DeployedBackend:
 
     def evaluate(self, state: DeployedState) -> Evaluation:
         """G and P now, in an exchange of its own; repeated until a client has evaluated them."""
-        self._pending = pending = Pending()
         while True:
             self._gathering.wait()
+            self._pending = pending = Pending()
             self._exchange({}, state, state.server)
             if pending.result is not None:
                 return pending.result
@@ -218,8 +218,7 @@ class DeployedBackend:
             result = evaluation_of(replies, self._roster, half.tallies, half.metrics, state.round)
             if result is None:
                 log(f"round {state.round}: no client has evaluated it")
-            else:
-                self._pending.result, self._pending = result, None
+            self._pending.result, self._pending = result, None  # a later round's model would be another
         return replies
 
     def _read(

@@ -11,6 +11,11 @@ from typing import Any, BinaryIO
 
 from pfedbred.errors import SettingError
 
+
+class WriteError(SettingError):
+    """A file that could not be written."""
+
+
 PARTIAL = ".partial"
 """How the name of a file ends while it is being written."""
 
@@ -27,9 +32,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         partial.replace(path)
         _flush_folder(path.parent)
     except OSError as problem:
-        raise SettingError(f"cannot write {path}: {problem.strerror or problem}") from None
+        raise WriteError(f"cannot write {path}: {problem.strerror or problem}") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """Turns what the system refuses to write into one line."""
+    try:
+        yield
+    except OSError as problem:
+        raise WriteError(f"cannot write into {folder}: {problem.strerror or problem}") from None
 
 
 def _flush_folder(folder: Path) -> None:

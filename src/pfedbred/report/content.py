@@ -42,7 +42,7 @@ _LINE = {"round": COUNT, **{model: {"train": {"loss": [Maybe(NUMBER)]}, "test": 
 class Command(Protocol):
     """Returns the command line that reproduces an experiment: see ``pfedbred.experiment.command``."""
 
-    def __call__(self, experiment: Mapping[str, Any], verb: str = "run", without: Sequence[str] = ()) -> str:
+    def __call__(self, experiment: Mapping[str, Any], verb: str = "run", without: Sequence[str] = ()) -> str | None:
         """For ``pfedbred VERB``, leaving out the settings ``without``."""
         ...
 
@@ -242,8 +242,10 @@ def add_sweep(path: Path, name: str, content: Content, command: Command | None) 
     content["sweeps"].append({"name": title, "names": grid, "points": points, "best": facts["best"]})
     tried = {key: dict.fromkeys(point[key] for point in points) for key in grid}
     options = " ".join(f"--grid {key}={','.join(f'{each:g}' for each in tried[key])}" for key in grid)
-    words = f"{command(experiment, 'sweep', without=grid)} {options}" if command else None
-    content["commands"].append({"name": title, "command": words, "settings": _settings(experiment)})
+    words = command(experiment, "sweep", without=grid) if command else None
+    content["commands"].append(
+        {"name": title, "command": words and f"{words} {options}", "settings": _settings(experiment)}
+    )
 
 
 def read_federation(path: Path) -> dict[str, Any]:

@@ -55,13 +55,14 @@ def ensure_folder(folder: Path) -> Path:
 
 def new_folder(folder: Path, overwrite: bool = False) -> Path:
     """A folder for a new run. An existing run is left alone, unless ``overwrite`` removes it."""
-    if not is_free(ensure_folder(folder)):
-        if not overwrite:
-            raise SettingError(f"{folder} is not empty; choose another --out, or add --overwrite")
-        try:
+    ensure_folder(folder)
+    try:
+        if not is_free(folder):
+            if not overwrite:
+                raise SettingError(f"{folder} is not empty; choose another --out, or overwrite it (--overwrite)")
             _remove_runs(folder)
-        except OSError as problem:
-            raise SettingError(f"cannot remove the run in {folder}: {problem.strerror}") from None
+    except OSError as problem:
+        raise SettingError(f"cannot remove the run in {folder}: {problem.strerror}") from None
     return folder
 
 

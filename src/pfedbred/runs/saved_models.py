@@ -113,8 +113,17 @@ def _method_facts(experiment: Mapping[str, Any], round_: int) -> dict[str, Any]:
     return {
         "model": experiment["model"] if experiment["model"] in models.MODELS else "custom",
         "algorithm": experiment["algorithm"],
-        "settings": {**settings, **_without_prior(settings)},
+        "settings": {**_plain_settings(settings), **_without_prior(settings)},
         "round": round_,
+    }
+
+
+def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without objects (priors, means, solvers): predictions do not need them, and a file cannot hold them."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if not (isinstance(value, str) and (value.startswith("<") or ":" in value))
     }
 
 

@@ -13,8 +13,6 @@ _OVER_SEEDS = {"mean": Maybe(FRACTION), "std": Maybe(FRACTION)}
 _ANY_OVER_SEEDS = {"mean": Maybe(NUMBER), "std": Maybe(NUMBER)}
 _OUTCOME = {"best_accuracy": _OVER_SEEDS, "final_worst_decile": _OVER_SEEDS}
 _EXPERIMENT = {"algorithm": str, "settings": dict}
-_ACCURACY = {"test": {"accuracy": Some(Maybe(FRACTION))}, "train": {"loss": [Maybe(NUMBER)]}}
-_CLIENTS = {"test": {"client_accuracy": Some([Maybe(FRACTION)])}}
 
 SUMMARY = {
     "algorithm": str,
@@ -38,8 +36,6 @@ FINISHED = {
 }
 METRIC = {"final": _ANY_OVER_SEEDS, "best": _ANY_OVER_SEEDS, "best_round": [COUNT]}
 METRIC_INFO = {"title": str, "percent": bool, "higher_is_better": bool}
-METRICS_LINE = {"round": COUNT, "global": _ACCURACY, "personal": _ACCURACY}
-LAST_LINE = {"global": _CLIENTS, "personal": _CLIENTS}
 DATA = {"name": str, "clients": COUNT, "names": [str], "labels": [str], "train": [[COUNT]], "test": [[COUNT]]}
 SWEEP = {
     "algorithm": str,

@@ -35,6 +35,14 @@ def same_settings(base: Callable[..., Any], *, without: tuple[str, ...]) -> Call
     return declare
 
 
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a function that the user gave; raises SettingError if it does not tell, as builtins do not."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise SettingError(f"{function!r} cannot be used here: wrap it in a function with named parameters") from None
+
+
 def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The settings of an algorithm: its keyword-only parameters."""
     parameters = inspect.signature(function, eval_str=True).parameters
@@ -59,6 +67,9 @@ def resolve(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str,
     for name in given:
         if name not in known:
             raise SettingError(f"unknown setting {name!r}{nearest(name, known)}")
+    for name, parameter in known.items():
+        if name not in given and parameter.default is inspect.Parameter.empty:
+            raise SettingError(f"the setting {name!r} has no default: it must be given")
     return {
         name: check(name, given[name], parameter.annotation) if name in given else parameter.default
         for name, parameter in known.items()

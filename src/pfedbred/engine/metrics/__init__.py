@@ -37,6 +37,8 @@ def get(metric: str | Metric) -> Metric:
     if isinstance(metric, Metric):
         if not metric.name.isidentifier():
             raise SettingError(f"a metric's name must be a plain word such as 'top_5', not {metric.name!r}")
+        if metric.name in ("std", "worst_decile") or metric.name.startswith("client_"):
+            raise SettingError(f"{metric.name!r} cannot be a metric's name: records use it for something else")
         if METRICS.get(metric.name, metric) is not metric:
             raise SettingError(f"{metric.name!r} is already the name of another metric; rename the custom one")
         return metric

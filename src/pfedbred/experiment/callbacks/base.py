@@ -34,7 +34,7 @@ class Callback:
         yield
 
     def most_rounds(self, progress: Progress) -> int:
-        """How many rounds may pass before ``stop_reason`` and ``on_pause`` are called again."""
+        """How many rounds may pass before ``finish_reason``, ``stop_reason`` and ``on_pause`` are called again."""
         return _UNLIMITED
 
     def on_evaluation(self, progress: Progress, point: Point) -> None:
@@ -52,4 +52,4 @@ class Callback:
         """Between rounds, after that; ``stopping`` is the reason if the run is about to stop."""
 
     def on_end(self, run: Run) -> None:
-        """When the run has ended, however it did."""
+        """When the run has ended: completed, interrupted or diverged, but not by an exception."""

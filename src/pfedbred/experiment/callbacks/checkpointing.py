@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 
 from pfedbred.engine import devices
-from pfedbred.errors import SettingError
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.metrics_writer import MetricsWriter
 from pfedbred.experiment.progress import Progress
@@ -72,10 +71,7 @@ class Checkpoints(Callback):
             "round_seconds": progress.typical_round_seconds,
         }
         if jax.process_index() == 0:
-            try:
-                checkpoints.write(self._folder, progress.round, facts, saved.arrays)
-            except SettingError as problem:
-                raise SettingError(f"{problem}; {self.what_is_saved()}") from None
+            checkpoints.write(self._folder, progress.round, facts, saved.arrays)
         self._saved_at = time.monotonic()
         progress.save_seconds = self._saved_at - started
         self.saved_round = progress.round

@@ -9,6 +9,7 @@ from pathlib import Path
 from pfedbred.engine.history import Point
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.progress import Progress
+from pfedbred.io.atomic import writing_into
 from pfedbred.runs.metrics_file import MetricsFile
 
 
@@ -23,19 +24,23 @@ class MetricsWriter(Callback):
     @contextmanager
     def running(self, progress: Progress) -> Iterator[None]:
         """Opens the file, and makes sure at the end that it is on disk."""
-        self._file = MetricsFile(self._folder, self._keep)
+        with writing_into(self._folder):
+            self._file = MetricsFile(self._folder, self._keep)
         try:
             yield
-            self._file.sync()
+            self.sync()
         finally:
-            self._file.close()
+            with writing_into(self._folder):
+                self._file.close()
 
     def on_evaluation(self, progress: Progress, point: Point) -> None:
         """Writes the line."""
         assert self._file is not None
-        self._file.write(point)
+        with writing_into(self._folder):
+            self._file.write(point)
 
     def sync(self) -> int:
         """Waits until all lines are on disk; returns how many bytes they take."""
         assert self._file is not None
-        return self._file.sync()
+        with writing_into(self._folder):
+            return self._file.sync()

@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.result import Run
-from pfedbred.io.atomic import write_json
+from pfedbred.io.atomic import write_json, writing_into
 from pfedbred.report import curves
 from pfedbred.runs import saved_models
 from pfedbred.runs.data_file import write_data
@@ -36,7 +36,8 @@ class Outcome(Callback):
         if self._should_keep(run):
             saved_models.write_models(folder, run.experiment.plain(), run.backend, run.state, run.round)
         record = run.record()
-        curves.draw_run(record, folder / CURVES)
+        with writing_into(folder):
+            curves.draw_run(record, folder / CURVES)
         write_json(folder / SUMMARY, {**record.summary, **(self._extra(run) if self._extra else {})})
 
     def _should_keep(self, run: Run) -> bool:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,15 @@ class Interruption(Callback):
     def __init__(self, time_limit: float | None = None, started: float | None = None) -> None:
         """``time_limit`` is in seconds from ``started``, a time of ``time.monotonic``; by default from now."""
         self.reason: str | None = None
+        self._listening = False
         self._asked = time.monotonic()
         self._end = None if time_limit is None else (time.monotonic() if started is None else started) + time_limit
+
+    @contextmanager
+    def running(self, progress: Progress) -> Iterator[None]:
+        """Listens for signals while the run trains, unless that is done already."""
+        with nullcontext() if self._listening else self.listening():
+            yield
 
     def check(self, needed: float = 0.0) -> str | None:
         """Why to stop now, if what comes before the next check takes ``needed`` seconds."""
@@ -81,9 +88,11 @@ class Interruption(Callback):
 
         heard = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
         before = {number: signal.signal(number, note) for number in heard}  # an ignored signal stays ignored
+        self._listening = True
         try:
             yield self
         finally:
+            self._listening = False
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -121,8 +130,9 @@ class Patience(Callback):
         if self._metric.name not in values:
             raise SettingError(f"patience watches {self._metric.name}, which is not evaluated: add it to metrics")
         now = values[self._metric.name] * (1 if self._metric.higher_is_better else -1)
-        if self._best is None or np.any(now > self._best):
-            self._best, self._since = now if self._best is None else np.fmax(self._best, now), 0
+        best = np.full(now.shape, np.nan) if self._best is None else self._best
+        if self._best is None or np.any((now > best) | (np.isnan(best) & ~np.isnan(now))):
+            self._best, self._since = np.fmax(best, now), 0
         else:
             self._since += 1
 

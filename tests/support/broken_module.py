@@ -1,0 +1,3 @@
+"""A module that cannot be imported."""
+
+model = 1 / 0
