@@ -26,17 +26,17 @@ PROGRAM = """
 import json, os, time
 import jax
 from pfedbred import cli
-from pfedbred.engine import Simulation
-from pfedbred.experiment.stopping import process_begun
+from pfedbred.engine import ResidentBackend
+from pfedbred.experiment.callbacks.stopping import process_started
 
-advance = Simulation.advance
+advance = ResidentBackend.advance
 
 def once(self, *arguments):
     jax.block_until_ready(advance(self, *arguments))
-    print(json.dumps({"seconds": time.monotonic() - process_begun(), "compiling": self.compile_seconds}), flush=True)
+    print(json.dumps({"seconds": time.monotonic() - process_started(), "compiling": self.compile_seconds}), flush=True)
     os._exit(0)
 
-Simulation.advance = once
+ResidentBackend.advance = once
 cli.main()
 """
 

@@ -201,3 +201,22 @@ def test_a_client_without_test_samples_does_not_count_in_the_scores():
     assert np.isnan(test.client_accuracy[0, 1])
     assert test.accuracy[0] == pytest.approx(np.mean(test.client_accuracy[0, [0, 2]]))
     assert np.isfinite(test.client_std[0])
+
+
+def test_regression_metrics_of_a_regression_task():
+    """A task of that kind is evaluated without accuracy; G on the union, P of each client on its own samples."""
+    data = federation()
+    model = pfedbred.Model(
+        lambda key: {"w": jax.random.normal(key, data.shape)}, lambda params, x: x.reshape(len(x), -1) @ params["w"]
+    )
+    task = pfedbred.Task(model, lambda outputs, labels: (outputs - labels) ** 2, "regression")
+    plan = pfedbred.Plan(selection.uniform(2), batch_size=3, metrics=metrics.resolve("rmse,mae,r2", "regression"))
+    engine = pfedbred.ResidentBackend(pfedbred.make("fedavg", task, {"R": 2, "alpha": 0.01}), task, data, plan)
+    state = engine.advance(engine.init([0]), 2)
+    found = engine.evaluate(state).global_
+    errors = data.test.x @ np.asarray(engine.global_model(state)["w"]) - data.test.y
+    assert set(found.train.values) == {"loss"}
+    assert found.test.values["rmse"][0] == pytest.approx(np.sqrt(np.mean(errors**2)))
+    assert found.test.values["mae"][0] == pytest.approx(np.mean(np.abs(errors)))
+    assert found.test.values["r2"][0] == pytest.approx(1 - np.mean(errors**2) / np.var(data.test.y))
+    assert found.test.clients["rmse"].shape == (1, data.clients)
