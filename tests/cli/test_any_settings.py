@@ -218,5 +218,5 @@ def test_what_does_not_fit_is_rejected(options, words):
 def test_strange_datasets_are_rejected(dataset):
     with pytest.raises(pfedbred.SettingError):
         build(Experiment.from_mapping({"dataset": dataset}))
-    with pytest.raises(pfedbred.SettingError, match="cannot be a path"):
+    with pytest.raises(pfedbred.SettingError, match="is not a valid path"):
         Experiment.from_mapping({"data_dir": "a\0"})

@@ -196,7 +196,7 @@ MISTAKES = {
     ("run", "--set", "R=1", "--set", "R=2"): "--set R is given more than once",
     ("sweep", "--grid", "eta=1,2", "--set", "eta=3"): "eta is in the grid and in --set",
     ("run", "--dataset", "mnist", "--data-dir", "nowhere"): "mnist is not here: put ",
-    ("paper", "noniid", "--rows", "fedavg"): "noniid has no rows: leave --rows out",
+    ("paper", "noniid", "--rows", "fedavg"): "--rows does not apply to noniid",
     ("compare", "--algorithms", "fedavg", "--set", "lam=3"): "none of these algorithms has a setting 'lam'",
 }
 

@@ -155,7 +155,7 @@ def test_a_comparison_is_resumed_too(forker, tmp_path):
     assert f"to resume: pfedbred compare --resume --out {folder}" in forker.said()
     first = (folder / "fedavg" / "metrics.jsonl").stat().st_mtime_ns
     assert forker.run("compare", "--resume", "--out", folder) == 0, forker.said()
-    assert f"{folder / 'fedavg'}: finished before" in forker.said()
+    assert f"{folder / 'fedavg'}: already finished" in forker.said()
     assert (folder / "fedavg" / "metrics.jsonl").stat().st_mtime_ns == first
     ours, theirs = (json.loads((each / "table.json").read_text()) for each in (folder, tmp_path / "whole"))
     for each in (*ours, *theirs):

@@ -42,7 +42,7 @@ CheckpointEvery = Annotated[
 ]
 Patience = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(min=1, help="stop when P's test accuracy has not improved for so many evaluations", metavar="N"),
+    typer.Option(min=1, help="finish when P's test accuracy has not improved for N evaluations", metavar="N"),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="resume the run in --out where it stopped, or start it if there is none")

@@ -57,7 +57,7 @@ def paper_command(
     if name not in paper.ARTIFACTS:
         raise SettingError(f"the paper has no {name!r}{nearest(name, paper.ARTIFACTS)}")
     if rows and not paper.ARTIFACTS[name].has_rows:
-        raise SettingError(f"{name} has no rows: leave --rows out")
+        raise SettingError(f"--rows does not apply to {name}: it has no rows")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:

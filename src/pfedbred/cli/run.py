@@ -212,7 +212,7 @@ def _run_each(folder: Path, built: Mapping[str, Built], out: Path | None, how: _
         for (name, each), display in zip(built.items(), displays, strict=True):
             if how.folder.resume and layout.finished(source / name):
                 check_unchanged(source / name, each.experiment.plain())
-                print(f"{source / name}: finished before")
+                print(f"{source / name}: already finished")
                 records.append(RunRecord.read(source / name))
                 continue
             again = {"resume": how.folder.resume, "overwrite": how.overwrite}

@@ -6,7 +6,7 @@ some rounds. The server does not learn from it.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
@@ -25,7 +25,7 @@ def join(backend: Backend[S], state: S, newcomers: Federation, rounds: int) -> l
     everyone = fixed(range(newcomers.clients))
     alone = Plan(everyone, "all", plan.weights, plan.batch_size, plan.executor, plan.chunk, metrics=plan.metrics)
     arrival = ResidentBackend(frozen(backend.algorithm), backend.task, newcomers, alone)
-    joined: Any = arrival.meet(backend.servers(state))
+    joined = arrival.meet(backend.servers(state))
     evaluations = [arrival.evaluate(joined)]
     for _ in range(rounds):
         joined = arrival.advance(joined, 1)

@@ -245,4 +245,4 @@ def absolute_path(path: str) -> str:
     try:
         return str(Path(path).resolve())
     except (OSError, ValueError, RuntimeError):  # a zero byte, or links that go round in a circle
-        raise SettingError(f"{path!r} cannot be a path") from None
+        raise SettingError(f"{path!r} is not a valid path") from None

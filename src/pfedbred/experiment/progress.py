@@ -24,7 +24,7 @@ class Progress:
       points: its evaluations so far.
       seconds: how long it has taken, resumed parts included.
       compile_seconds: how much of that was compiling.
-      round_seconds: of one round, for each stretch of rounds; a resumed run starts with the median of before.
+      round_seconds: of one round, for each stretch of rounds; a resumed run starts with the median so far.
       pace: seconds of a round in this process; None before the first one.
       save_seconds: what the last checkpoint took to write.
     """

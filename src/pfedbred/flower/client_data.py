@@ -73,7 +73,7 @@ def _path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:  # ~ of an unknown user
-        raise SettingError(f"{text!r} cannot be a path") from None
+        raise SettingError(f"{text!r} is not a valid path") from None
 
 
 def load(node: Node, home: Path) -> tuple[Federation, int | None]:

@@ -117,11 +117,11 @@ def _header(file: BinaryIO, where: Any) -> tuple[np.dtype[Any], tuple[int, ...],
     try:
         said: Any = ast.literal_eval(text.decode("latin-1").strip()) if len(text) == length else None
         dtype, shape, fortran = said["descr"], said["shape"], said["fortran_order"]
-        sound = isinstance(shape, tuple) and all(type(each) is int and 0 <= each < 2**63 for each in shape)
-        sound = sound and isinstance(fortran, bool) and len(shape) <= 32 and (not shape or 0 not in shape[1:])
-        if sound and isinstance(dtype, str) and _TYPE.fullmatch(dtype):
+        valid = isinstance(shape, tuple) and all(type(each) is int and 0 <= each < 2**63 for each in shape)
+        valid = valid and isinstance(fortran, bool) and len(shape) <= 32 and (not shape or 0 not in shape[1:])
+        if valid and isinstance(dtype, str) and _TYPE.fullmatch(dtype):
             return np.dtype(dtype), shape, fortran, 8 + width + length
-        objects = sound and "O" in str(dtype)
+        objects = valid and "O" in str(dtype)
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError, OverflowError):
         objects = False  # not a Python literal, or too deep for the parser; no data has been read yet
     if objects:

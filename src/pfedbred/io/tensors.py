@@ -198,11 +198,11 @@ def _array(path: Path, content: mmap.mmap, name: str, entry: Any, begin: int) ->
         count = 1
         for each in shape:
             count *= each
-        sound = min(shape, default=1) >= 0 and 0 <= first <= last and last - first == count * dtype.itemsize
-        sound = sound and len(shape) <= 32 and (count > 0 or max(shape[1:], default=0) < 2**31)
+        valid = min(shape, default=1) >= 0 and 0 <= first <= last and last - first == count * dtype.itemsize
+        valid = valid and len(shape) <= 32 and (count > 0 or max(shape[1:], default=0) < 2**31)
     except (KeyError, TypeError, ValueError, OverflowError):
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise Damaged(f"{path} is damaged: its header does not describe {name!r}")
     if begin + last > len(content):
         raise Damaged(f"{path} is truncated: {name!r} ends at byte {begin + last} of {len(content)}")

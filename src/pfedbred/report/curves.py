@@ -144,7 +144,7 @@ def draw_run(run: RunRecord, path: Path) -> None:
 
 
 def _other_metrics(run: RunRecord) -> dict[str, Any]:
-    """The metrics that were asked for beside accuracy and loss, with what is known of them."""
+    """The metrics that were asked for besides accuracy and loss, with what is known of them."""
     info = run.summary.get("metric_info", {})
     return {name: each for name, each in info.items() if name not in ("accuracy", "loss")}
 

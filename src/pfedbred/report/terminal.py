@@ -160,7 +160,7 @@ def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show_other_metrics(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """What was evaluated beside accuracy and loss: a row for each run and model."""
+    """What was evaluated besides accuracy and loss: a row for each run and model."""
     infos = summaries[0].get("metric_info", {})
     others = {name: info for name, info in infos.items() if name not in ("accuracy", "loss")}
     if not others:
