@@ -220,7 +220,7 @@ class Evaluator:
     def pack(self, tallies: Tallies) -> Packed:
         """What the host needs of the statistics, as one array per type: fetching many small ones takes longer."""
         leaves, self._structure = jax.tree.flatten(combine(tallies, self.metrics))
-        self._leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        self._leaves = [(str(leaf.dtype), leaf.shape, leaf.size) for leaf in leaves]
         groups: dict[str, list[Array]] = {}
         for leaf in leaves:
             groups.setdefault(str(leaf.dtype), []).append(leaf.ravel())
@@ -229,11 +229,10 @@ class Evaluator:
     def _unpack(self, packed: Mapping[str, np.ndarray]) -> Tallies:
         """The statistics again, each with the seeds along its first axis."""
         used, leaves = dict.fromkeys(packed, 0), []
-        for like in self._leaves:
-            name = str(like.dtype)
-            begin, used[name] = used[name], used[name] + like.size
+        for name, shape, size in self._leaves:
+            begin, used[name] = used[name], used[name] + size
             flat = packed[name][:, begin : used[name]]
-            leaves.append(flat.reshape(len(flat), *like.shape))
+            leaves.append(flat.reshape(len(flat), *shape))
         return jax.tree.unflatten(self._structure, leaves)
 
     def summarise(self, packed: Packed) -> Evaluation:
@@ -297,8 +296,7 @@ def _scores(sums: Sums, chosen: Sequence[Metric]) -> Scores:
 
 def _total(leaf: np.ndarray) -> np.ndarray:
     """Over the clients, in double precision."""
-    kind = np.float64 if np.issubdtype(leaf.dtype, np.floating) else np.int64
-    return np.sum(np.asarray(leaf, kind), axis=1)
+    return np.sum(leaf, axis=1, dtype=np.float64 if leaf.dtype.kind == "f" else np.int64)
 
 
 def _spread(accuracy: np.ndarray) -> dict[str, np.ndarray]:

@@ -84,5 +84,5 @@ def mean_value(sums: Mean) -> np.ndarray:
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> np.ndarray:
     """``numerator / denominator`` in float64; NaN where the denominator is 0."""
-    above, below = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
-    return np.divide(above, below, out=np.full(above.shape, np.nan), where=below != 0)
+    above, below = np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
+    return np.divide(above, below, out=np.full(np.broadcast(above, below).shape, np.nan), where=below != 0)
