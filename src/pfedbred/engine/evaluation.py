@@ -296,7 +296,7 @@ def _scores(sums: Sums, chosen: Sequence[Metric]) -> Scores:
 
 def _total(leaf: np.ndarray) -> np.ndarray:
     """Over the clients, in double precision."""
-    return np.sum(leaf, axis=1, dtype=np.float64 if leaf.dtype.kind == "f" else np.int64)
+    return np.asarray(np.sum(leaf, axis=1, dtype=np.float64 if leaf.dtype.kind == "f" else np.int64))
 
 
 def _spread(accuracy: np.ndarray) -> dict[str, np.ndarray]:
