@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,7 +34,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except OSError as problem:
         raise WriteError(f"cannot write {path}: {problem.strerror or problem}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, nothing may be removable either
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager

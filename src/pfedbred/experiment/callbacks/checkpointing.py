@@ -13,6 +13,7 @@ from pfedbred.engine import devices
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.metrics_writer import MetricsWriter
 from pfedbred.experiment.progress import Progress
+from pfedbred.io.atomic import writing_into
 from pfedbred.runs import checkpoints
 
 _SECONDS = 60.0  # between checkpoints if nobody says how many rounds,
@@ -71,7 +72,8 @@ class Checkpoints(Callback):
             "round_seconds": progress.typical_round_seconds,
         }
         if jax.process_index() == 0:
-            checkpoints.write(self._folder, progress.round, facts, saved.arrays)
+            with writing_into(self._folder):
+                checkpoints.write(self._folder, progress.round, facts, saved.arrays)
         self._saved_at = time.monotonic()
         progress.save_seconds = self._saved_at - started
         self.saved_round = progress.round
