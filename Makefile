@@ -10,7 +10,7 @@ run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show th
 	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
 
 quick: $(READY)  ## the mathematics, the algorithms and the engine: under a minute
-	$(BIN)/pytest tests/bregman tests/aggregation tests/algorithms tests/engine
+	$(BIN)/pytest -m 'not slow and not full and not broad' tests/bregman tests/aggregation tests/algorithms tests/engine
 
 test: $(READY)  ## every kind of promise, on representative methods: under five minutes
 	$(BIN)/pytest

@@ -57,6 +57,7 @@ def models(backend_type=ResidentBackend, *, draws=(0, 1), executor="vmap"):
     return np.stack(found)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("backend_type", "executor"),
     [

@@ -184,6 +184,7 @@ def vector(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
+@pytest.mark.broad
 def test_a_round_uses_the_rule():
     """SCAFFOLD, in the plain loop: the model is the rule of what clients uploaded, and the control follows it too."""
     sizes = (7, 12, 5, 20, 9)

@@ -85,6 +85,7 @@ def test_batched_is_the_plain_loop_and_nothing_recompiles(name):
 SMALL = [("heurfedamp", "one client")]  # whose attention is to others
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("name", "case"),
     [

@@ -147,6 +147,7 @@ def check(name: str, how: str, participation: str) -> None:
 # The library against the references ------------------------------------------------------------------------
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("how", "participation"),
     [

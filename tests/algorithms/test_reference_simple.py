@@ -117,6 +117,7 @@ def test_three_rounds_agree(case, participation, federation, task):
     check(federation, task, *CASES[case], selection.fixed(common.FIXED), participation)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("case", ["apfl", pytest.param("reptile", marks=pytest.mark.full)])
 def test_clients_that_miss_rounds_agree(case, federation, task):
     """They keep their model and mixing weight, and read on where they stopped."""

@@ -197,6 +197,7 @@ def agree(mine: Any, expected: Any, what: str) -> None:
 REPRESENTATIVES = [("mime", "sample"), ("fedrep", "sample"), ("fedbabu", "all")]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("name", "participation"),
     [
@@ -220,6 +221,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("name", "participation"), CHANGES)
 def test_a_selection_that_changes_agrees(name, participation, federation):
     """What a client keeps from rounds in which it was selected, only trained, or neither, matters later.

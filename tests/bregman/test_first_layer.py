@@ -96,6 +96,7 @@ def test_what_is_not_linear_takes_plain_steps(change, solve):
     assert linear != str(jax.make_jaxpr(lambda s: prox(plain, gradient_steps(0.03, 4), s))(start))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("algorithm", ["mg-meta", pytest.param("pfedme", marks=pytest.mark.full)])
 def test_a_round_of_a_client_is_the_same_with_and_without(algorithm):
     """The library's own models, with and without the information that they begin with a linear layer."""

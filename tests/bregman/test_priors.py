@@ -230,6 +230,7 @@ def test_the_numerical_conjugate_agrees_with_closed_forms(name):
     np.testing.assert_allclose(numerical.conjugate, closed.conjugate, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.broad
 def test_the_numerical_conjugate_differentiates_and_is_nan_outside_its_domain():
     family = FAMILIES["auto-coupled"]
     x = jax.grad(family.g)(jnp.array([0.3, -1.0, 0.5, 2.0]))

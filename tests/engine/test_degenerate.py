@@ -53,6 +53,7 @@ def check_scores(finished):
                 assert np.isfinite(found.client_std).all()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "algorithm",
     [pytest.param(name, marks=[] if name == "mg-meta" else [pytest.mark.full]) for name in algorithms.ALGORITHMS],

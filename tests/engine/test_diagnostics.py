@@ -75,6 +75,7 @@ def test_rejected_updates_do_not_count():
     assert np.isfinite(found["update_norm"]).all()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "options",
     [
@@ -107,6 +108,7 @@ def instructions(algorithm, diagnostics):
     return sum(" = " in line for line in program.as_text().splitlines()), program.cost_analysis()["flops"]
 
 
+@pytest.mark.broad
 def test_diagnostics_that_nobody_asks_for_cost_nothing():
     """A round that reports a full gradient is as large as one that reports nothing; with diagnostics it is larger."""
     fedavg = reporting()
@@ -120,6 +122,7 @@ def test_diagnostics_that_nobody_asks_for_cost_nothing():
     assert work_on > work
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("options", [{}, {"participation": "sample", "store": "memory"}])
 def test_whole_numbers_are_averaged_as_numbers(options):
     def counting(task):

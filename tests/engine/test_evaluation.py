@@ -88,6 +88,7 @@ def recall_value(sums):
 BALANCED = metrics.Metric("balanced", recall_sums, recall_value, True, "classification", True, "balanced accuracy")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_chosen_metrics_are_those_of_the_predictions_on_the_test_split(streamed):
     """Named ones and a custom one; the training split has accuracy and loss only."""
@@ -192,6 +193,7 @@ def test_a_model_of_nan_gets_nothing_right():
     assert np.isnan(found.global_.test.loss[0])
 
 
+@pytest.mark.broad
 def test_a_client_without_test_samples_does_not_count_in_the_scores():
     rng = np.random.default_rng(0)
     pairs = [(rng.normal(size=(6, 4)), rng.integers(0, 2, 6)) for _ in range(3)]
@@ -203,6 +205,7 @@ def test_a_client_without_test_samples_does_not_count_in_the_scores():
     assert np.isfinite(test.client_std[0])
 
 
+@pytest.mark.broad
 def test_regression_metrics_of_a_regression_task():
     """A task of that kind is evaluated without accuracy; G on the union, P of each client on its own samples."""
     data = federation()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sklearn.metrics
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp, softmax
 
@@ -95,6 +95,7 @@ def _samples(rng, name, shape, classes=3):
 
 
 @pytest.mark.parametrize("name", METRICS)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), classes=st.sampled_from([2, 3, 5]), real=st.floats(0, 1))
 def test_blocks_and_clients_add_up_to_the_value_of_all_samples(name, seed, classes, real):
     rng = np.random.default_rng(seed)

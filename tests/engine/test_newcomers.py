@@ -46,6 +46,7 @@ def test_training_does_not_see_newcomers():
     jax.tree.map(np.testing.assert_array_equal, result.global_model(), alone.global_model())
 
 
+@pytest.mark.broad
 def test_a_newcomer_starts_from_the_global_model():
     """pFedMe's newcomer starts at w, and so at first P is G, on the newcomers' own test samples."""
     result = run("pfedme", seeds=2)

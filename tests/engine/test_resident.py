@@ -14,6 +14,7 @@ from pfedbred.experiment.building import build
 # Executors, seeds, rounds -----------------------------------------------------------------------------------
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("seeds", "options"),
     [
@@ -61,6 +62,7 @@ def test_rounds_in_one_call_are_the_rounds_one_by_one():
 # Compilation ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("participation", ["sample", pytest.param("all", marks=pytest.mark.full)])
 def test_nothing_compiles_after_the_first_round_and_evaluation(participation):
     backend, state = trained(rounds=0, participation=participation)
@@ -105,6 +107,7 @@ def test_the_round_and_the_evaluation_are_traced_once():
 # Who trains, and the average --------------------------------------------------------------------------------
 
 
+@pytest.mark.broad
 def test_only_the_sample_trains_when_asked():
     backend, before = trained(rounds=0, select=(1, 3), participation="sample")
     old = [np.asarray(leaf) for leaf in jax.tree.leaves(before.clients[:3])]

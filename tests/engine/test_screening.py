@@ -91,6 +91,7 @@ def test_norms():
         assert not np.isfinite(screening.measure(start, upload, [jnp.zeros(3), jnp.array(broken)]).update)
 
 
+@pytest.mark.broad
 def test_a_fedem_client_with_a_component_of_no_weight_is_valid():
     """The share of that component is 0 to the last digit; with its logarithm, -inf, the client would be rejected."""
     algorithm, _ = make("fedem", small_federation())
@@ -120,6 +121,7 @@ CASES = {
 SAMPLED = ["mg-meta", "scaffold", "fedamp", "mime's answers"]  # the others have nothing of their own there
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("case", "participation"),
     [pytest.param(case, "all", marks=pytest.mark.full) for case in CASES]
@@ -147,6 +149,7 @@ def test_a_round_with_a_rejected_client_is_the_round_without_it(case, participat
     assert backend.rejections(found) == Rejections([{"1": 2}] * 2, [0, 0], [0, 0])
 
 
+@pytest.mark.broad
 def test_a_client_rejected_in_its_first_round_has_not_taken_part():
     """Under sampling it starts from the first message after which its update is valid."""
     backend, start = simulate("mg-meta", [0, 1, 3], [1], participation="sample")
@@ -225,6 +228,7 @@ def test_a_gpu_computes_both_and_chooses_alike(bad, monkeypatch):
     assert [each.skipped.tolist() for each in by_branches] == ([[0], [1], [1]] if len(bad) == 2 else [[0]] * 3)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.full) for name in ("mg-meta", "scaffold"))]
 )
@@ -332,6 +336,7 @@ def test_rejected_clients_are_named(call, faulty_fedavg, tmp_path):
     assert (f"{skipped} round" in out and "skipped: too few valid updates" in out) == bool(skipped)
 
 
+@pytest.mark.broad
 def test_clients_with_names_go_by_them(faulty_fedavg):
     federation = small_federation((7, 12, 5, 20)).take(np.array([3, 2, 1, 0]))
     result = pfedbred.run(federation=federation, algorithm="faulty", rounds=2, seeds=2, aggregated=3)

@@ -29,6 +29,7 @@ def both(name, *, seeds=(0,), rounds=3, **options):
 
 # A client's state may be its own models, nothing at all, or a mirror of what the server knows; the server may send to
 # all alike or to each its own; and there may be an exchange before training.
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "name",
     ["mg-meta"]
