@@ -9,7 +9,8 @@ import yaml
 from support import custom
 
 import pfedbred
-from pfedbred import means, priors
+from pfedbred import aggregation, means, priors
+from pfedbred.engine import selection as custom_selection
 from pfedbred.experiment.building import build, load_data
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
@@ -239,3 +240,19 @@ def test_what_was_not_evaluated_is_one_line():
     ):
         with pytest.raises(pfedbred.SettingError, match=problem):
             wrong()
+
+
+def test_a_users_builder_is_called_once():
+    called = []
+
+    def select(count):
+        called.append(count)
+        return custom_selection.uniform(count)
+
+    def rule(*, outliers=0.2):
+        called.append("rule")
+        return aggregation.weighted_mean
+
+    built = build(Experiment(custom.federation(), algorithm="fedavg", select=select, aggregate=rule, aggregated=2))
+    assert sorted(map(str, called)) == ["2", "rule"]
+    assert built.experiment.aggregated == 2

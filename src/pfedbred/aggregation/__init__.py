@@ -15,7 +15,7 @@ from pfedbred.aggregation.trimmed import trimmed
 from pfedbred.errors import SettingError, nearest
 from pfedbred.settings.signatures import declared, parameters, parse_call, resolve_call
 
-__all__ = ["RULES", "Gathered", "Rule", "get", "weighted_mean"]
+__all__ = ["RULES", "Gathered", "Rule", "builder", "get", "weighted_mean"]
 
 RULES: dict[str, Callable[..., Rule]] = {
     "mean": mean,
@@ -32,18 +32,25 @@ def get(rule: str | Callable[..., Any], **defaults: Any) -> Rule:
 
     ``defaults`` are settings for a named rule that has them and is not given any in parentheses.
     """
+    build, settings = builder(rule, **defaults)
+    if build is None:
+        return rule  # type: ignore[return-value]
+    made = build(**settings)
+    if not callable(made):
+        raise SettingError(f"a function that builds an aggregation rule must return one, not a {type(made).__name__}")
+    return made
+
+
+def builder(rule: str | Callable[..., Any], **defaults: Any) -> tuple[Callable[..., Rule] | None, dict[str, Any]]:
+    """The function that builds the rule and its settings, checked; None if ``rule`` is a Rule itself."""
     if isinstance(rule, str):
         name, values = parse_call("aggregate", rule)
         if name not in RULES:
             raise SettingError(f"unknown aggregation rule {name!r}{nearest(name, RULES)}")
-        build = RULES[name]
-        settings = resolve_call(name, build, values)
-        return build(**settings if values else {key: defaults.get(key, each) for key, each in settings.items()})
+        settings = resolve_call(name, RULES[name], values)
+        return RULES[name], settings if values else {key: defaults.get(key, each) for key, each in settings.items()}
     if not callable(rule):
         raise SettingError(f"aggregate must be the name of a rule or a function, not {rule!r}{nearest('', RULES)}")
     if not all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in parameters(rule)):
-        return rule
-    made = rule(**{key: value for key, value in defaults.items() if key in declared(rule)})
-    if not callable(made):
-        raise SettingError(f"a function that builds an aggregation rule must return one, not a {type(made).__name__}")
-    return made
+        return None, {}
+    return rule, {key: value for key, value in defaults.items() if key in declared(rule)}

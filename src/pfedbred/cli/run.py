@@ -156,7 +156,7 @@ class _How(NamedTuple):
         return text + {None: "", True: " --keep-models", False: " --no-models"}[models]
 
 
-def _build_alike(experiments: Sequence[Experiment]) -> list[Built]:
+def _build_alike(experiments: Sequence[Experiment]) -> list[Built[Any]]:
     """The experiments on the same data. If one of them must keep its clients off the device, all do: runs that are
     compared evaluate the same clients."""
     federation = load_data(experiments[0])
@@ -200,7 +200,7 @@ def _opened(out: Path | None, how: _How, name: str) -> Iterator[Path]:
         yield folder
 
 
-def _run_each(folder: Path, built: Mapping[str, Built], out: Path | None, how: _How) -> list[RunRecord]:
+def _run_each(folder: Path, built: Mapping[str, Built[Any]], out: Path | None, how: _How) -> list[RunRecord]:
     """Runs one experiment after another, each into its folder below; those finished before are read."""
     records = []
     source = out if scratch_folder() and out else folder
@@ -227,7 +227,7 @@ def _run_each(folder: Path, built: Mapping[str, Built], out: Path | None, how: _
     return records
 
 
-def _stop_here(done: Run, source: Path, how: _How) -> None:
+def _stop_here(done: Run[Any], source: Path, how: _How) -> None:
     """Ends the command if the run was interrupted."""
     if done.finished_early:
         print(f"{done.experiment.algorithm_name} finished after round {done.round}: {done.finished_early}")

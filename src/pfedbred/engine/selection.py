@@ -49,18 +49,26 @@ SELECTIONS: dict[str, Callable[[int], Select]] = {"uniform": uniform, "by-data":
 
 def get(select: str | Sequence[int] | Select | Callable[[int], Select], count: int) -> Select:
     """The selection of ``count`` clients: by name, of the given clients, as a Select, or from ``(count) -> Select``."""
-    if callable(select):
-        made: Any = select(count) if len(parameters(select)) == 1 else select  # type: ignore[call-arg, arg-type]
-        if not callable(made):
-            raise SettingError(f"a function that builds a selection must return one, not a {type(made).__name__}")
-        return made
-    if not isinstance(select, str):
-        if not isinstance(select, Sequence | np.ndarray) or not all(map(_is_number, select)):
-            raise SettingError(f"select must be a name, client numbers or a function, not {select!r}")
+    check_kind(select)
+    if isinstance(select, str):
+        return SELECTIONS[select](count)
+    if not callable(select):
         return fixed([int(each) for each in select])
-    if select not in SELECTIONS:
-        raise SettingError(f"unknown selection {select!r}{nearest(select, SELECTIONS)}")
-    return SELECTIONS[select](count)
+    made: Any = select(count) if len(parameters(select)) == 1 else select  # type: ignore[call-arg, arg-type]
+    if not callable(made):
+        raise SettingError(f"a function that builds a selection must return one, not a {type(made).__name__}")
+    return made
+
+
+def check_kind(select: Any) -> None:
+    """Rejects what cannot be a selection: an unknown name, or neither client numbers nor a function."""
+    if callable(select):
+        parameters(select)
+    elif isinstance(select, str):
+        if select not in SELECTIONS:
+            raise SettingError(f"unknown selection {select!r}{nearest(select, SELECTIONS)}")
+    elif not isinstance(select, Sequence | np.ndarray) or not all(map(_is_number, select)):
+        raise SettingError(f"select must be a name, client numbers or a function, not {select!r}")
 
 
 def _is_number(value: object) -> bool:

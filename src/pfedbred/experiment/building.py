@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,10 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.sigma import with_sigma
 from pfedbred.types import Array
 
+S = TypeVar("S")
 
-class Built(NamedTuple):
+
+class Built(NamedTuple, Generic[S]):
     """An experiment ready to run.
 
     Attributes:
@@ -34,11 +36,11 @@ class Built(NamedTuple):
     """
 
     experiment: Experiment
-    backend: Backend[Any]
+    backend: Backend[S]
     newcomers: Federation | None = None
 
 
-def build(experiment: Experiment, federation: Federation | Population | None = None) -> Built:
+def build(experiment: Experiment, federation: Federation | Population | None = None) -> Built[Any]:
     """The experiment, ready to run on ``federation`` or on its own dataset. What cannot work fails here."""
     parts = _prepare(experiment, federation)
     experiment, backend = parts.experiment, _make_backend(parts)

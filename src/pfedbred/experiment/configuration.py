@@ -60,7 +60,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         experiment = dataclasses.replace(self, **values)
         executors.choose(experiment.executor)
         models.check(experiment.model)
-        aggregation.get(experiment.aggregate, outliers=experiment.outliers)
+        aggregation.builder(experiment.aggregate, outliers=experiment.outliers)
         last = experiment.seed + experiment.seeds - 1
         if last >= 2**32:
             raise SettingError(f"seeds must be below 2**32, but the last one would be {last}")
@@ -132,7 +132,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
     def _check_selection(self, clients: int | None) -> None:
         chosen = self.fixed_clients()
         if chosen is None:
-            selection.get(self.select, 1)
+            selection.check_kind(self.select)
             return
         if not all(isinstance(each, int) and not isinstance(each, bool) for each in chosen):
             which = f" from 0 to {clients - 1}" if clients else ""

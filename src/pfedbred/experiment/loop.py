@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -21,10 +21,12 @@ from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
 
+S = TypeVar("S")
+
 
 def train(
-    built: Built, callbacks: Sequence[Callback] = (), start: Progress | None = None, folder: Path | None = None
-) -> Run:
+    built: Built[S], callbacks: Sequence[Callback] = (), start: Progress[S] | None = None, folder: Path | None = None
+) -> Run[S]:
     """Runs the experiment's rounds, from the beginning or from where a checkpoint left it.
 
     ``folder`` is the run folder that the callbacks write into, if they do.
@@ -40,11 +42,11 @@ class _Moment(NamedTuple):
     diagnostics: dict[str, np.ndarray]
 
 
-class _Training:
+class _Training(Generic[S]):
     """One run of the loop."""
 
     def __init__(
-        self, built: Built, callbacks: Sequence[Callback], start: Progress | None, folder: Path | None
+        self, built: Built[S], callbacks: Sequence[Callback], start: Progress[S] | None, folder: Path | None
     ) -> None:
         self._experiment, self._backend, self._newcomers = built
         self._callbacks, self._folder = callbacks, folder
@@ -58,7 +60,7 @@ class _Training:
         self._finished: str | None = None  # why it is complete before the last round
         self._diverged: int | None = None  # the round at which that was seen
 
-    def run(self) -> Run:
+    def run(self) -> Run[S]:
         """All rounds."""
         progress, rounds = self._progress, self._experiment.rounds
         with ExitStack() as stack:
@@ -145,7 +147,7 @@ class _Training:
         self._progress.seconds = time.perf_counter() - self._clock
         self._progress.compile_seconds = self._backend.compile_seconds - self._compiled_before
 
-    def _result(self) -> Run:
+    def _result(self) -> Run[S]:
         progress, joined = self._progress, None
         if self._newcomers and not self._stopped:
             joined = join(self._backend, progress.state, self._newcomers, self._experiment.joining_rounds)

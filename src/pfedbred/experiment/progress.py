@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -11,9 +11,11 @@ from pfedbred.engine.backend import Backend
 from pfedbred.engine.history import Point
 from pfedbred.experiment.configuration import Experiment
 
+S = TypeVar("S")
+
 
 @dataclass
-class Progress:
+class Progress(Generic[S]):
     """A run between two rounds.
 
     Attributes:
@@ -30,8 +32,8 @@ class Progress:
     """
 
     experiment: Experiment
-    backend: Backend[Any]
-    state: Any
+    backend: Backend[S]
+    state: S
     round: int = 0
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.summary import summary
 
+S = TypeVar("S")
+
 
 @dataclass
-class Run:
+class Run(Generic[S]):
     """A run that has ended, by itself or because it was stopped.
 
     Attributes:
@@ -39,8 +41,8 @@ class Run:
     """
 
     experiment: Experiment
-    backend: Backend[Any]
-    state: Any
+    backend: Backend[S]
+    state: S
     points: list[Point]
     round: int
     compile_seconds: float

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pfedbred.engine.backend import Saved
 from pfedbred.errors import SettingError
@@ -18,6 +18,8 @@ from pfedbred.io.tensors import Damaged
 from pfedbred.runs import checkpoints, layout, locks
 from pfedbred.runs.config_file import read_config
 from pfedbred.runs.metrics_file import read_points, size_of
+
+S = TypeVar("S")
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def latest_checkpoint(folder: Path, warn: Callable[[str], None]) -> checkpoints.
     return checkpoints.latest(folder, warn, fits)
 
 
-def load_progress(folder: Path, built: Built, found: checkpoints.Checkpoint) -> tuple[Progress, int]:
+def load_progress(folder: Path, built: Built[S], found: checkpoints.Checkpoint) -> tuple[Progress[S], int]:
     """The run as the checkpoint left it, and how many bytes of metrics.jsonl belong to it."""
     facts, (experiment, backend, _) = _current(found.facts, found.path), built
     check_unchanged(folder, experiment.plain(), facts["experiment"])

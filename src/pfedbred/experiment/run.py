@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
@@ -52,7 +52,7 @@ class FolderOptions:
     outcome: bool = True
     source: Path | None = None
     warn: Callable[[str], None] = warn
-    extra: Callable[[Run], dict[str, Any]] | None = field(default=None)
+    extra: Callable[[Run[Any]], dict[str, Any]] | None = field(default=None)
     checkpoint_always: bool = False
 
 
@@ -67,7 +67,7 @@ def run(
     checkpoint_every: int | None = None,
     keep_models: bool | None = None,
     **options: Any,
-) -> Run:
+) -> Run[Any]:
     """Runs an experiment.
 
     Args:
@@ -112,9 +112,12 @@ def run(
 
 
 _DEFAULT = FolderOptions()
+S = TypeVar("S")
 
 
-def run_into(folder: Path, built: Built, callbacks: Sequence[Callback] = (), how: FolderOptions = _DEFAULT) -> Run:
+def run_into(
+    folder: Path, built: Built[S], callbacks: Sequence[Callback] = (), how: FolderOptions = _DEFAULT
+) -> Run[S]:
     """Runs into a folder whose lock the caller holds, or resumes the run that is in it."""
     source = how.source or folder
     start, metrics_size = None, 0

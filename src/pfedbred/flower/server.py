@@ -89,14 +89,14 @@ class Coordinator:
         if changed:
             raise SettingError(f"{self._folder} was run with other settings: {'; '.join(changed)}")
 
-    def _build(self) -> Built:
+    def _build(self) -> Built[DeployedState]:
         data = self._gathering.roster.description()
         experiment = Experiment(dataset=data.name, **self._fields).for_data(data, data_elsewhere=True)
         half = ServerHalf(experiment, data)
         backend: Backend[DeployedState] = DeployedBackend(half, self._gathering, self._options)
         return Built(experiment, backend)
 
-    def _federation_facts(self, run: Run) -> dict[str, Any]:
+    def _federation_facts(self, run: Run[DeployedState]) -> dict[str, Any]:
         """What the summary of a federation's run says beside the usual."""
         seconds, roster = run.state.client_seconds, self._gathering.roster
         # From the end: a resumed run has one typical time for all rounds before.

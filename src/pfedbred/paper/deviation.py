@@ -8,7 +8,7 @@ Delta L_ic = L_ic - Lbar_c,                Delta G_ic = G_ic - Gbar_c
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class Deviation(NamedTuple):
     global_: np.ndarray
 
 
-def deviation(run: Run, seed: int = 0) -> Deviation:
+def deviation(run: Run[Any], seed: int = 0) -> Deviation:
     """The deviation of every client's personal model, for the seed at position ``seed``."""
     federation, models = run.backend.samples, run.backend.models(run.state)
     assert federation is not None

@@ -185,11 +185,11 @@ class _Advance(Callback):
     def __init__(self, advance: Callable[[int, int], None]) -> None:
         self._advance = advance
 
-    def on_evaluation(self, progress: Progress, point: Point) -> None:
+    def on_evaluation(self, progress: Progress[Any], point: Point) -> None:
         self._advance(point.round, progress.experiment.rounds)
 
 
-def _run(built: Built, folder: Path, name: str, request: Request) -> Run:
+def _run(built: Built[Any], folder: Path, name: str, request: Request) -> Run[Any]:
     """Runs an experiment, or resumes it from its folder."""
     rounds = built.experiment.rounds
     if layout.started(folder):
@@ -273,7 +273,7 @@ def fingerprint(experiment: Experiment) -> dict[str, Any]:
     return plain
 
 
-def _measured(finished: Run) -> dict[str, Any]:
+def _measured(finished: Run[Any]) -> dict[str, Any]:
     """Accuracies of both models: the best of each seed, its round, and the curve."""
     rounds = np.array([point.round for point in finished.points])
     keep = np.unique(np.linspace(0, len(rounds) - 1, min(_CURVE, len(rounds))).round().astype(int))

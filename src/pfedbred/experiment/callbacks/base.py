@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pfedbred.engine.history import Point
 from pfedbred.experiment.progress import Progress
@@ -29,27 +29,27 @@ class Callback:
     """
 
     @contextmanager
-    def running(self, progress: Progress) -> Iterator[None]:
+    def running(self, progress: Progress[Any]) -> Iterator[None]:
         """A context that is open while the run trains: to open and close files, say."""
         yield
 
-    def most_rounds(self, progress: Progress) -> int:
+    def most_rounds(self, progress: Progress[Any]) -> int:
         """How many rounds may pass before ``finish_reason``, ``stop_reason`` and ``on_pause`` are called again."""
         return _UNLIMITED
 
-    def on_evaluation(self, progress: Progress, point: Point) -> None:
+    def on_evaluation(self, progress: Progress[Any], point: Point) -> None:
         """After every evaluation."""
 
-    def stop_reason(self, progress: Progress) -> str | None:
+    def stop_reason(self, progress: Progress[Any]) -> str | None:
         """Between rounds: why the run should be interrupted now, to be resumed later; None if it should not."""
         return None
 
-    def finish_reason(self, progress: Progress) -> str | None:
+    def finish_reason(self, progress: Progress[Any]) -> str | None:
         """Between rounds: why the run is complete before its last round; None if it is not."""
         return None
 
-    def on_pause(self, progress: Progress, stopping: str | None) -> None:
+    def on_pause(self, progress: Progress[Any], stopping: str | None) -> None:
         """Between rounds, after that; ``stopping`` is the reason if the run is about to stop."""
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: Run[Any]) -> None:
         """When the run has ended: completed, interrupted or diverged, but not by an exception."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -35,31 +36,31 @@ class Checkpoints(Callback):
         self._saved_at, self.saved_round = time.monotonic(), loaded
 
     @contextmanager
-    def running(self, progress: Progress) -> Iterator[None]:
+    def running(self, progress: Progress[Any]) -> Iterator[None]:
         """Saves before the first round, if asked to."""
         if self._always and progress.round == 0:
             self._save(progress)
         yield
 
-    def most_rounds(self, progress: Progress) -> int:
+    def most_rounds(self, progress: Progress[Any]) -> int:
         """Up to the next checkpoint, or for about a second."""
         if self._every:
             return self._every - progress.round % self._every
         return rounds_in_a_second(progress) if self._every is None else super().most_rounds(progress)
 
-    def on_pause(self, progress: Progress, stopping: str | None) -> None:
+    def on_pause(self, progress: Progress[Any], stopping: str | None) -> None:
         """Saves if a checkpoint is due, or if the run is about to stop."""
         if devices.agreed(self._due(progress) or bool(stopping and self._every != 0)):
             self._save(progress)
 
-    def _due(self, progress: Progress) -> bool:
+    def _due(self, progress: Progress[Any]) -> bool:
         if not self._always and all(progress.backend.rejections(progress.state).skipped_in_row):
             return False  # no seed learns anything any more: the checkpoint before may be better
         if self._every is None:
             return time.monotonic() - self._saved_at > max(_SECONDS, _SHARE * progress.save_seconds)
         return self._every > 0 and progress.round % self._every == 0
 
-    def _save(self, progress: Progress) -> None:
+    def _save(self, progress: Progress[Any]) -> None:
         started = time.monotonic()
         saved = progress.backend.save(progress.state)
         facts = {
@@ -83,6 +84,6 @@ class Checkpoints(Callback):
         return f"the run is saved up to round {self.saved_round}" if self.saved_round else "nothing of the run is saved"
 
 
-def rounds_in_a_second(progress: Progress) -> int:
+def rounds_in_a_second(progress: Progress[Any]) -> int:
     """As many rounds as a person would wait for; 1 before the pace is known."""
     return max(1, int(1.0 / max(progress.pace, 1e-9))) if progress.pace else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -24,7 +25,7 @@ class ProgressLines(Callback):
         self._every = max(1, experiment.rounds // 10)
         self._shown, self._at = 0, time.monotonic()
 
-    def on_evaluation(self, progress: progress_.Progress, point: Point) -> None:
+    def on_evaluation(self, progress: progress_.Progress[Any], point: Point) -> None:
         """Prints a line if one is due."""
         due = point.round // self._every > self._shown // self._every or time.monotonic() - self._at > 10
         if due or point.round == self._rounds:
@@ -39,7 +40,7 @@ class ProgressBar(Callback):
     def __init__(self, bars: Progress, task: TaskID) -> None:
         self._bars, self._task = bars, task
 
-    def on_evaluation(self, progress: progress_.Progress, point: Point) -> None:
+    def on_evaluation(self, progress: progress_.Progress[Any], point: Point) -> None:
         """Moves the bar."""
         self._bars.start_task(self._task)
         status = _accuracies(point, "[cyan]G[/] {:>5} %  [magenta]P[/] {:>5} %")

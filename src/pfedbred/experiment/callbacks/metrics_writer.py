@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pfedbred.engine.history import Point
 from pfedbred.experiment.callbacks.base import Callback
@@ -22,7 +23,7 @@ class MetricsWriter(Callback):
         self._file: MetricsFile | None = None
 
     @contextmanager
-    def running(self, progress: Progress) -> Iterator[None]:
+    def running(self, progress: Progress[Any]) -> Iterator[None]:
         """Opens the file, and makes sure at the end that it is on disk."""
         with writing_into(self._folder):
             self._file = MetricsFile(self._folder, self._keep)
@@ -33,7 +34,7 @@ class MetricsWriter(Callback):
             with writing_into(self._folder):
                 self._file.close()
 
-    def on_evaluation(self, progress: Progress, point: Point) -> None:
+    def on_evaluation(self, progress: Progress[Any], point: Point) -> None:
         """Writes the line."""
         assert self._file is not None
         with writing_into(self._folder):

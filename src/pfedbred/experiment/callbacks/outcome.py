@@ -21,12 +21,12 @@ class Outcome(Callback):
     """Writes the outcome of a run that came to its end."""
 
     def __init__(
-        self, folder: Path, keep_models: bool | None = None, extra: Callable[[Run], dict[str, Any]] | None = None
+        self, folder: Path, keep_models: bool | None = None, extra: Callable[[Run[Any]], dict[str, Any]] | None = None
     ) -> None:
         """``keep_models`` keeps the trained models, None if they are small; ``extra`` adds to the summary."""
         self._folder, self._keep_models, self._extra = folder, keep_models, extra
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: Run[Any]) -> None:
         """The summary is written last, because it marks the run as finished."""
         if run.stopped:
             return
@@ -40,7 +40,7 @@ class Outcome(Callback):
             curves.draw_run(record, folder / CURVES)
         write_json(folder / SUMMARY, {**record.summary, **(self._extra(run) if self._extra else {})})
 
-    def _should_keep(self, run: Run) -> bool:
+    def _should_keep(self, run: Run[Any]) -> bool:
         if self._keep_models is not None:
             return self._keep_models
         size = run.backend.model_bytes()

@@ -49,7 +49,7 @@ class Interruption(Callback):
         self._end = None if time_limit is None else (time.monotonic() if started is None else started) + time_limit
 
     @contextmanager
-    def running(self, progress: Progress) -> Iterator[None]:
+    def running(self, progress: Progress[Any]) -> Iterator[None]:
         """Listens for signals while the run trains, unless that is done already."""
         with nullcontext() if self._listening else self.listening():
             yield
@@ -60,12 +60,12 @@ class Interruption(Callback):
             self.reason = "time limit"
         return self.reason
 
-    def most_rounds(self, progress: Progress) -> int:
+    def most_rounds(self, progress: Progress[Any]) -> int:
         """About a second's."""
         self._asked = time.monotonic()
         return rounds_in_a_second(progress)
 
-    def stop_reason(self, progress: Progress) -> str | None:
+    def stop_reason(self, progress: Progress[Any]) -> str | None:
         """Leaves time for as many rounds again, and for a checkpoint."""
         return self.check(needed=1.5 * (time.monotonic() - self._asked + progress.save_seconds) + 1)
 
@@ -117,14 +117,14 @@ class Patience(Callback):
         self._since = 0
 
     @contextmanager
-    def running(self, progress: Progress) -> Iterator[None]:
+    def running(self, progress: Progress[Any]) -> Iterator[None]:
         """Starts from the evaluations of a resumed run."""
         self._best, self._since = None, 0
         for point in progress.points:
             self.on_evaluation(progress, point)
         yield
 
-    def on_evaluation(self, progress: Progress, point: Point) -> None:
+    def on_evaluation(self, progress: Progress[Any], point: Point) -> None:
         """Compares with the best so far."""
         values = point.scores.of(self._model).test.values
         if self._metric.name not in values:
@@ -136,7 +136,7 @@ class Patience(Callback):
         else:
             self._since += 1
 
-    def finish_reason(self, progress: Progress) -> str | None:
+    def finish_reason(self, progress: Progress[Any]) -> str | None:
         """Once the patience is used up."""
         if self._since < self._evaluations:
             return None
