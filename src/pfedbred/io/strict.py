@@ -40,6 +40,11 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
+def finite_or_none(value: float | None) -> float | None:
+    """The number as JSON can hold it: NaN and infinities are null."""
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):  # 1e999

@@ -1,4 +1,4 @@
-"""Statistics over seeds."""
+"""Statistics over seeds, and places to sample a long series at."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def mean_and_std(values: Sequence[float | None] | np.ndarray) -> tuple[float | N
     if not np.all(np.isfinite(numbers)):
         return None, None
     return float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else 0.0
+
+
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """At most ``most`` of the indices 0 to ``count - 1``, evenly spaced, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
