@@ -3,9 +3,11 @@
 import io
 import itertools
 import json
+import os
 import pickle
 import re
 import resource
+import signal
 import struct
 import zipfile
 import zlib
@@ -21,10 +23,10 @@ from support.memory import GIGABYTE, data_bytes
 import pfedbred
 from pfedbred.data import prepared
 from pfedbred.experiment.sigma import read_sigma
-from pfedbred.io import npy, strict
+from pfedbred.io import npy, strict, tensors
 from pfedbred.io.shapes import COUNT, Each, expect
 from pfedbred.report import terminal
-from pfedbred.runs import metrics_file, saved_models, schema
+from pfedbred.runs import checkpoints, metrics_file, saved_models, schema
 from pfedbred.runs.config_file import read_config, write_config
 from pfedbred.runs.layout import MODELS
 
@@ -252,6 +254,46 @@ def test_a_large_experiment_file_is_refused_unread(tmp_path):
     refused(lambda: read_config(tmp_path / "exp.yaml"), "larger than")
     refused(lambda: read_config(tmp_path), "it is a folder")
     refused(lambda: read_config(Path("/dev/zero")), "it is not a file")
+
+
+@pytest.fixture
+def no_waiting():
+    """Whatever waits for a writer that never comes is interrupted."""
+
+    def interrupt(*_):
+        raise TimeoutError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(5)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: npy.read_npy(path, "samples"),
+        npy.Npz,
+        lambda path: tensors.load(tensors.Kind("pfedbred federation 1", "federation", "make it again"), path),
+        lambda path: checkpoints.read(path),
+        strict.read_json,
+        read_config,
+        saved_models.facts,
+        lambda path: metrics_file.read_points(path.parent),
+    ],
+)
+def test_a_fifo_is_refused_and_not_waited_for(read, no_waiting, tmp_path):
+    """Opening one waits until somebody writes into it."""
+    path = tmp_path / "metrics.jsonl"
+    os.mkfifo(path)
+    refused(lambda: read(path), "it is not a file|there is no file")
+
+
+def test_a_file_that_is_none_is_named():
+    for path, reason in ((Path("missing"), "No such file"), (Path("a\0b"), "null"), (Path("/"), "it is a folder")):
+        refused(lambda path=path: strict.check_regular_file(path), f"cannot read .*{reason}")
+    assert strict.check_regular_file(Path(__file__)) == Path(__file__).stat().st_size
 
 
 # Pickles ------------------------------------------------------------------------------------------------------------

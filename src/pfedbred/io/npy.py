@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pfedbred.errors import SettingError
+from pfedbred.io.strict import Unreadable, check_regular_file, reading
 
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 1_000
@@ -38,11 +39,9 @@ def refuse_bomb(where: Any, packed: int, unpacked: int) -> None:
 def read_npy(path: Path, what: str) -> np.ndarray:
     """The array of a .npy file; ``what`` it holds, for error messages."""
     where = f"{what} from {path}"
-    try:
-        with path.open("rb") as file:
-            return _array(file, path.stat().st_size, where)
-    except OSError as problem:
-        raise SettingError(f"cannot read {where}: {problem.strerror}") from None
+    size = check_regular_file(path, where)
+    with reading(where), path.open("rb") as file:
+        return _array(file, size, where)
 
 
 def read_bytes(data: bytes, where: str) -> np.ndarray:
@@ -58,12 +57,12 @@ class Npz:
     """The arrays of an .npz file, each read on demand."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._size = path, check_regular_file(path)
         try:
-            self._archive = zipfile.ZipFile(path)
-            self._size = path.stat().st_size
-        except OSError as problem:
-            raise SettingError(f"cannot read {path}: {problem.strerror}") from None
+            with reading(path):
+                self._archive = zipfile.ZipFile(path)
+        except Unreadable:
+            raise
         except (ValueError, zipfile.BadZipFile, NotImplementedError):  # the last is zipfile's, for newer kinds of zip
             raise SettingError(f"cannot read {path}: it is not an .npz file, or an incomplete one") from None
         self.names = [name.removesuffix(".npy") for name in self._archive.namelist() if name.endswith(".npy")]

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,17 +23,43 @@ _DEPTH = 40  # levels of nesting; our own files have at most seven
 _LARGEST_CONFIG = 2**20
 
 
+class Unreadable(SettingError):
+    """A file that cannot be opened, or that is none."""
+
+
+@contextmanager
+def reading(where: Any) -> Iterator[None]:
+    """Turns what the system refuses to read into one line; ``where`` it is, for error messages."""
+    try:
+        yield
+    except OSError as problem:
+        raise Unreadable(f"cannot read {where}: {problem.strerror or problem}") from None
+
+
+def check_regular_file(path: Path, where: Any = None) -> int:
+    """The size of a regular file. Anything else is refused before it is opened: a FIFO would be waited for for ever.
+
+    ``where`` is what error messages call it, if not by its path.
+    """
+    where = where or path
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as problem:  # the latter for a NUL in a name
+        raise Unreadable(f"cannot read {where}: {getattr(problem, 'strerror', problem)}") from None
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a file"
+        raise Unreadable(f"cannot read {where}: it is {kind}")
+    return found.st_size
+
+
 def read_text(path: Path, most: int | None = None) -> str:
     """The text of a file in UTF-8, of at most so many bytes."""
+    size = check_regular_file(path)
+    if most is not None and size > most:
+        raise SettingError(f"cannot read {path}: it is larger than {most:,} bytes")
     try:
-        if not path.is_file():
-            reason = "it is a folder" if path.is_dir() else "it is not a file" if path.exists() else "No such file"
-            raise SettingError(f"cannot read {path}: {reason}")
-        if most is not None and path.stat().st_size > most:
-            raise SettingError(f"cannot read {path}: it is larger than {most:,} bytes")
-        return path.read_text(encoding="utf-8")
-    except OSError as problem:
-        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
+        with reading(path):
+            return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise SettingError(f"cannot read {path}: it is not a text file in UTF-8") from None
 

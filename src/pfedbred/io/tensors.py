@@ -21,7 +21,7 @@ import numpy as np
 from pfedbred.errors import SettingError
 from pfedbred.io.atomic import replacing
 from pfedbred.io.shapes import expect
-from pfedbred.io.strict import parse_json
+from pfedbred.io.strict import check_regular_file, parse_json, reading
 from pfedbred.types import Tree
 
 _TYPES = {
@@ -150,12 +150,10 @@ def _checksum(facts: str, arrays: Mapping[str, np.ndarray | Pieces]) -> str:
 
 def load(kind: Kind, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The plain values of a file, and its arrays, which stay in the file. Rejects a damaged one."""
-    try:
-        with path.open("rb") as file:
-            header, begin = _header(kind, path, file)
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as problem:
-        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
+    size = check_regular_file(path)
+    with reading(path), path.open("rb") as file:
+        header, begin = _header(kind, path, file, size)
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     arrays = {
         name: _array(path, content, name, entry, begin) for name, entry in header.items() if name != "__metadata__"
     }
@@ -170,9 +168,8 @@ def load(kind: Kind, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     return facts, arrays
 
 
-def _header(kind: Kind, path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
+def _header(kind: Kind, path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     """The header, and where the arrays begin."""
-    size = path.stat().st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, _LARGEST_HEADER):
         raise Damaged(f"{path} is not a {kind.noun}, or only the beginning of one")

@@ -21,7 +21,7 @@ from pfedbred.engine.history import Point
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.io.shapes import COUNT, NUMBER, Each, Maybe, expect
-from pfedbred.io.strict import parse_json
+from pfedbred.io.strict import check_regular_file, parse_json, reading
 from pfedbred.runs.layout import METRICS
 
 SCHEMA = 2
@@ -91,11 +91,9 @@ def _numbers(values: np.ndarray, digits: int | None) -> Any:
 def read_points(folder: Path, size: int | None = None) -> list[Point]:
     """The evaluations in the first ``size`` bytes of metrics.jsonl, or in all of it."""
     path = folder / METRICS
-    try:
-        with path.open("rb") as file:
-            text = file.read(size)
-    except OSError as problem:
-        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
+    check_regular_file(path)
+    with reading(path), path.open("rb") as file:
+        text = file.read(size)
     if size is not None and len(text) < size:
         raise SettingError(f"{path} is shorter than its checkpoint says: the run cannot be resumed from it")
     return [_point(parse_json(line, path), path) for line in text.splitlines()]
