@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
 
 from pfedbred import data
+from pfedbred import settings as settings_
+from pfedbred.cli.options import experiment_options, options_of, with_options
 from pfedbred.data.federation import Federation
 from pfedbred.errors import SettingError, file_name, printable
+from pfedbred.experiment.options import DataOptions
 from pfedbred.report.distribution import draw_distribution
 from pfedbred.report.terminal import console
 
@@ -22,40 +23,25 @@ app = typer.Typer(help="Prepare data as one file, and inspect it.", no_args_is_h
 Name = Annotated[str, typer.Argument(help="a dataset by name, or your own file: .npz, .csv, .parquet, .fed, a folder")]
 Out = Annotated[Path | None, typer.Option("--out", help="the file to write")]
 
-_OPTIONS: dict[str, Any] = {
-    "split": Annotated[str | None, typer.Option(help="paper, column, iid, dirichlet(0.5), labels(3) or quantity(0.5)")],
-    "clients": Annotated[int | None, typer.Option(min=1, help="clients to split the data over")],
-    "labels_per_client": Annotated[
-        int | None, typer.Option(min=1, help="labels each client holds in the paper's split")
-    ],
-    "seed": Annotated[int | None, typer.Option("--split-seed", min=0, max=2**32 - 1, help="seed of the split")],
-    "data_dir": Annotated[
-        str | None, typer.Option(help="folder with the data; by default $PFEDBRED_DATA, the cache, or a download")
-    ],
-    "glove": Annotated[str | None, typer.Option(help="a GloVe file of word vectors, for texts")],
-    "test_fraction": Annotated[
+
+class FileOptions(NamedTuple):
+    """How to read the user's own file."""
+
+    test_fraction: Annotated[
         float | None, typer.Option(help="fraction of each client's samples for testing [default: 0.25]")
-    ],
-    "client_column": Annotated[str | None, typer.Option(help="the column with each sample's client [default: client]")],
-    "label_column": Annotated[str | None, typer.Option(help="the column with the labels [default: label or y]")],
-    "features": Annotated[
+    ] = None
+    client_column: Annotated[
+        str | None, typer.Option(help="the column with each sample's client [default: client]")
+    ] = None
+    label_column: Annotated[str | None, typer.Option(help="the column with the labels [default: label or y]")] = None
+    features: Annotated[
         str | None, typer.Option(help="the columns that are inputs, separated by commas; by default all others")
-    ],
-}
-"""The options of both commands: those of :func:`pfedbred.load`."""
+    ] = None
 
 
-def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options above, in place of its ``**options``."""
-    own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "options"]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _OPTIONS.items()
-    ]
-    signature = inspect.Signature([*own, *added])
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    command.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
-    return command
+_with_options = with_options(
+    [*experiment_options(DataOptions, without=("dataset", "held_out_clients")), *options_of(FileOptions)]
+)
 
 
 @app.command("prepare")
@@ -94,10 +80,13 @@ def _stem(name: str) -> str:
     return file_name(Path(name).stem if data.is_file(name) else name)
 
 
-def _load(name: str, features: str | None, **options: Any) -> Federation:
+def _load(name: str, *, split_seed: int | None, features: str | None, **options: Any) -> Federation:
+    hints = settings_.hints(DataOptions)
+    for option, value in {**options, "split_seed": split_seed}.items():
+        settings_.check(option, value, hints.get(option, Any))
     chosen = [each.strip() for each in features.split(",")] if features else None
     with console.status(f"reading {name}") if console.is_terminal else nullcontext():
-        return data.load(name, features=chosen, **options)
+        return data.load(name, seed=split_seed, features=chosen, **options)
 
 
 def describe(federation: Federation) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -61,13 +61,10 @@ def root(
 def export_command(
     folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
     client: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="name or number of the client whose personal model to write; by default the global model"),
     ] = None,
-    seed: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="which of the run's seeds; by default the first"),
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="which of the run's seeds; by default the first")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="the file to write; by default in the run folder")] = None,
 ) -> None:
     """Write one model of a finished run as a safetensors file with named tensors."""
@@ -85,7 +82,7 @@ def predict_command(
         Path | None, typer.Option("--out", help="file for the labels, one per line; by default they are printed")
     ] = None,
     label_column: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="the column with the true labels, not an input [default: label or y]", show_default=False),
     ] = None,
 ) -> None:

@@ -6,9 +6,9 @@ import dataclasses
 import inspect
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -21,50 +21,50 @@ from pfedbred.runs import layout
 from pfedbred.runs.config_file import read_config
 from pfedbred.settings.assignments import assignment
 
-File = Annotated[Optional[Path], typer.Argument(help="an experiment file in YAML; options given here override it")]  # noqa: UP045
+File = Annotated[Path | None, typer.Argument(help="an experiment file in YAML; options given here override it")]
 Settings = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option("--set", help="a hyper-parameter, such as lam=30; repeat for more", metavar="NAME=VALUE"),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results; by default a new one under runs/")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the run in an existing folder")]
-KeepModels = Annotated[
-    Optional[bool],  # noqa: UP045
-    typer.Option(
-        "--keep-models/--no-models",
-        help="keep the trained models in the run folder, for 'pfedbred export' [default: if under 1 GB]",
-        show_default=False,
-    ),
-]
-CheckpointEvery = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(min=0, help="rounds between checkpoints, 0 for none [default: one a minute]", show_default=False),
-]
-Patience = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(min=1, help="finish when P's test accuracy has not improved for N evaluations", metavar="N"),
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="resume the run in --out where it stopped, or start it if there is none")
-]
-TimeLimit = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(help="stop and save before this much time has passed: 90s, 30m or 1h30m", metavar="TIME"),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")]
 
 
-def experiment_options(*, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command one option for each field of Experiment, in place of its ``**options``."""
+class RunOptions(NamedTuple):
+    """How experiments are run: the options that ``run`` and ``compare`` share."""
+
+    set_: Settings = None
+    out: Out = None
+    overwrite: Overwrite = False
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=0, help="rounds between checkpoints, 0 for none [default: one a minute]")
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="resume the run in --out where it stopped, or start it if there is none")
+    ] = False
+    time_limit: Annotated[
+        str | None,
+        typer.Option(help="stop and save before this much time has passed: 90s, 30m or 1h30m", metavar="TIME"),
+    ] = None
+    patience: Annotated[
+        int | None,
+        typer.Option(min=1, help="finish when P's test accuracy has not improved for N evaluations", metavar="N"),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")] = False
+    keep_models: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-models/--no-models",
+            help="keep the trained models in the run folder, for 'pfedbred export' [default: if under 1 GB]",
+        ),
+    ] = None
+
+
+def with_options(added: Iterable[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command these options in place of its ``**options``."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "options"]
-        hints = settings_.hints(Experiment)
-        added = [
-            _option(field, hints[field.name])
-            for field in dataclasses.fields(Experiment)
-            if field.metadata["help"] and field.name != without
-        ]
         signature = inspect.Signature([*own, *added])
         command.__signature__ = signature  # type: ignore[attr-defined]
         command.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
@@ -73,13 +73,31 @@ def experiment_options(*, without: str = "") -> Callable[[Callable[..., None]], 
     return decorate
 
 
-def _option(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+def options_of(group: type[NamedTuple]) -> list[inspect.Parameter]:
+    """One option for each field of the group."""
+    return [_parameter(name, hint, group._field_defaults[name]) for name, hint in settings_.hints(group).items()]
+
+
+def experiment_options(group: type = Experiment, *, without: Sequence[str] = ()) -> list[inspect.Parameter]:
+    """One option for each field of an experiment, or of one group of its fields."""
+    hints = settings_.hints(group)
+    return [
+        _experiment_option(field, hints[field.name])
+        for field in dataclasses.fields(group)
+        if field.metadata["help"] and field.name not in without
+    ]
+
+
+def _experiment_option(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     flag = f"--{field.name.replace('_', '-')}"
     kind = bool if hint is bool else int if settings_.is_whole_number(hint) else str
     default = "" if field.default is None or hint is bool else f" [default: {field.default}]"
     option = typer.Option(flag, help=field.metadata["help"] + default, show_default=False)
-    annotation = Annotated[Optional[kind], option]  # type: ignore[valid-type]  # noqa: UP045
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return _parameter(field.name, Annotated[kind | None, option], None)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[str] | None) -> dict[str, Any]:

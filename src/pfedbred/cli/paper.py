@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -13,32 +12,25 @@ from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.callbacks import Interruption, Stopped
 from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
 from pfedbred.report import terminal
+from pfedbred.runs.layout import ensure_folder
 
 
 def paper_command(
-    name: Annotated[Optional[str], typer.Argument(help="what to reproduce: see --list")] = None,  # noqa: UP045
+    name: Annotated[str | None, typer.Argument(help="what to reproduce: see --list")] = None,
     *,
     columns: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="columns of the tables, separated by commas; by default the paper's"),
+        str | None, typer.Option(help="columns of the tables, separated by commas; by default the paper's")
     ] = None,
-    rows: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="rows of the tables, separated by commas; by default all"),
-    ] = None,
+    rows: Annotated[str | None, typer.Option(help="rows of the tables, separated by commas; by default all")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="repetitions, side by side")] = 5,
-    rounds: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="rounds of training; by default the paper's"),
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="rounds of training; by default the paper's")] = None,
     out: Annotated[Path, typer.Option(help="folder for records, tables and pictures")] = Path("results"),
-    data_dir: Annotated[Optional[str], typer.Option(help="folder with the data")] = None,  # noqa: UP045
+    data_dir: Annotated[str | None, typer.Option(help="folder with the data")] = None,
     federations: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="folder of prepared federations such as mnist-paper.fed, used where they exist"),
+        Path | None, typer.Option(help="folder of prepared federations such as mnist-paper.fed, used where they exist")
     ] = None,
     time_limit: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="stop before this much time has passed: 90s, 30m or 1h30m; cells are saved, other parts finished",
             metavar="TIME",
@@ -58,12 +50,7 @@ def paper_command(
         raise SettingError(f"the paper has no {name!r}{nearest(name, paper.ARTIFACTS)}")
     if rows and not paper.ARTIFACTS[name].has_rows:
         raise SettingError(f"--rows does not apply to {name}: it has no rows")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise SettingError(f"cannot create the folder {out}: {problem.strerror}") from None
-    if not os.access(out, os.W_OK):
-        raise SettingError(f"cannot write into {out}: permission denied")
+    ensure_folder(out)
     interruption = Interruption(parse_seconds(time_limit) if time_limit else None, process_started())
     request = paper.Request(
         out,

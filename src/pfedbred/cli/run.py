@@ -8,38 +8,21 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, Any
 
 import typer
 import yaml
 
-from pfedbred import algorithms
+from pfedbred import algorithms as algorithms_
 from pfedbred import settings as settings_
 from pfedbred.cli import options as options_
-from pfedbred.cli.options import (
-    CheckpointEvery,
-    DryRun,
-    File,
-    KeepModels,
-    Out,
-    Overwrite,
-    Resume,
-    Settings,
-    TimeLimit,
-    chosen_folder,
-    experiment_options,
-    merged,
-    run_name,
-    scratch_folder,
-    with_recorded,
-)
+from pfedbred.cli.options import File, RunOptions
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.building import Built, build, load_data
 from pfedbred.experiment.callbacks import Callback, Interruption, Patience
 from pfedbred.experiment.callbacks.display import showing_progress
 from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import check_unchanged, open_folder
 from pfedbred.experiment.run import FolderOptions, run_into
 from pfedbred.io.atomic import write_json, writing_into
@@ -50,64 +33,32 @@ from pfedbred.runs.config_file import write_config
 from pfedbred.runs.record import RunRecord
 
 
-@experiment_options()
-def run_command(
-    file: File = None,
-    *,
-    set_: Settings = None,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    checkpoint_every: CheckpointEvery = None,
-    resume: Resume = False,
-    time_limit: TimeLimit = None,
-    patience: options_.Patience = None,
-    dry_run: DryRun = False,
-    keep_models: KeepModels = None,
-    **options: Any,
-) -> None:
+@options_.with_options([*options_.options_of(RunOptions), *options_.experiment_options()])
+def run_command(file: File = None, **options: Any) -> None:
     """Run one algorithm and write a run folder."""
-    how = _How("run", FolderOptions(checkpoint_every, resume, keep_models), overwrite, time_limit, patience)
-    given = with_recorded(out, resume, merged(file, options, set_))
+    how, given = _read(file, options)
     built = build(Experiment.from_mapping(given))
-    experiment = built.experiment
-    if dry_run:
-        print(yaml.safe_dump(experiment.plain(), sort_keys=False), end="")
+    plain = built.experiment.plain()
+    if how.dry_run:
+        print(yaml.safe_dump(plain, sort_keys=False), end="")
         return
-    if resume and out and layout.started(out):
-        check_unchanged(out, experiment.plain())
-    with _opened(out, how, run_name(experiment, experiment.algorithm_name)) as folder:
-        show_federation(built.backend, built.newcomers.clients if built.newcomers else 0)
-        record = _run_each(folder, {"": built}, out, how)[0]
-        _show([record])
-    _show_place(folder)
-    if record.diverged is not None:
-        raise typer.Exit(1)
+    with _opened(how, built, plain, built.experiment.algorithm_name) as folder:
+        records = _run_each(folder, {"": built}, how, "run")
+        _show(records)
+    _finish(folder, records)
 
 
-@experiment_options(without="algorithm")
+@options_.with_options([*options_.options_of(RunOptions), *options_.experiment_options(without=("algorithm",))])
 def compare_command(
     file: File = None,
     *,
-    algorithm: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--algorithms", help="names separated by commas, or 'all' [default: fedavg,pfedme,mg-meta]"),
+    algorithms: Annotated[
+        str | None, typer.Option(help="names separated by commas, or 'all' [default: fedavg,pfedme,mg-meta]")
     ] = None,
-    set_: Settings = None,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    checkpoint_every: CheckpointEvery = None,
-    resume: Resume = False,
-    time_limit: TimeLimit = None,
-    patience: options_.Patience = None,
-    dry_run: DryRun = False,
-    keep_models: KeepModels = None,
     **options: Any,
 ) -> None:
     """Run several algorithms on the same data and write one table."""
-    how = _How("compare", FolderOptions(checkpoint_every, resume, keep_models), overwrite, time_limit, patience)
-    if algorithm is not None:
-        options["algorithms"] = algorithm
-    given = with_recorded(out, resume, merged(file, options, set_))
+    how, given = _read(file, {"algorithms": algorithms, **options})
     in_file = [given.pop(name) for name in ("algorithms", "algorithm") if name in given]
     names = _algorithm_names(in_file[0] if in_file else "fedavg,pfedme,mg-meta")
     shared = given.pop("settings", {})
@@ -116,44 +67,26 @@ def compare_command(
         for name, own in zip(names, _settings_of_each(names, shared), strict=True)
     ]
     built = _build_alike(experiments)
-    if dry_run:
+    if how.dry_run:
         print(yaml.safe_dump([each.experiment.plain() for each in built], sort_keys=False), end="")
         return
-    first = built[0].experiment
-    common = {name: value for name, value in first.plain().items() if name not in ("algorithm", "settings")}
-    recorded = {"algorithms": names, **common, "settings": dict(shared)}
-    if resume and out and layout.started(out):
-        check_unchanged(out, recorded)
-    with _opened(out, how, run_name(first, "compare")) as folder:
-        show_federation(built[0].backend, built[0].newcomers.clients if built[0].newcomers else 0)
+    common = {k: value for k, value in built[0].experiment.plain().items() if k not in ("algorithm", "settings")}
+    plain = {"algorithms": names, **common, "settings": dict(shared)}
+    with _opened(how, built[0], plain, "compare") as folder:
         with writing_into(folder):
-            write_config(folder / layout.CONFIG, recorded, "compare")
-        records = _run_each(folder, dict(zip(names, built, strict=True)), out, how)
+            write_config(folder / layout.CONFIG, plain, "compare")
+        records = _run_each(folder, dict(zip(names, built, strict=True)), how, "compare")
         with writing_into(folder):
             write_json(folder / layout.TABLE, [record.summary for record in records])
             curves.draw_comparison(records, folder / layout.CURVES)
         _show(records)
-    _show_place(folder)
-    if all(record.diverged is not None for record in records):
-        raise typer.Exit(1)
+    _finish(folder, records)
 
 
-class _How(NamedTuple):
-    """How a command runs its experiments."""
-
-    command: str
-    folder: FolderOptions
-    overwrite: bool
-    time_limit: str | None
-    patience: int | None
-
-    @property
-    def again(self) -> str:
-        """The options with which a run is to be resumed."""
-        every, models = self.folder.checkpoint_every, self.folder.keep_models
-        text = "" if every is None else f" --checkpoint-every {every}"
-        text += "" if self.patience is None else f" --patience {self.patience}"
-        return text + {None: "", True: " --keep-models", False: " --no-models"}[models]
+def _read(file: Path | None, options: dict[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
+    """How to run, and what: as the file, the options and, to resume, the run in the folder say."""
+    how = RunOptions(**{name: options.pop(name) for name in RunOptions._fields})
+    return how, options_.with_recorded(how.out, how.resume, options_.merged(file, options, how.set_))
 
 
 def _build_alike(experiments: Sequence[Experiment]) -> list[Built[Any]]:
@@ -174,7 +107,7 @@ def _algorithm_names(given: Any) -> list[str]:
         raise SettingError(f"algorithms must be names such as fedavg,pfedme, not {given!r}")
     names = [name.strip() for name in names]
     if names == ["all"]:
-        return list(algorithms.ALGORITHMS)
+        return list(algorithms_.ALGORITHMS)
     if len(set(names)) != len(names):
         raise SettingError(f"an algorithm is named twice: {', '.join(names)}")
     return names
@@ -182,7 +115,7 @@ def _algorithm_names(given: Any) -> list[str]:
 
 def _settings_of_each(names: Sequence[str], shared: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each algorithm takes the shared settings it has; a setting that none of them has is a mistake."""
-    known = [settings_.declared(algorithms.factory(name)) for name in names]
+    known = [settings_.declared(algorithms_.factory(name)) for name in names]
     for setting in shared:
         if not any(setting in each for each in known):
             every = sorted({name for each in known for name in each})
@@ -191,52 +124,55 @@ def _settings_of_each(names: Sequence[str], shared: Mapping[str, Any]) -> list[d
 
 
 @contextmanager
-def _opened(out: Path | None, how: _How, name: str) -> Iterator[Path]:
-    """The folder to run into."""
-    if how.overwrite and how.folder.resume:
+def _opened(how: RunOptions, built: Built[Any], plain: Mapping[str, Any], what: str) -> Iterator[Path]:
+    """The folder to run into, if the run in it may be resumed or replaced."""
+    if how.overwrite and how.resume:
         raise SettingError("--overwrite starts again and --resume continues: give one of them")
-    folder = chosen_folder(out, name)
-    with open_folder(folder, overwrite=how.overwrite, resume=how.folder.resume):
+    if how.resume and how.out and layout.started(how.out):
+        check_unchanged(how.out, plain)
+    folder = options_.chosen_folder(how.out, options_.run_name(built.experiment, what))
+    with open_folder(folder, overwrite=how.overwrite, resume=how.resume):
+        show_federation(built.backend, built.newcomers.clients if built.newcomers else 0)
         yield folder
 
 
-def _run_each(folder: Path, built: Mapping[str, Built[Any]], out: Path | None, how: _How) -> list[RunRecord]:
+def _run_each(folder: Path, built: Mapping[str, Built[Any]], how: RunOptions, command: str) -> list[RunRecord]:
     """Runs one experiment after another, each into its folder below; those finished before are read."""
     records = []
-    source = out if scratch_folder() and out else folder
-    saving = "" if how.folder.checkpoint_every == 0 else ", then saving"
+    source = how.out if options_.scratch_folder() and how.out else folder
+    saving = "" if how.checkpoint_every == 0 else ", then saving"
     limit = None if how.time_limit is None else parse_seconds(how.time_limit)
     interruption = Interruption(limit, process_started())
     experiments = [each.experiment for each in built.values()]
     with interruption.listening(saving), showing_progress(experiments) as displays:
         for (name, each), display in zip(built.items(), displays, strict=True):
-            if how.folder.resume and layout.finished(source / name):
+            if how.resume and layout.finished(source / name):
                 check_unchanged(source / name, each.experiment.plain())
                 print(f"{source / name}: already finished")
                 records.append(RunRecord.read(source / name))
                 continue
-            again = {"resume": how.folder.resume, "overwrite": how.overwrite}
             callbacks: list[Callback] = [display, interruption, *([Patience(how.patience)] if how.patience else [])]
-            with open_folder(folder / name, **again) if name else nullcontext():
-                options = dataclasses.replace(how.folder, source=source / name)
-                done = run_into(folder / name, each, callbacks, options)
-            _stop_here(done, source, how)
+            kept = FolderOptions(how.checkpoint_every, how.resume, how.keep_models, source=source / name)
+            with open_folder(folder / name, overwrite=how.overwrite, resume=how.resume) if name else nullcontext():
+                done = run_into(folder / name, each, callbacks, kept)
+            if done.finished_early:
+                print(f"{done.experiment.algorithm_name} finished after round {done.round}: {done.finished_early}")
+            if done.stopped is not None:
+                print(f"stopped ({done.stopped}) after round {done.round} of {done.experiment.rounds}")
+                if how.checkpoint_every != 0:
+                    print(f"to resume: pfedbred {command} --resume --out {shlex.quote(str(source))}{_repeated(how)}")
+                raise typer.Exit(EXIT_CODES.get(done.stopped, 1))
             if done.diverged is not None and checkpoints.files(folder / name):
                 print(f"the last checkpoint before that: {checkpoints.files(folder / name)[0]}")
             records.append(done.record())
     return records
 
 
-def _stop_here(done: Run[Any], source: Path, how: _How) -> None:
-    """Ends the command if the run was interrupted."""
-    if done.finished_early:
-        print(f"{done.experiment.algorithm_name} finished after round {done.round}: {done.finished_early}")
-    if done.stopped is None:
-        return
-    print(f"stopped ({done.stopped}) after round {done.round} of {done.experiment.rounds}")
-    if how.folder.checkpoint_every != 0:
-        print(f"to resume: pfedbred {how.command} --resume --out {shlex.quote(str(source))}{how.again}")
-    raise typer.Exit(EXIT_CODES.get(done.stopped, 1))
+def _repeated(how: RunOptions) -> str:
+    """The options that no file records, to be given again when the run is resumed."""
+    text = "" if how.checkpoint_every is None else f" --checkpoint-every {how.checkpoint_every}"
+    text += "" if how.patience is None else f" --patience {how.patience}"
+    return text + {None: "", True: " --keep-models", False: " --no-models"}[how.keep_models]
 
 
 def _show(records: Sequence[RunRecord]) -> None:
@@ -247,5 +183,7 @@ def _show(records: Sequence[RunRecord]) -> None:
     sys.stdout.flush()
 
 
-def _show_place(folder: Path) -> None:
+def _finish(folder: Path, records: Sequence[RunRecord]) -> None:
     print(f"run:     {folder}\npicture: {folder / layout.CURVES}")
+    if all(record.diverged is not None for record in records):
+        raise typer.Exit(1)

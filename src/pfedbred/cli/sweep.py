@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
-from pfedbred.cli.options import File, Out, Overwrite, Settings, chosen_folder, experiment_options, merged, run_name
+from pfedbred.cli import options as options_
+from pfedbred.cli.options import File, Out, Overwrite, Settings
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.sweep import parse_grid, sweep
@@ -19,12 +20,12 @@ from pfedbred.runs.config_file import write_config
 from pfedbred.settings.assignments import assignment
 
 
-@experiment_options()
+@options_.with_options(options_.experiment_options())
 def sweep_command(
     file: File = None,
     *,
     grid: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--grid", help="values of a hyper-parameter, such as eta=0.01:0.5:8 or lam=5,15; repeat for more"),
     ] = None,
     set_: Settings = None,
@@ -37,9 +38,9 @@ def sweep_command(
     for name, _ in map(assignment, set_ or ()):
         if name in values:
             raise SettingError(f"{name} is in the grid and in --set: give it once")
-    experiment = Experiment.from_mapping(merged(file, options, set_))
+    experiment = Experiment.from_mapping(options_.merged(file, options, set_))
     name = experiment.algorithm_name
-    folder = layout.new_folder(chosen_folder(out, run_name(experiment, f"{name}-sweep")), overwrite)
+    folder = layout.new_folder(options_.chosen_folder(out, options_.run_name(experiment, f"{name}-sweep")), overwrite)
     with progress(f"{name}, {math.prod(map(len, values.values()))} points") as advance:
         finished = sweep(experiment, values, observe=advance)
     record = finished.record()
