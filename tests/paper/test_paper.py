@@ -13,7 +13,7 @@ from pfedbred import paper, priors
 from pfedbred.algorithms import factory
 from pfedbred.engine import ResidentBackend
 from pfedbred.experiment.callbacks import Interruption, checkpointing
-from pfedbred.paper import columns, complexity, figures, printed, tables, tuned
+from pfedbred.paper import columns, complexity, figures, printed, records, tables, tuned
 from pfedbred.paper import table as table_
 from pfedbred.paper.columns import Column
 from pfedbred.paper.deviation import deviation, deviations
@@ -278,13 +278,13 @@ def test_damaged_records_are_named(call, small, tmp_path):
 def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_path, monkeypatch):
     monkeypatch.setitem(tuned.GRIDS, "pfedme", {"alpha_m": [1e-6, 0.05], "lam": [15.0]})
     seen = []
-    real = tuned.sweep
+    real = records.sweep
 
     def watched(*given, federation, **more):
         seen.append(federation)
         return real(*given, federation=federation, **more)
 
-    monkeypatch.setattr(tuned, "sweep", watched)
+    monkeypatch.setattr(records, "sweep", watched)
     options = ("paper", "tuned", "--columns", "digits", "--rows", "pfedme", "--seeds", "1", "--out", "here")
     code, out, err = call(*options)
     assert code == 0, err
@@ -369,7 +369,7 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
         raise AssertionError("run again")
 
     monkeypatch.setattr(figures, "train", no_more)
-    monkeypatch.setattr(figures, "sweep", no_more)
+    monkeypatch.setattr(records, "sweep", no_more)
     monkeypatch.setattr(table_, "run_into", no_more)
     for name in pictures:
         assert call("paper", name, *rest, *rows.get(name, ()))[0] == 0

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pfedbred.paper import columns, tables
-from pfedbred.paper.table import fingerprint, markdown, read_cells
+from pfedbred.paper.records import fingerprint
+from pfedbred.paper.table import markdown, read_cells
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 

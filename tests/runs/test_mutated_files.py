@@ -40,7 +40,7 @@ from pfedbred.experiment.sigma import read_sigma
 from pfedbred.io import tensors
 from pfedbred.io.atomic import write_json
 from pfedbred.io.strict import parse_yaml
-from pfedbred.paper import table, tables
+from pfedbred.paper import records, table, tables
 from pfedbred.paper.page import section as paper_section
 from pfedbred.report import page, terminal
 from pfedbred.runs import checkpoints, saved_models
@@ -210,7 +210,7 @@ PLATFORM = {"device": "cpu", "backend": "cpu", "jax": "0.10"}
 
 
 def record(folder):
-    file = table.cell_file(tables.TABLE2, "mnist-mclr", "fedavg", folder)
+    file = records.record_file(folder, "table2", "mnist-mclr", "fedavg")
     of_model = {"best": [90.0, 91.0], "best_round": [1, 2], "final": [90.0, 90.5], "client_mean": [89.0, None]}
     of_model |= {
         "worst_decile": [70.0, 71.0],
@@ -220,7 +220,7 @@ def record(folder):
         "finite": True,
     }
     facts = {"fingerprint": {"R": 1}, "platform": PLATFORM}
-    table._write(file, {**facts, "rounds": [1, 2], "G": of_model, "P": of_model, "seconds": 1.5})
+    records.write_record(file, {**facts, "rounds": [1, 2], "G": of_model, "P": of_model, "seconds": 1.5})
     paper_table(folder)
     return file
 
@@ -228,7 +228,7 @@ def record(folder):
 def read_record(path):
     cells = table.read_cells(tables.TABLE2, path.parents[3])
     page.embedded(page.gather([path.parents[3]], [paper_section()]))
-    return table.markdown(tables.TABLE2, cells), table.load_or_measure(path, {"R": 1}, dict, table.CELL)
+    return table.markdown(tables.TABLE2, cells), records.load_or_measure(path, {"R": 1}, dict, table.CELL)
 
 
 def deviation(folder):

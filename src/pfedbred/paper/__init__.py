@@ -9,7 +9,8 @@ from typing import NamedTuple
 from pfedbred.paper import figures
 from pfedbred.paper.columns import ALL, COLUMNS, Federations
 from pfedbred.paper.complexity import run_complexity
-from pfedbred.paper.table import Request, run_table
+from pfedbred.paper.records import Request
+from pfedbred.paper.table import run_table
 from pfedbred.paper.tables import TABLES
 from pfedbred.paper.tuned import run_tuned
 

@@ -70,13 +70,15 @@ class Column:
             return experiment
         return dataclasses.replace(experiment, aggregated=max(1, federation.clients // 3))
 
+    def difference(self, measured: float | None, printed: float | None) -> float | None:
+        """Measured minus printed, where there are both, of the same data."""
+        if measured is None or printed is None or self.not_compared is not None:
+            return None
+        return measured - printed
 
-_OWN_LAMBDA = (
-    "fedamp",
-    "heurfedamp",
-    "fedu",
-    "ditto",
-)  # their lambda means something else: they keep their own default
+
+# Their lambda means something else: they keep their own default.
+_OWN_LAMBDA = ("fedamp", "heurfedamp", "fedu", "ditto")
 
 COLUMNS: dict[str, Column] = {
     "femnist-mclr": Column("FEMNIST, MCLR", "femnist", "mclr", 1200, eval_every=5, not_compared=_PART_OF_FEMNIST),
@@ -85,15 +87,7 @@ COLUMNS: dict[str, Column] = {
     "fmnist-dnn": Column("Fashion-MNIST, DNN", "fashion-mnist", "dnn", 200, 30.0),
     "mnist-mclr": Column("MNIST, MCLR", "mnist-paper", "mclr", 200),
     "mnist-dnn": Column("MNIST, DNN", "mnist-paper", "dnn", 200, 30.0),
-    "cifar10-cnn": Column(
-        "CIFAR-10, CNN",
-        "cifar10",
-        "cnn",
-        2000,
-        aggregated=4,
-        eval_every=5,
-        note=_JPEG,
-    ),
+    "cifar10-cnn": Column("CIFAR-10, CNN", "cifar10", "cnn", 2000, aggregated=4, eval_every=5, note=_JPEG),
     "sent140-lstm": Column(
         "Sent140, LSTM",
         "sent140",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.io.atomic import write_json, write_text
 from pfedbred.io.shapes import NUMBER, Some
-from pfedbred.paper.table import Request, chosen, load_or_measure, read_measured, stop_if_wanted
+from pfedbred.paper.records import Request, chosen, load_or_measure, read_measured, record_file
 from pfedbred.report import curves
 from pfedbred.runs.provenance import platform_facts
 
@@ -51,13 +50,9 @@ def _federation(clients: int) -> Federation:
 
 def _measure(method: str, amounts: Mapping[str, int], repeats: int) -> dict[str, float]:
     """Seconds for T rounds, and bytes of the state that the run keeps."""
-    settings = {"R": amounts["R"]}
-    if "K" in METHODS[method][0]:
-        settings["K"] = amounts["K"]
-    if "M" in METHODS[method][0]:
-        settings["M"] = amounts["M"]
+    settings: dict[str, float] = {name: amounts[name] for name in METHODS[method][0] if name in "RKM"}
     if method == "fedamp":
-        settings |= {"alpha_k": 1.0, "sigma": float(amounts["N"])}  # type: ignore[dict-item]
+        settings |= {"alpha_k": 1.0, "sigma": float(amounts["N"])}
     experiment = Experiment(algorithm=method, model="dnn", settings=settings)
     backend = build(experiment, _federation(amounts["N"])).backend
     states = jax.block_until_ready(backend.advance(backend.init([0]), 1))
@@ -71,37 +66,28 @@ def _measure(method: str, amounts: Mapping[str, int], repeats: int) -> dict[str,
 
 def run_complexity(request: Request) -> None:
     """Measures every method, then writes a table of slopes and draws time against each quantity."""
-    request.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, Any]] = {}
     for method in chosen("row", METHODS, request.rows):
-        found[method] = {}
         for quantity in METHODS[method][0]:
 
             def measure(method: str = method, quantity: str = quantity) -> dict[str, Any]:
-                stop_if_wanted(request, f"complexity {method} {quantity}")
+                request.stop_if_wanted(f"complexity {method} {quantity}")
                 points = [_measure(method, {**_BASE, quantity: value}, 5) for value in _VALUES[quantity]]
-                return {"values": _VALUES[quantity], **{name: [each[name] for each in points] for name in points[0]}}
+                by_name = {name: [each[name] for each in points] for name in points[0]}
+                return {"measured": {"values": _VALUES[quantity], **by_name}}
 
             device = platform_facts()["device"]
             wanted = {"base": _BASE, "values": list(_VALUES[quantity]), "method": method, "device": device}
-            file = request.out / "cells" / "complexity" / method / f"{quantity}.json"
-            record, new = load_or_measure(file, wanted, lambda: {"measured": measure()}, _RECORD)
-            found[method][quantity] = record["measured"]
-            slope = _slope(record["measured"], "seconds")
-            request.say(
-                f"complexity {method} {quantity}: time grows as {quantity}^{slope:.2f}{'' if new else ', already done'}"
-            )
-    for method, (quantities, _, _) in METHODS.items():  # methods measured earlier
-        files = {each: request.out / "cells" / "complexity" / method / f"{each}.json" for each in quantities}
-        if method not in found and all(file.exists() for file in files.values()):
-            found[method] = {each: _measured(file) for each, file in files.items()}
-    _write({method: found[method] for method in METHODS if method in found}, request)
-
-
-def _measured(file: Path) -> Mapping[str, Any]:
-    record = read_measured(file, _RECORD)
-    assert record is not None
-    return record["measured"]
+            file = record_file(request.out, "complexity", method, quantity)
+            record, new = load_or_measure(file, wanted, measure, _RECORD)
+            slope, done = _slope(record["measured"], "seconds"), "" if new else ", already done"
+            request.say(f"complexity {method} {quantity}: time grows as {quantity}^{slope:.2f}{done}")
+    found = {}
+    for method, (quantities, _, _) in METHODS.items():  # also those measured earlier
+        files = [record_file(request.out, "complexity", method, each) for each in quantities]
+        records = [record for file in files if (record := read_measured(file, _RECORD))]
+        if len(records) == len(quantities):
+            found[method] = {each: record["measured"] for each, record in zip(quantities, records, strict=True)}
+    _write(found, request)
 
 
 def _slope(measured: Mapping[str, Any], what: str) -> float:
@@ -150,8 +136,7 @@ def _write(found: Mapping[str, Mapping[str, Any]], request: Request) -> None:
     panels[0].set_ylabel("seconds")
     handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=8, edgecolor="none")
-    figure.suptitle(
-        "time of T rounds against N clients, T rounds, R local steps, K proximal steps, M components", fontsize=11
-    )
+    words = "time of T rounds against N clients, T rounds, R local steps, K proximal steps, M components"
+    figure.suptitle(words, fontsize=11)
     figure.savefig(request.out / "complexity.png")
     request.say(f"\n{text}\npicture: {request.out / 'complexity.png'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,15 @@ from pfedbred.data.federation import Federation
 from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
-from pfedbred.experiment.sweep import sweep
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.deviation import DEVIATION, deviation
-from pfedbred.paper.table import (
-    Request,
-    best_of,
-    chosen,
-    fingerprint,
-    load_or_measure,
-    rounded,
-    run_cell,
-    stop_if_wanted,
-)
+from pfedbred.paper.records import Request, chosen, fingerprint, load_or_measure, load_or_sweep, record_file, rounded
+from pfedbred.paper.table import best_of, run_cell
 from pfedbred.paper.tables import TABLE2
 from pfedbred.report import curves as curves_
 from pfedbred.report import heatmap, parallel
 from pfedbred.report.distribution import draw_distribution
 from pfedbred.runs.data_file import write_data
-from pfedbred.runs.schema import SWEEP, check_sweep
 
 HYPER_GRID = {
     "eta": [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0],
@@ -60,14 +51,8 @@ def draw_curves(request: Request) -> None:
             curves_.settle(axes, [np.array(each, float) for each in both])
             axes.set_title(title, fontsize=11)
             if shown:
-                axes.legend(
-                    frameon=False,
-                    loc="upper left",
-                    bbox_to_anchor=(1, 1),
-                    fontsize=8,
-                    title="best (%)",
-                    alignment="left",
-                )
+                beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+                axes.legend(**beside, frameon=False, fontsize=8, title="best (%)", alignment="left")
         figure.suptitle(f"{ALL[column].title}: mean and range of {request.seeds} seeds", fontsize=11)
         figure.savefig(path)
         request.say(f"picture: {path}")
@@ -78,15 +63,8 @@ def draw_hyper(request: Request) -> None:
     for column in chosen("column", ALL, request.columns or ("mnist-mclr",)):
         path = request.out / f"hyper-{column}.json"
         experiment = ALL[column].experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
-
-        def measure(experiment: Experiment = experiment, column: str = column) -> dict[str, Any]:
-            stop_if_wanted(request, f"hyper {column}")
-            federation = request.federations.of(ALL[column])
-            with request.progress(f"hyper {column}") as advance:
-                return sweep(experiment, HYPER_GRID, federation=federation, observe=advance).record()
-
-        facts, _ = load_or_measure(path, {**fingerprint(experiment.checked()), "grid": HYPER_GRID}, measure, SWEEP)
-        check_sweep(facts, path)
+        federation = partial(request.federations.of, ALL[column])
+        facts, _ = load_or_sweep(path, f"hyper {column}", experiment, HYPER_GRID, federation, request)
         pictures = [request.out / f"hyper-{column}-{kind}.png" for kind in ("map", "parallel")]
         heatmap.draw_points(facts, pictures[0])
         parallel.draw_points(facts, pictures[1])
@@ -105,7 +83,7 @@ def draw_deviation(request: Request) -> None:
             experiment = ALL[column].experiment(row, seeds=1, rounds=request.rounds)
 
             def measure(experiment: Experiment = experiment, federation: Federation = federation) -> dict[str, Any]:
-                stop_if_wanted(request, f"deviation {experiment.algorithm}")
+                request.stop_if_wanted(f"deviation {experiment.algorithm}")
                 of_all = deviation(train(build(experiment, federation)))
                 first = {"global": of_all.global_[0], "local": of_all.local[0]}
                 counts = federation.test.label_counts(federation.classes)
@@ -115,7 +93,7 @@ def draw_deviation(request: Request) -> None:
                     "samples": {"global": counts.sum(axis=0).tolist(), "local": counts[0].tolist()},
                 }
 
-            file = request.out / "cells" / "deviation" / column / f"{row}.json"
+            file = record_file(request.out, "deviation", column, row)
             found[row], new = load_or_measure(file, fingerprint(experiment.checked()), measure, DEVIATION)
             request.say(f"deviation {column} {row}: {'done' if new else 'already done'}")
         path = request.out / f"deviation-{column}.png"
@@ -139,12 +117,8 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
         axes.patch.set_visible(False)
         for index, (row, record) in enumerate(found.items()):
             above = len(found) - 1 - index  # later lines are thinner, so that those below stay visible
-            style = {
-                "color": curves_.colour(index),
-                "marker": "o",
-                "markersize": 3 + 0.8 * above,
-                "linewidth": 1.2 + 0.45 * above,
-            }
+            sizes = {"markersize": 3 + 0.8 * above, "linewidth": 1.2 + 0.45 * above}
+            style = {"color": curves_.colour(index), "marker": "o", **sizes}
             values, none = np.array(record[kind], float), np.array(numbers) == 0
             axes.plot(labels, values, label=row, **style)
             axes.plot(labels[none], values[none], **{**style, "linestyle": "", "markerfacecolor": "white"})

@@ -14,7 +14,8 @@ from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
 from pfedbred.io.strict import read_json
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.deviation import DEVIATION
-from pfedbred.paper.table import CELL, read_measured
+from pfedbred.paper.records import read_measured, record_file, rounded
+from pfedbred.paper.table import CELL
 from pfedbred.paper.tables import TABLES
 from pfedbred.paper.tuned import TITLE as TUNED
 from pfedbred.report.content import Content, add_federations, add_sweep, platform_name, read_federation
@@ -72,7 +73,7 @@ def _gather_table(folder: Path, name: str, content: Content) -> None:
     columns = []
     for key, cells in by_column.items():
         column = ALL.get(key)
-        records = _records(folder / "cells" / name, cells)
+        records = _records(folder, name, key, [cell["row"] for cell in cells])
         content["platforms"] += map(platform_name, records.values())
         columns.append(
             {
@@ -112,11 +113,11 @@ def _gather_deviation(folder: Path, content: Content) -> bool:
     return True
 
 
-def _records(folder: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _records(folder: Path, name: str, column: str, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The records of a column's cells, by row; a cell may have none."""
     found = {}
-    for column, row in dict.fromkeys((cell["column"], cell["row"]) for cell in cells):
-        file = folder / column / f"{row}.json"
+    for row in dict.fromkeys(rows):
+        file = record_file(folder, name, column, row)
         known = is_file_name(column) and is_file_name(row)  # else the path could lead elsewhere
         record = read_measured(file, CELL) if known else None
         if record is None:
@@ -134,20 +135,15 @@ def _curves(row: str, record: Mapping[str, Any], cells: Sequence[Mapping[str, An
     found: dict[str, Any] = {"row": row, "rounds": record["rounds"], "seeds": len(record["G"]["best"])}
     for model in sorted(models & {"G", "P"}):
         series = {"mean": "curve", "low": "low", "high": "high"}
-        found[model] = {name: [_short(each) for each in record[model][kind]] for name, kind in series.items()}
+        # Two digits: more than a chart shows, and a page has tens of thousands of these numbers.
+        found[model] = {name: rounded(record[model][kind], 2) for name, kind in series.items()}
     return found
-
-
-def _short(value: float | None) -> float | None:
-    """Two digits: more than a chart shows, and a page has tens of thousands of these numbers."""
-    return None if value is None else round(value, 2)
 
 
 def beside_paper(cell: Mapping[str, Any]) -> dict[str, Any]:
     """A cell with its rounds, and its difference from the printed figure where both are of the same data."""
     column = ALL.get(cell["column"])
-    compared = cell["paper"] is not None and cell["mean"] is not None and column and not column.not_compared
-    difference = round(cell["mean"] - cell["paper"], 2) if compared else None
+    (difference,) = rounded([column.difference(cell["mean"], cell["paper"]) if column else None], 2)
     kept = {name: cell[name] for name in ("row", "model", "mean", "std", "paper", "n")}
     rounds = f"{cell['rounds']} of {column.rounds}" if column and _unusual_rounds(cell) else str(cell["rounds"])
     return {**kept, "rounds": rounds, "difference": difference}

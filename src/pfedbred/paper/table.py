@@ -7,11 +7,9 @@ days. While a cell runs, the folder ``ROW.run`` beside its record holds the chec
 
 from __future__ import annotations
 
-import json
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,23 +18,21 @@ import numpy as np
 
 from pfedbred.engine.history import Point
 from pfedbred.engine.screening import stalled
-from pfedbred.errors import SettingError, nearest
+from pfedbred.errors import SettingError
 from pfedbred.experiment.building import Built, build
 from pfedbred.experiment.callbacks import Callback, Interruption, Stopped
-from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import check_unchanged, open_folder
 from pfedbred.experiment.run import FolderOptions, run_into
-from pfedbred.io import strict
 from pfedbred.io.atomic import write_json, write_text
-from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
-from pfedbred.paper.columns import ALL, Column, Federations
+from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some
+from pfedbred.paper.columns import ALL, Column
 from pfedbred.paper.printed import Printed
+from pfedbred.paper.records import Request, chosen, fingerprint, load_or_measure, read_measured, record_file, rounded
 from pfedbred.runs import layout, locks
-from pfedbred.runs.provenance import platform_facts, revision
 from pfedbred.runs.schema import PLATFORM
-from pfedbred.runs.statistics import mean_and_std
+from pfedbred.runs.statistics import evenly_spaced, mean_and_std
 
 _CURVE = 100  # points of a curve in a record
 
@@ -69,26 +65,6 @@ class Table:
     models: Mapping[str, str] = field(default_factory=dict)
 
 
-@contextmanager
-def _silently(what: str) -> Iterator[Callable[[int, int], None]]:
-    yield lambda done, total: None
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to make: the output folder, the data, columns, rows and length; how to report progress; when to stop."""
-
-    out: Path
-    federations: Federations
-    columns: Sequence[str] | None = None
-    rows: Sequence[str] | None = None
-    seeds: int = 5
-    rounds: int | None = None
-    say: Callable[[str], None] = print
-    progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _silently
-    interruption: Interruption | None = None
-
-
 class Cell(NamedTuple):
     """One figure of a table; accuracies are in percent, None if the run diverged."""
 
@@ -104,14 +80,6 @@ class Cell(NamedTuple):
     seconds: float
     client_mean: float | None
     worst_decile: float | None
-
-
-def chosen(what: str, known: Sequence[str] | Mapping[str, Any], asked: Sequence[str] | None) -> list[str]:
-    """The requested names, checked; all known names if none are requested."""
-    for name in asked or ():
-        if name not in known:
-            raise SettingError(f"there is no {what} {name!r}{nearest(name, list(known))}")
-    return list(asked) if asked else list(known)
 
 
 def run_table(table: Table, request: Request) -> list[Cell]:
@@ -136,21 +104,16 @@ def run_table(table: Table, request: Request) -> list[Cell]:
     return cells
 
 
-def cell_file(table: Table, column: str, row: str, out: Path) -> Path:
-    """The file of a cell's record."""
-    return out / "cells" / table.name / column / f"{row}.json"
-
-
 def run_cell(table: Table, column_name: str, row_name: str, request: Request) -> dict[str, Any]:
     """The record of a cell: read if it was run with these settings, else run and written."""
     column, row = ALL[column_name], table.rows[row_name]
     experiment = column.experiment(row.algorithm, seeds=request.seeds, rounds=request.rounds, **row.options)
-    file = cell_file(table, column_name, row_name, request.out)
+    file = record_file(request.out, table.name, column_name, row_name)
     name, work = f"{table.name} {column_name} {row_name}", file.with_suffix(".run")
     held = ExitStack()  # holds the folder's lock until the record is written
 
     def measure() -> dict[str, Any]:
-        stop_if_wanted(request, name)
+        request.stop_if_wanted(name)
         federation = request.federations.of(column)
         asked = "aggregated" in row.options  # the row is about their number, which must not be adapted
         built = build(experiment if asked else column.fitted(experiment, federation), federation)
@@ -168,15 +131,9 @@ def run_cell(table: Table, column_name: str, row_name: str, request: Request) ->
     if request.federations.given and record.get("data", {}) not in ({}, request.federations.of(column).facts):
         raise SettingError(f"{file} was measured on other data, {record['data']}: choose another --out, or remove it")
     time_ = f"{record['seconds']:.0f} s" if new else "already done"
-    request.say(f"{name}: {_figures(record)}, {time_}")
+    figures = "  ".join(f"{model} {_mean_and_std(*best_of(record[model]))}" for model in "GP")
+    request.say(f"{name}: {figures}, {time_}")
     return record
-
-
-def stop_if_wanted(request: Request, name: str) -> None:
-    """Raises ``Stopped`` if the time is up, or the user wants to stop, before ``name`` is started."""
-    reason = request.interruption.check() if request.interruption else None
-    if reason:
-        raise Stopped(reason, f"{name}: not started ({reason})")
 
 
 class _Advance(Callback):
@@ -207,44 +164,6 @@ def _run(built: Built[Any], folder: Path, name: str, request: Request) -> Run[An
     return done
 
 
-def load_or_measure(
-    file: Path, wanted: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]], shape: Mapping[str, Any]
-) -> tuple[dict[str, Any], bool]:
-    """The record in a file, or, if there is none, what ``measure`` returns, which is written there.
-
-    A record of other settings is refused and never overwritten: it may hold hours of work.
-
-    Args:
-      file: of the record.
-      wanted: the settings that decide the figures.
-      measure: makes the record's content.
-      shape: what the record must contain at least.
-
-    Returns:
-      The record, and whether it is new.
-    """
-    done = read_measured(file, shape)
-    if done is not None:
-        other = [name for name in {*wanted, *done["fingerprint"]} if done["fingerprint"].get(name) != wanted.get(name)]
-        if other:
-            words = ", ".join(
-                f"{name} {done['fingerprint'].get(name)}, not {wanted.get(name)}" for name in sorted(other)
-            )
-            raise SettingError(f"{file} was made with other settings ({words}): choose another --out, or remove it")
-        return done, False
-    started = time.perf_counter()
-    measured = measure()
-    record = {
-        "seconds": round(time.perf_counter() - started, 1),
-        **measured,
-        "fingerprint": wanted,
-        "revision": revision(),
-        "platform": platform_facts(),
-    }
-    _write(file, record)
-    return record, True
-
-
 _OF_MODEL = {
     **{name: Some(Maybe(NUMBER)) for name in ("best", "client_mean", "worst_decile", "curve", "low", "high")},
     "best_round": Some(COUNT),
@@ -253,30 +172,10 @@ _OF_MODEL = {
 CELL = {"rounds": Some(COUNT), "seconds": NUMBER, "G": _OF_MODEL, "P": _OF_MODEL, "platform": PLATFORM}
 
 
-def read_measured(file: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The record in a file, checked against ``shape``; None if there is no file."""
-    if not file.exists():
-        return None
-    try:
-        record = strict.read_json(file)
-        expect(record, {"fingerprint": dict, **shape}, file)
-    except SettingError as problem:
-        raise SettingError(f"{file} is damaged: remove it and run the command again ({problem})") from None
-    return record
-
-
-def fingerprint(experiment: Experiment) -> dict[str, Any]:
-    """The settings that decide a cell's figures, without where the data lies and how the program runs."""
-    plain = {name: value for name, value in experiment.plain().items() if name in field_names(identifies=True)}
-    if plain["aggregate"] == "mean":  # records from before there were other rules do not mention it
-        del plain["aggregate"], plain["outliers"]
-    return plain
-
-
 def _measured(finished: Run[Any]) -> dict[str, Any]:
     """Accuracies of both models: the best of each seed, its round, and the curve."""
     rounds = np.array([point.round for point in finished.points])
-    keep = np.unique(np.linspace(0, len(rounds) - 1, min(_CURVE, len(rounds))).round().astype(int))
+    keep = evenly_spaced(len(rounds), _CURVE)
     found: dict[str, Any] = {"rounds": rounds[keep].tolist()}
     last, in_row = finished.points[-1].scores, finished.points[-1].rejections.skipped_in_row
     moving = not np.any(stalled(in_row, finished.experiment.rounds))
@@ -297,34 +196,9 @@ def _measured(finished: Run[Any]) -> dict[str, Any]:
     return found
 
 
-def rounded(values: np.ndarray, digits: int = 3) -> list[float | None]:
-    """Rounded values for JSON, which has no NaN."""
-    return [round(float(each), digits) if np.isfinite(each) else None for each in values]
-
-
-def _write(file: Path, record: Mapping[str, Any]) -> None:
-    """One line per entry."""
-    lines = (f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in record.items())
-    layout.ensure_folder(file.parent)
-    write_text(file, "{\n" + ",\n".join(lines) + "\n}\n")
-
-
-def _figures(record: Mapping[str, Any]) -> str:
-    parts = []
-    for model in ("G", "P"):
-        mean, std = best_of(record[model])
-        parts.append(f"{model} diverged" if mean is None else f"{model} {mean:.2f} ± {std:.2f}")
-    return "  ".join(parts)
-
-
 def best_of(of_model: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Mean and standard deviation of the best accuracy over seeds; None if a loss was not finite."""
     return mean_and_std(of_model["best"]) if of_model["finite"] else (None, None)
-
-
-def read_record(table: Table, column: str, row: str, out: Path) -> dict[str, Any] | None:
-    """The record of a cell; None if it has not been run."""
-    return read_measured(cell_file(table, column, row, out), CELL)
 
 
 def read_cells(table: Table, out: Path) -> list[Cell]:
@@ -332,33 +206,27 @@ def read_cells(table: Table, out: Path) -> list[Cell]:
     cells = []
     for column in ALL:
         for row in table.rows:
-            record = read_record(table, column, row, out)
+            record = read_measured(record_file(out, table.name, column, row), CELL)
             if record is None:
                 continue
             for model in table.models.get(row, "PG"):
                 of_model = record[model]
-                mean, std = best_of(of_model)
+                over_clients = [mean_and_std(of_model[kind])[0] for kind in ("client_mean", "worst_decile")]
                 cells.append(
                     Cell(
                         column,
                         row,
                         model,
                         table.printed.get((column, row, model)),
-                        _round(mean),
-                        _round(std),
+                        *rounded(best_of(of_model), 2),
                         len(of_model["best"]),
                         record["rounds"][-1],
                         int(np.median(of_model["best_round"])),
                         record["seconds"],
-                        _round(mean_and_std(of_model["client_mean"])[0]),
-                        _round(mean_and_std(of_model["worst_decile"])[0]),
+                        *rounded(over_clients, 2),
                     )
                 )
     return cells
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)
 
 
 def markdown(table: Table, cells: Sequence[Cell]) -> str:
@@ -390,21 +258,18 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
+def _mean_and_std(mean: float | None, std: float | None) -> str:
+    return "diverged" if mean is None else f"{mean:.2f} ± {std:.2f}"
+
+
 def _line(cell: Cell, column: Column) -> str:
-    measured = "diverged" if cell.mean is None else f"{cell.mean:.2f} ± {cell.std:.2f}"
-    printed = "" if cell.paper is None else f"{cell.paper:.2f}"
-    compared = cell.paper is not None and cell.mean is not None and column.not_compared is None
-    difference = f"{cell.mean - cell.paper:+.2f}" if compared else ""  # type: ignore[operator]
+    difference = column.difference(cell.mean, cell.paper)
     rest = ["" if each is None else f"{each:.2f}" for each in (cell.client_mean, cell.worst_decile)]
     parts = (
-        cell.row,
-        cell.model,
-        measured,
-        printed,
-        difference,
-        str(cell.n),
-        str(cell.rounds),
-        str(cell.best_round),
+        *(cell.row, cell.model, _mean_and_std(cell.mean, cell.std)),
+        "" if cell.paper is None else f"{cell.paper:.2f}",
+        "" if difference is None else f"{difference:+.2f}",
+        *map(str, (cell.n, cell.rounds, cell.best_round)),
         *rest,
     )
     return f"| {' | '.join(parts)} |"

@@ -7,12 +7,10 @@ validation split, a fifth of each client's training samples. The method then run
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from pfedbred.experiment.sweep import sweep
 from pfedbred.paper.columns import ALL
-from pfedbred.paper.table import Request, Row, Table, chosen, fingerprint, load_or_measure, run_table, stop_if_wanted
-from pfedbred.runs.schema import SWEEP, check_sweep
+from pfedbred.paper.records import Request, chosen, load_or_sweep, record_file
+from pfedbred.paper.table import Row, Table, run_table
 
 TITLE = "Beyond the paper: settings tuned on validation samples"
 _COLUMNS = ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")
@@ -53,16 +51,15 @@ def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
     first = {key: values[0] for key, values in grid.items()}
     experiment = dataclasses.replace(experiment, settings={**experiment.settings, **first})
 
-    def measure() -> dict[str, Any]:
-        stop_if_wanted(request, f"tuning {column_name} {name}")
-        federation = request.federations.of(column).validation(_FRACTION, _SEED)
-        with request.progress(f"tuning {column_name} {name}") as advance:
-            return sweep(experiment, grid, federation=federation, observe=advance).record()
-
-    file = request.out / "cells" / "tuning" / column_name / f"{name}.json"
-    wanted = {**fingerprint(experiment.checked()), "grid": grid, "validation": [_FRACTION, _SEED]}
-    facts, new = load_or_measure(file, wanted, measure, SWEEP)
-    check_sweep(facts, file)
+    facts, new = load_or_sweep(
+        record_file(request.out, "tuning", column_name, name),
+        f"tuning {column_name} {name}",
+        experiment,
+        grid,
+        lambda: request.federations.of(column).validation(_FRACTION, _SEED),
+        request,
+        validation=[_FRACTION, _SEED],
+    )
     model = "global" if name == "fedavg" else "personal"
     best = max(facts["points"], key=lambda point: point[model] or 0.0)
     found = {key: best[key] for key in grid}
