@@ -4,10 +4,12 @@ import json
 import shutil
 
 import pytest
+from conftest import small_federation
 from safetensors.numpy import load_file
 
 import pfedbred
 from pfedbred import Callback
+from pfedbred.experiment.sweep import sweep
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +139,17 @@ def test_custom_data_is_marked_as_such(tmp_path):
     }.items():
         run(tmp_path / name)
         assert "dataset: <federation, not importable>" in (tmp_path / name / "config.yaml").read_text()
+
+
+def test_a_checked_experiment_runs_on_other_data():
+    """What its own dataset decided, such as the number of clients, does not hold it there; what was asked for does."""
+    other = small_federation()
+    checked = pfedbred.Experiment.from_mapping({"algorithm": "fedavg", "rounds": 1, "settings": {"R": 1}})
+    assert (checked.clients, checked.aggregated) == (20, 4)
+    finished = pfedbred.run(checked, federation=other)
+    assert finished.experiment.aggregated == 1
+    assert finished.personal_model(3) is not None
+    swept = sweep(checked, {"alpha": [0.1, 0.2]}, federation=other)
+    assert swept.experiment.dataset is other
+    with pytest.raises(pfedbred.SettingError, match="is for 7 clients, the federation has 4"):
+        pfedbred.run(pfedbred.Experiment.from_mapping({"clients": 7}), federation=other)

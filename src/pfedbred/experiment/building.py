@@ -42,12 +42,18 @@ class Built(NamedTuple, Generic[S]):
 
 def build(experiment: Experiment, federation: Federation | Population | None = None) -> Built[Any]:
     """The experiment, ready to run on ``federation`` or on its own dataset. What cannot work fails here."""
-    parts = _prepare(experiment, federation)
-    experiment, backend = parts.experiment, _make_backend(parts)
+    experiment, federation, newcomers, task, algorithm, plan, store = _prepare(experiment, federation)
+    backend: Backend[Any]
+    if store == "device":
+        assert isinstance(federation, Federation)
+        backend = ResidentBackend(algorithm, task, federation, plan)
+    else:
+        folder, evaluated = experiment.store_dir, experiment.scored_clients
+        backend = StreamedBackend(algorithm, task, federation, plan, store, folder=folder, evaluated=evaluated)
     _check_memory(experiment, backend)
     backend.trace(experiment.seeds)
     where: Any = backend.store
-    return Built(dataclasses.replace(experiment, store=where), backend, parts.newcomers)
+    return Built(dataclasses.replace(experiment, store=where), backend, newcomers)
 
 
 def build_sweep(
@@ -141,16 +147,6 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     plan.check_rule(algorithm, experiment.algorithm_name)
     store = _decide_store(experiment, federation, algorithm, task)
     return _Parts(experiment, federation, newcomers, task, algorithm, plan, store)
-
-
-def _make_backend(parts: _Parts) -> Backend[Any]:
-    experiment, federation, _, task, algorithm, plan, store = parts
-    if store == "device":
-        assert isinstance(federation, Federation)
-        return ResidentBackend(algorithm, task, federation, plan)
-    return StreamedBackend(
-        algorithm, task, federation, plan, store, folder=experiment.store_dir, evaluated=experiment.scored_clients
-    )
 
 
 def _choose_store(experiment: Experiment, federation: Federation | Population, states: int) -> str:

@@ -48,7 +48,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         The number of clients stays open where only the data knows it, so that the file means the same data later.
         With ``data_elsewhere``, ``dataset`` is only the name of data that other machines hold.
         """
-        if getattr(self, "_is_checked", False):
+        if hasattr(self, "_given"):
             return self
         values: dict[str, Any] = {
             name: settings_.check(name, _resolved(name, getattr(self, name), hint), hint)
@@ -68,8 +68,16 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             experiment = experiment._with_data_defaults()
         experiment._check_selection(experiment.clients or getattr(experiment.dataset, "clients", None))
         experiment = experiment._with_aggregated(experiment.clients)
-        object.__setattr__(experiment, "_is_checked", True)  # frozen; a replaced copy does not have it
-        return experiment
+        return experiment._checked_from(self)
+
+    def _checked_from(self, given: Experiment) -> Experiment:
+        """Marks this experiment as checked and remembers what it was made from; a replaced copy does neither."""
+        object.__setattr__(self, "_given", given)
+        return self
+
+    def on(self, federation: DataInfo) -> Experiment:
+        """The same experiment on other data: what its own dataset decided is open again."""
+        return dataclasses.replace(getattr(self, "_given", self), dataset=federation)
 
     def for_data(self, federation: DataInfo, *, data_elsewhere: bool = False) -> Experiment:
         """This experiment, checked, with what only the data can tell: how many clients a round averages."""
@@ -78,9 +86,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             raise SettingError(
                 f"the experiment is for {experiment.clients} clients, the federation has {federation.clients}"
             )
-        experiment = experiment._with_aggregated(federation.clients)
-        object.__setattr__(experiment, "_is_checked", True)
-        return experiment
+        return experiment._with_aggregated(federation.clients)._checked_from(experiment._given)
 
     def _settings(self, algorithm: Any) -> dict[str, Any]:
         """All settings of the algorithm."""
@@ -113,19 +119,13 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         if data.is_file(self.dataset):
             return dataclasses.replace(experiment, dataset=absolute_path(self.dataset))
         known, _ = data.find(self.dataset)
-        if not isinstance(self.split, str | None):
-            return dataclasses.replace(
-                experiment,
-                clients=self.clients or known.clients,
-                split_seed=known.seed if self.split_seed is None else self.split_seed,
-            )
-        split, _, _ = data.find_split(self.split or "paper", known)
-        own = known.labels_per_client if split == "paper" else None
+        chosen = self.split or "paper"
+        split, _, _ = data.find_split(chosen, known)
         return dataclasses.replace(
             experiment,
-            split=self.split or "paper",
+            split=chosen,
             clients=self.clients or (None if split == "column" else known.clients),
-            labels_per_client=self.labels_per_client or own,
+            labels_per_client=self.labels_per_client or (known.labels_per_client if split == "paper" else None),
             split_seed=known.seed if self.split_seed is None else self.split_seed,
         )
 

@@ -20,7 +20,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
 from pfedbred.engine.metrics import Metric
 from pfedbred.models import Model
-from pfedbred.settings import Count, Fraction, Minority, NonNegativeCount, Seed
+from pfedbred.settings.values import Count, Fraction, Minority, NonNegativeCount, Seed
 
 
 def option(

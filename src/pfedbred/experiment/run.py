@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,7 +51,7 @@ class FolderOptions:
     outcome: bool = True
     source: Path | None = None
     warn: Callable[[str], None] = warn
-    extra: Callable[[Run[Any]], dict[str, Any]] | None = field(default=None)
+    extra: Callable[[Run[Any]], dict[str, Any]] | None = None
     checkpoint_always: bool = False
 
 
@@ -93,7 +92,7 @@ def run(
     if experiment is None:
         experiment = Experiment.from_mapping({"dataset": federation, **options} if federation is not None else options)
     elif federation is not None:
-        experiment = dataclasses.replace(experiment, dataset=federation)  # so that the record does not name another
+        experiment = experiment.on(federation)
     if out is None:
         if resume or overwrite:
             raise SettingError("resume and overwrite need a run folder: give out=...")

@@ -21,14 +21,17 @@ from pfedbred import algorithms
 from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
-from pfedbred.engine import Evaluation, metrics
+from pfedbred.engine import metrics
+from pfedbred.engine.history import Which
 from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.building import build_sweep
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.provenance import provenance
 
 Grid = Mapping[str, Sequence[float]]
+_MODELS: tuple[Which, ...] = ("global", "personal")
 _MEMORY = 4 * 2**30  # for the states of the points that run together
 
 
@@ -87,10 +90,10 @@ class Sweep:
 
     def record(self) -> dict[str, Any]:
         """The content of sweep.json: every point with its best accuracies, and what made them."""
-        g, p = self.best_accuracy("global"), self.best_accuracy("personal")
+        best = zip(self.best_accuracy("global"), self.best_accuracy("personal"), strict=True)
         points = [
-            {**dict(zip(self.names, map(float, row), strict=True)), "global": _finite(g[i]), "personal": _finite(p[i])}
-            for i, row in enumerate(self.points)
+            {**_named(self.names, row), "global": finite_or_none(g), "personal": finite_or_none(p)}
+            for row, (g, p) in zip(self.points, best, strict=True)
         ]
         return {
             "algorithm": self.experiment.algorithm_name,
@@ -104,8 +107,11 @@ class Sweep:
 
     def best_point(self) -> dict[str, float]:
         """The settings with the best personal models."""
-        row = self.points[int(np.nanargmax(self.best_accuracy("personal")))]
-        return dict(zip(self.names, map(float, row), strict=True))
+        return _named(self.names, self.points[int(np.nanargmax(self.best_accuracy("personal")))])
+
+
+def _named(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
+    return dict(zip(names, map(float, values), strict=True))
 
 
 def sweep(
@@ -128,10 +134,10 @@ def sweep(
     started = time.perf_counter()
     names = tuple(grid)
     if federation is not None:
-        experiment = dataclasses.replace(experiment, dataset=federation)  # so that the record does not name another
+        experiment = experiment.on(federation)
     _check(experiment, grid)
     points = np.array(list(itertools.product(*grid.values())), float)
-    first = {**experiment.settings, **dict(zip(names, map(float, points[0]), strict=True))}
+    first = {**(experiment.settings or {}), **_named(names, points[0])}
     experiment, backend = build_sweep(dataclasses.replace(experiment, settings=first), federation, names)
     seeds = experiment.seed_list
     if not len(backend.federation.test.y):
@@ -140,46 +146,35 @@ def sweep(
     groups = math.ceil(len(points) / together)
     together = math.ceil(len(points) / groups)  # groups of nearly equal size: the last one is filled up
     rounds = [*range(experiment.eval_every, experiment.rounds, experiment.eval_every), experiment.rounds]
-    scores: list[list[tuple[Evaluation, np.ndarray]]] = []
+    accuracy = {model: np.empty((groups * together, len(rounds), len(seeds))) for model in _MODELS}
     for group in range(groups):
-        rows = np.minimum(np.arange(group * together, (group + 1) * together), len(points) - 1)
-        own = {name: np.repeat(points[rows, column], len(seeds)) for column, name in enumerate(names)}
+        places = np.arange(group * together, (group + 1) * together)
+        values = points[np.minimum(places, len(points) - 1)]
+        own = {name: np.repeat(values[:, column], len(seeds)) for column, name in enumerate(names)}
         states = backend.init(seeds * together, own)
-        evaluations: list[tuple[Evaluation, np.ndarray]] = []
-        for before, after in itertools.pairwise([0, *rounds]):
+        for index, (before, after) in enumerate(itertools.pairwise([0, *rounds])):
             states = backend.advance(states, after - before)
             lost = stalled(states.skipped_in_row.tolist(), experiment.rounds)
-            evaluations.append((backend.evaluate(states), lost))
+            evaluation = backend.evaluate(states)
+            for model, found in accuracy.items():
+                scores = evaluation.of(model)
+                valid = np.isfinite(scores.train.loss) & ~lost
+                found[places, index] = np.where(valid, scores.test.accuracy, np.nan).reshape(together, len(seeds))
             if observe:
                 observe(group * experiment.rounds + after, groups * experiment.rounds)
-        scores.append(evaluations)
-
-    def gather(model: str) -> np.ndarray:
-        """Points, evaluations, seeds."""
-
-        def of(each: Evaluation, lost: np.ndarray) -> np.ndarray:
-            scores = getattr(each, model)
-            return np.where(np.isfinite(scores.train.loss) & ~lost, scores.test.accuracy, np.nan)
-
-        parts = [
-            np.stack([of(*each) for each in evaluations]).reshape(len(rounds), together, len(seeds))
-            for evaluations in scores
-        ]
-        return np.concatenate(parts, axis=1)[:, : len(points)].transpose(1, 0, 2)
-
-    found = Sweep(
+    finished = Sweep(
         experiment,
         names,
         points,
         rounds,
-        gather("global_"),
-        gather("personal"),
+        accuracy["global"][: len(points)],
+        accuracy["personal"][: len(points)],
         backend.compile_seconds,
         time.perf_counter() - started,
     )
-    if np.all(np.isnan(found.best_accuracy("personal"))):
+    if np.all(np.isnan(finished.best_accuracy("personal"))):
         raise SettingError("every point of the sweep diverged: try smaller steps")
-    return found
+    return finished
 
 
 def _check(experiment: Experiment, grid: Grid) -> None:
@@ -211,7 +206,3 @@ def _check(experiment: Experiment, grid: Grid) -> None:
 
 def _is_number(annotation: Any) -> bool:
     return typing.get_origin(annotation) is Annotated and typing.get_args(annotation)[0] is float
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
