@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -148,7 +148,7 @@ class DeployedBackend:
             replies = {i: replies[i] for i in chosen if i in replies}
             uploads, _, waited = self._read(replies, half.shapes.upload[0], _PREPARED, chosen, number)
             answered = set(uploads)
-            server = half.prepare(server, uploads, chosen, sizes, state.round)
+            server = half.aggregate(server, uploads, chosen, sizes, state.round, stage=1)
         replies = self._exchange(dict.fromkeys(trains, "train"), state, server, chosen)
         replies = {i: replies[i] for i in trains if i in replies}
         uploads, said, seconds = self._read(replies, half.shapes.upload[1], _TRAINED, chosen, number)
@@ -156,7 +156,7 @@ class DeployedBackend:
         counted = {i: uploads[i] for i in chosen if i in uploads and i in valid}
         learns = bool(enough(jnp.asarray([i in counted for i in chosen])))
         if learns:
-            state.server = half.aggregate(server, counted, chosen, sizes, state.round)
+            state.server = half.aggregate(server, counted, chosen, sizes, state.round, stage=0)
         else:
             log(f"round {number} is skipped: {len(counted)} of {len(chosen)} uploads are valid")
         for i, reply in replies.items():
@@ -241,13 +241,13 @@ class DeployedBackend:
                 log(f"round {number}: the update of {name} is rejected: {problem}")
         return uploads, said, slowest
 
-    def _screen(self, server: Tree, uploads: Mapping[int, Tree], said: Mapping[int, Any], number: int) -> set[int]:
+    def _screen(self, server: Tree, uploads: wire.Trees, said: Mapping[int, Any], number: int) -> set[int]:
         """The clients whose update is valid. The server measures uploads itself; other clients are believed."""
-        norms: dict[int, list[float]] = {}
+        norms: dict[int, Any] = {}
         for i, facts in said.items():
-            norms[i] = [np.nan if facts[name] is None else facts[name] for name in ("update_norm", "reference_norm")]
+            norms[i] = _floats((facts["update_norm"], facts["reference_norm"]))
             if i in uploads and facts["update_norm"] is not None:  # else its state is not finite: only it can know
-                norms[i] = [float(each) for each in self._half.norms(server, i, uploads[i])]
+                norms[i] = self._half.norms(server, i, uploads[i])
         if not norms:
             return set()
         update, reference = (jnp.asarray(each, jnp.float32) for each in zip(*norms.values(), strict=True))
@@ -259,10 +259,12 @@ class DeployedBackend:
 
 
 def _average(infos: Sequence[Mapping[str, float | None]], names: Sequence[str]) -> dict[str, float]:
-    """The mean of each diagnostic over the clients; NaN if a client has none."""
+    """The mean of each diagnostic over the clients; NaN if a client has none, or if there is no client."""
     if not infos:
         return dict.fromkeys(names, np.nan)
-    values = {name: [each.get(name) for each in infos] for name in names}
-    return {
-        name: float(np.mean([np.nan if each is None else each for each in found])) for name, found in values.items()
-    }
+    return {name: float(np.mean(_floats(each.get(name) for each in infos))) for name in names}
+
+
+def _floats(values: Iterable[float | None]) -> np.ndarray:
+    """Numbers as JSON holds them, with NaN for null."""
+    return np.asarray(list(values), float)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ class ServerHalf:
       shapes: of messages, uploads and models.
       tallies: the shapes of the statistics that a client evaluates.
       diagnostics: the names of what a client's training reports; empty if that is not collected.
+      key: the run's.
+      prepares: whether there is an exchange before training.
     """
 
     def __init__(self, experiment: Experiment, data: Description) -> None:
@@ -45,6 +47,8 @@ class ServerHalf:
         self.tallies = jax.eval_shape(self._tally, self.shapes.global_, self.shapes.personal)
         self.diagnostics = self._diagnostics() if experiment.diagnostics else []
         server = self.algorithm.server
+        self.key: Key = jax.random.key(np.uint32(experiment.seed))
+        self.prepares = bool(self.algorithm.client.prepare and server.prepare)
         self._init = jax.jit(server.init, static_argnums=1)
         self._send, self.model = jax.jit(server.send), jax.jit(server.model)
         self._sends_alike = server.welcome is None
@@ -72,19 +76,9 @@ class ServerHalf:
         _, _, *reported = jax.eval_shape(client.train, shapes.message, shapes.state, data)
         return sorted({"update_norm", *(reported[0] if reported else ())})
 
-    @property
-    def key(self) -> Key:
-        """The run's."""
-        return jax.random.key(np.uint32(self.experiment.seed))
-
     def init(self) -> ServerState:
         """The server's state before the first round."""
         return self._init(init_key(self.key), self.data.clients)
-
-    @property
-    def prepares(self) -> bool:
-        """Whether there is an exchange before training."""
-        return bool(self.algorithm.client.prepare and self.algorithm.server.prepare)
 
     def select(self, round_: int, present: Sequence[int], sizes: np.ndarray) -> list[int]:
         """The clients whose uploads a round averages: as the simulation selects them, among those that are present."""
@@ -113,30 +107,13 @@ class ServerHalf:
         return self._measure(self._message(state, client)[0], upload)
 
     def aggregate(
-        self, state: Tree, uploads: Mapping[int, Tree], chosen: Sequence[int], sizes: np.ndarray, round_: int
+        self, state: Tree, uploads: wire.Trees, chosen: Sequence[int], sizes: np.ndarray, round_: int, stage: int
     ) -> Tree:
-        """The server's next state, from the valid uploads of the selected clients."""
-        return self._combine(0, state, uploads, chosen, sizes, round_)
+        """The server's next state, from the valid uploads of the selected clients.
 
-    def prepare(
-        self, state: Tree, uploads: Mapping[int, Tree], chosen: Sequence[int], sizes: np.ndarray, round_: int
-    ) -> Tree:
-        """The server's state after the exchange before training."""
-        return self._combine(1, state, uploads, chosen, sizes, round_)
-
-    def _combine(
-        self,
-        stage: int,
-        state: Tree,
-        uploads: Mapping[int, Tree],
-        chosen: Sequence[int],
-        sizes: np.ndarray,
-        round_: int,
-    ) -> Tree:
-        """Stacks the uploads of the selected clients, zeros where there is none, and combines them."""
-        like = self.shapes.upload[0 if stage else 1]
-        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(uploads.get(i, nothing) for i in chosen))
+        In stage 1 that is the state after the exchange before training, in stage 0 after training.
+        """
+        stacked = wire.stacked(uploads, self.shapes.upload[0 if stage else 1], chosen)
         numbers, valid = np.asarray(chosen, np.int32), np.asarray([i in uploads for i in chosen])
         after = self._aggregate(stage, state, stacked, numbers, sizes[numbers], valid, np.int32(round_))
         return jax.device_get(after)

@@ -47,15 +47,9 @@ def evaluation_of(
             log(f"round {round_}: no evaluation from {roster.name(i)}: its losses are not finite")
     if not found:
         return None
-    stacked = _stacked(finite or found, like, roster.clients or 0)
-    return summarise(jax.device_get(combine(stacked, metrics, axis=1)), metrics)
-
-
-def _stacked(found: Mapping[int, Tallies], like: Tallies, clients: int) -> Tallies:
-    """One seed, then the clients; zeros for those that sent nothing."""
-    nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
-    each = [found.get(i, nothing) for i in range(clients)]
-    return jax.tree.map(lambda *leaves: np.stack(leaves)[None], *each)
+    clients = wire.stacked(finite or found, like, range(roster.clients or 0))
+    one_seed = jax.tree.map(lambda leaf: leaf[None], clients)
+    return summarise(jax.device_get(combine(one_seed, metrics, axis=1)), metrics)
 
 
 def _check(tallies: Tallies, member: Member) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -22,10 +22,13 @@ from pfedbred.io import npy, tensors
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
 from pfedbred.io.strict import parse_json
 from pfedbred.settings import hints
-from pfedbred.types import Tree
+from pfedbred.types import Tree, tree_bytes
 
 PROTOCOL = 2
 """The version of all messages. Version 1 evaluated accuracy and loss only, and sent them as facts."""
+
+Trees = Mapping[int, Tree]
+"""By client number."""
 
 _FACTS, _JSON = "facts", "json"
 _LARGEST_FACTS = 2**20
@@ -75,10 +78,8 @@ def refuse_objects(options: Mapping[str, Any]) -> None:
 
 def content(facts: Mapping[str, Any], **trees: Tree) -> RecordDict:
     """A message of these facts and trees."""
-    records: dict[str, Any] = {_FACTS: ConfigRecord({_JSON: json.dumps(facts, allow_nan=False)})}
-    for name, tree in trees.items():
-        records[name] = packed(tree)
-    return RecordDict(records)
+    arrays = {name: packed(tree) for name, tree in trees.items()}
+    return RecordDict({_FACTS: ConfigRecord({_JSON: json.dumps(facts, allow_nan=False)}), **arrays})
 
 
 def packed(tree: Tree) -> ArrayRecord:
@@ -86,6 +87,12 @@ def packed(tree: Tree) -> ArrayRecord:
     if isinstance(tree, ArrayRecord):
         return tree
     return ArrayRecord({name: Array(np.asarray(leaf)) for name, leaf in tensors.named(tree).items()})
+
+
+def stacked(trees: Trees, like: Tree, clients: Iterable[int]) -> Tree:
+    """The trees of these clients, stacked in their order; zeros for those that sent none."""
+    nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(trees.get(i, nothing) for i in clients))
 
 
 def facts(message: RecordDict, shape: Any, sender: str) -> Any:
@@ -97,11 +104,6 @@ def facts(message: RecordDict, shape: Any, sender: str) -> Any:
     said = parse_json(text, where)
     expect(said, shape, where)
     return said
-
-
-def largest(like: Tree) -> int:
-    """The most bytes that a message of arrays like these may have: their own, and a kilobyte for each header."""
-    return sum(leaf.size * leaf.dtype.itemsize + _HEADROOM for leaf in jax.tree.leaves(like))
 
 
 def tree(message: RecordDict, name: str, like: Tree, sender: str, *, finite: bool = False) -> Tree:
@@ -117,7 +119,8 @@ def tree(message: RecordDict, name: str, like: Tree, sender: str, *, finite: boo
     if list(record) != list(expected):
         found = sorted(set(record) ^ set(expected))
         raise SettingError(f"{where} holds another tree: {name} has {len(record)} arrays, differing in {found[:3]}")
-    size, most = sum(len(each.data) for each in record.values()), largest(like)
+    size = sum(len(each.data) for each in record.values())
+    most = tree_bytes(like) + _HEADROOM * len(expected)
     if size > most:
         raise SettingError(f"{where} is too large: {name} has {size:,} bytes, and the limit is {most:,}")
     arrays = {key: npy.read_bytes(record[key].data, f"{name} {key!r} in {where}") for key in expected}
