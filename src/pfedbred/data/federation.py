@@ -42,9 +42,7 @@ class Split(NamedTuple):
 
     def take(self, clients: np.ndarray) -> Split:
         """The samples of these clients only."""
-        rows = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients]
-        chosen = np.concatenate(rows).astype(np.int64)
-        return Split(self.x[chosen], self.y[chosen], offsets_of([len(each) for each in rows]))
+        return gathered(self.x, self.y, [np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients])
 
 
 @dataclass(frozen=True)
@@ -139,12 +137,8 @@ class Federation:
             held.append(rows[:count])
             kept.append(rows[count:])
 
-        def split(clients: list[np.ndarray]) -> Split:
-            rows = np.concatenate(clients)
-            return Split(self.train.x[rows], self.train.y[rows], offsets_of([len(each) for each in clients]))
-
-        about = {**self.about, "validation": fraction}
-        return dataclasses.replace(self, train=split(kept), test=split(held), about=about)
+        train, test = (gathered(self.train.x, self.train.y, rows) for rows in (kept, held))
+        return dataclasses.replace(self, train=train, test=test, about={**self.about, "validation": fraction})
 
     def take(self, clients: np.ndarray) -> Federation:
         """The federation of these clients only; those without a name are named by their number here."""
@@ -177,24 +171,19 @@ def from_clients(train: Sequence[Arrays], test: Sequence[Arrays], *, name: str =
         raise SettingError(
             f"need training and test samples of the same clients, got {len(train)} and {len(test)} clients"
         )
-    for i, (x, y) in enumerate(train):
-        if len(x) == 0 or len(x) != len(y):
-            raise SettingError(
-                f"client {i} has {len(x)} training inputs and {len(y)} labels; it needs at least one of each"
-            )
-    for i, (x, y) in enumerate(test):
-        if len(x) != len(y):
-            raise SettingError(f"client {i} has {len(x)} test inputs and {len(y)} labels")
-    for i, (x, y) in enumerate([*train, *test]):
-        if np.ndim(y) != 1 or np.ndim(x) < 2:
-            raise SettingError(
-                f"client {i % len(train)} has inputs of shape {np.shape(x)} and labels of shape {np.shape(y)}; "
-                "expected one row and one label for each sample"
-            )
     shape = np.shape(train[0][0])[1:]
-    for i, (x, _) in enumerate([*train, *test]):
-        if np.shape(x)[1:] != shape:
-            raise SettingError(f"client {i % len(train)} has samples of shape {np.shape(x)[1:]}, client 0 of {shape}")
+    for part, least, clients in (("training", 1, train), ("test", 0, test)):
+        for i, (x, y) in enumerate(clients):
+            if len(x) != len(y) or len(x) < least:
+                needs = "; it needs at least one of each" if least else ""
+                raise SettingError(f"client {i} has {len(x)} {part} inputs and {len(y)} labels{needs}")
+            if np.ndim(y) != 1 or np.ndim(x) < 2:
+                raise SettingError(
+                    f"client {i} has inputs of shape {np.shape(x)} and labels of shape {np.shape(y)}; "
+                    "expected one row and one label for each sample"
+                )
+            if np.shape(x)[1:] != shape:
+                raise SettingError(f"client {i} has samples of shape {np.shape(x)[1:]}, client 0 of {shape}")
     splits = [_flatten(train), _flatten(test)]
     labels = np.concatenate([split.y for split in splits])
     if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
@@ -218,6 +207,12 @@ def _flatten(clients: Sequence[Arrays]) -> Split:
     return Split(x, y, offsets_of([len(y) for _, y in clients]))
 
 
+def gathered(x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray]) -> Split:
+    """The split of these samples in which each client has these rows."""
+    rows = np.concatenate(clients).astype(np.int64)
+    return Split(x[rows], y[rows], offsets_of([len(each) for each in clients]))
+
+
 def offsets_of(sizes: Sequence[int]) -> np.ndarray:
     """Where each client's samples begin, and where the last client's end."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
@@ -225,7 +220,7 @@ def offsets_of(sizes: Sequence[int]) -> np.ndarray:
 
 def check(federation: Federation, where: str = "") -> None:
     """Rejects a federation that cannot be trained on, naming client and sample; ``where`` starts the message."""
-    classes, clients = federation.classes, federation.clients
+    classes, clients, text = federation.classes, federation.clients, federation.text
     check_classes(classes, where)
     for what, texts, count in (("clients", federation.names, clients), ("labels", federation.labels, classes)):
         if texts is not None and len(texts) != count:
@@ -251,9 +246,7 @@ def check(federation: Federation, where: str = "") -> None:
         if bad is not None:
             place = _place(federation, split, bad)
             raise SettingError(f"{where}{place} of the {part} set has a feature that is not a finite number")
-    text = federation.text
-    if text is not None:
-        for part, split in (("training", federation.train), ("test", federation.test)):
+        if text is not None:
             wrong = np.flatnonzero(((split.x < 0) | (split.x >= text.count)).any(axis=tuple(range(1, split.x.ndim))))
             if len(wrong):
                 place = _place(federation, split, int(wrong[0]))
@@ -269,10 +262,11 @@ def columns_at(have: Sequence[str] | None, wanted: Sequence[str] | None, where: 
     """Positions of the wanted columns among ``have``; None if they are the same, or have no names."""
     if have is None or wanted is None or list(have) == list(wanted) or len(have) == len(wanted) == 1:
         return None
+    places = {name: place for place, name in reversed(list(enumerate(have)))}
     for name in wanted:
-        if name not in have:
+        if name not in places:
             raise SettingError(f"{where} has no column {name!r}, only {', '.join(map(repr, have))}")
-    return [list(have).index(name) for name in wanted]
+    return [places[name] for name in wanted]
 
 
 MOST_CLASSES = 100_000

@@ -119,15 +119,14 @@ def load(
       features: columns of your file to use as inputs; by default all others.
     """
     columns = {"client_column": client_column, "label_column": label_column, "features": features}
-    given = {
+    options = {
         "split": split,
         "clients": clients,
         "labels_per_client": labels_per_client,
-        "split_seed": seed,
         "glove": glove,
         "test_fraction": test_fraction,
-        **columns,
     }
+    given = {**options, "split_seed": seed, **columns}
     if isinstance(dataset, Federation | Population):
         _refuse_options(dataset.name, given)
         return dataset
@@ -143,7 +142,7 @@ def load(
             _refuse_options(str(path), given)
             return prepared.load(path)
         pool = pool_from_file(path, **columns)  # type: ignore[arg-type]
-        return _split(pool, None, split, clients, labels_per_client, seed or 0, glove, test_fraction)
+        return _split(pool, None, seed=seed or 0, **options)
     if not isinstance(dataset, str):
         raise SettingError(
             f"dataset must be a name, a path, a Federation, a Population or a function returning one, not {dataset!r}"
@@ -154,7 +153,7 @@ def load(
     known, arguments = find(dataset)
     seed = known.seed if seed is None else seed
     pool = known.pool(data_dir, clients or known.clients, seed, **arguments)
-    return _split(pool, known, split, clients, labels_per_client, seed, glove, test_fraction)
+    return _split(pool, known, seed=seed, **options)
 
 
 def _refuse_options(name: str, given: Mapping[str, Any]) -> None:
@@ -194,36 +193,25 @@ def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "custom", **o
       >>> pfedbred.from_arrays(x, y, shop).names
       ('a', 'b')
     """
-    return _split_custom(pool_from_arrays(x, y, client, name=name), **options)
+    return _split(pool_from_arrays(x, y, client, name=name), None, **options)
 
 
 def from_dataset(dataset: Any, *, name: str = "custom", **options: Any) -> Federation:
     """A federation from a `datasets.Dataset`: see :func:`load` for ``client_column`` and the other options."""
     columns = {key: options.pop(key, None) for key in ("client_column", "label_column", "features")}
-    return _split_custom(pool_from_dataset(dataset, name=name, **columns), **options)
-
-
-def _split_custom(
-    pool: Pool,
-    *,
-    split: str | SplitFunction | None = None,
-    clients: int | None = None,
-    seed: int = 0,
-    test_fraction: float | None = None,
-    glove: str | None = None,
-) -> Federation:
-    return _split(pool, None, split, clients, None, seed, glove, test_fraction)
+    return _split(pool_from_dataset(dataset, name=name, **columns), None, **options)
 
 
 def _split(
     pool: Pool,
     known: Dataset | None,
-    split: str | SplitFunction | None,
-    clients: int | None,
-    labels_per_client: int | None,
-    seed: int,
-    glove: str | None,
-    test_fraction: float | None,
+    *,
+    split: str | SplitFunction | None = None,
+    clients: int | None = None,
+    labels_per_client: int | None = None,
+    seed: int = 0,
+    glove: str | None = None,
+    test_fraction: float | None = None,
 ) -> Federation:
     """The federation of a pool: passes on those options that the split takes, and rejects the others if given."""
     chosen = split or ("paper" if known else "column")

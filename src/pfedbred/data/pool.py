@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred.data.federation import Federation, Split, check, check_classes, first_nonfinite_row, offsets_of
+from pfedbred.data.federation import Federation, check, check_classes, first_nonfinite_row, gathered
 from pfedbred.data.text import glove_vocabulary, learned_vocabulary
 from pfedbred.errors import SettingError
 
@@ -79,8 +79,15 @@ class Assignment(NamedTuple):
     names: tuple[str, ...] | None = None
 
 
-def divide(clients: Sequence[np.ndarray], test_fraction: float, rng: np.random.Generator) -> Assignment:
-    """Divides each client's rows at random into training and test, with at least one for training."""
+def divide(
+    clients: Sequence[np.ndarray], test_fraction: float, rng: np.random.Generator, is_test: np.ndarray | None = None
+) -> Assignment:
+    """Divides each client's rows into training and test: as the source has marked them, if it has; else at random.
+
+    At random, each client keeps at least one for training.
+    """
+    if is_test is not None:
+        return Assignment([rows[~is_test[rows]] for rows in clients], [rows[is_test[rows]] for rows in clients])
     train, test = [], []
     for rows in clients:
         mixed = rng.permutation(rows)
@@ -97,7 +104,7 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
         if not len(rows):
             name = f" ({assignment.names[i]!r})" if assignment.names else ""
             raise SettingError(f"{pool.name}: client {i}{name} has no training samples")
-    train, test = np.concatenate(trains), np.concatenate(tests)
+    train = np.concatenate(trains)
     x, text, about = pool.x, None, dict(about)
     if pool.is_text:
         words = (str(each) for each in pool.x[train])
@@ -108,14 +115,10 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
         raise SettingError(f"glove is for texts, but {pool.name} has numbers")
     y = np.asarray(pool.y if assignment.y is None else assignment.y).astype(np.int32)
     shift, scale = pool.normalise(x, train) if pool.normalise else (None, None)
-
-    def split(rows: np.ndarray, clients: list[np.ndarray]) -> Split:
-        return Split(x[rows], y[rows], offsets_of([len(each) for each in clients]))
-
     federation = Federation(
         name=pool.name,
-        train=split(train, trains),
-        test=split(test, tests),
+        train=gathered(x, y, trains),
+        test=gathered(x, y, tests),
         classes=pool.classes,
         shift=None if shift is None else np.asarray(shift, np.float32),
         scale=None if scale is None else np.asarray(scale, np.float32),

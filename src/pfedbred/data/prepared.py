@@ -73,7 +73,6 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
         train, test = (Split(*(arrays[f"{part}.{name}"] for name in Split._fields)) for part in ("train", "test"))
         vocabulary = facts["vocabulary"]
         text = None if vocabulary is None else Text(tuple(vocabulary), arrays.get("vectors"))
-        names, labels, features = facts["names"], facts["labels"], facts["features"]
         federation = Federation(
             name=facts["name"],
             train=train,
@@ -82,10 +81,8 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
             shift=arrays.get("shift"),
             scale=arrays.get("scale"),
             text=text,
-            names=None if names is None else tuple(names),
-            labels=None if labels is None else tuple(labels),
-            features=None if features is None else tuple(features),
             about=facts["about"],
+            **{name: None if facts[name] is None else tuple(facts[name]) for name in ("names", "labels", "features")},
         )
     except KeyError as missing:
         raise SettingError(f"{path} has no {missing}") from None

@@ -8,7 +8,7 @@ from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.leaf import by_writer
 from pfedbred.data.pool import Pool, to_unit_interval
 from pfedbred.data.sources.hub import Files, Source, find_files, read_table
-from pfedbred.data.sources.leaf import LeafSamples, read_leaf
+from pfedbred.data.sources.leaf import UserSamples, read_leaf
 from pfedbred.data.sources.pool_cache import cached
 from pfedbred.errors import SettingError
 
@@ -25,27 +25,16 @@ def read(files: Files) -> Pool:
     """The samples of these files, or of the download if there are none; not from the cache."""
     if files.leaf:
         found = read_leaf(files.leaf)
-        x, y = _pixels(found), found.y
-        owner, owners, is_test, origin = found.owner, found.owners, found.is_test, found.origin
+        found = found._replace(x=_pixels(found))
     else:
         table = read_table(SOURCE, files.parquet)
         x, y = table.images("image"), table.whole_numbers("character")
-        (owner, owners), is_test, origin = table.names("writer_id"), None, table.origin
-    return Pool(
-        "femnist",
-        x,
-        y,
-        classes=int(y.max()) + 1,
-        owner=owner,
-        owners=owners,
-        is_test=is_test,
-        normalise=to_unit_interval,
-        origin=origin,
-        raw=not files.leaf,  # LEAF writes files after it has sampled the users
-    )
+        found = UserSamples(x, y, *table.names("writer_id"), None, table.origin)
+    raw = not files.leaf  # LEAF writes files after it has sampled the users
+    return Pool("femnist", classes=int(found.y.max()) + 1, normalise=to_unit_interval, raw=raw, **found._asdict())
 
 
-def _pixels(samples: LeafSamples) -> np.ndarray:
+def _pixels(samples: UserSamples) -> np.ndarray:
     """LEAF's 784 numbers from 0 to 1, turned back into the bytes they came from."""
     for row, pixels in enumerate(samples.x):
         if not isinstance(pixels, list) or len(pixels) != 784:

@@ -8,7 +8,7 @@ from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.leaf import by_groups
 from pfedbred.data.pool import Pool
 from pfedbred.data.sources.hub import Source, find_files, read_table
-from pfedbred.data.sources.leaf import LeafSamples, read_leaf
+from pfedbred.data.sources.leaf import UserSamples, read_leaf
 from pfedbred.errors import SettingError
 
 SOURCE = Source(
@@ -26,27 +26,16 @@ def sent140(data_dir: str | None, clients: int, seed: int) -> Pool:
     files = find_files(SOURCE, data_dir)
     if files.leaf:
         found = read_leaf(files.leaf)
-        x, y = _tweets(found), found.y
-        owner, owners, is_test, origin = found.owner, found.owners, found.is_test, found.origin
+        found = found._replace(x=_tweets(found))
     else:
         table = read_table(SOURCE, files.parquet)
         x, y = table.texts("text"), (table.whole_numbers("sentiment") == 4).astype(np.int32)  # the hub has 0 and 4
-        (owner, owners), is_test, origin = table.names("user"), None, table.origin
-    return Pool(
-        "sent140",
-        x,
-        y,
-        classes=2,
-        owner=owner,
-        owners=owners,
-        is_test=is_test,
-        labels=("negative", "positive"),
-        origin=origin,
-        raw=not files.leaf,  # LEAF writes files after it has sampled the users
-    )
+        found = UserSamples(x, y, *table.names("user"), None, table.origin)
+    raw = not files.leaf  # LEAF writes files after it has sampled the users
+    return Pool("sent140", classes=2, labels=("negative", "positive"), raw=raw, **found._asdict())
 
 
-def _tweets(samples: LeafSamples) -> np.ndarray:
+def _tweets(samples: UserSamples) -> np.ndarray:
     """The texts in LEAF's rows [id, date, query, user, text, ...]."""
     for row, fields in enumerate(samples.x):
         if not isinstance(fields, list) or len(fields) < 5 or not isinstance(fields[4], str):

@@ -71,12 +71,6 @@ def by_groups(pool: Pool, *, clients: int, seed: int, test_fraction: float = 0.1
             break
     else:
         raise SettingError(f"{pool.name}: cannot form {clients} groups of at least 10 samples each: use fewer clients")
-    grouped = np.full(len(pool.y), -1, np.int64)
-    for user, number in zip(users, group, strict=True):
-        grouped[rows[user]] = number
-    kept = np.flatnonzero(grouped >= 0)
-    order = kept[np.argsort(grouped[kept], kind="stable")]
-    parts = np.split(order, np.searchsorted(grouped[order], np.arange(1, clients)))
-    if pool.is_test is not None:
-        return Assignment([p[~pool.is_test[p]] for p in parts], [p[pool.is_test[p]] for p in parts])
-    return divide(parts, test_fraction, rng)
+    members = (users[group == number] for number in range(clients))
+    parts = [np.sort(np.concatenate([rows[user] for user in each])) for each in members]
+    return divide(parts, test_fraction, rng, pool.is_test)

@@ -27,16 +27,12 @@ def column(pool: Pool, *, clients: int | None = None, seed: int, test_fraction: 
 
 
 def of_owners(pool: Pool, chosen: np.ndarray, test_fraction: float, rng: np.random.Generator) -> Assignment:
-    """These owners as clients; the source's own test samples, if it marks them, and otherwise a random part."""
+    """These owners as clients."""
     assert pool.owner is not None
     assert pool.owners is not None
     rows = rows_by_owner(pool.owner, len(pool.owners))
     names = tuple(pool.owners[i] for i in chosen)
-    if pool.is_test is None:
-        return divide([rows[i] for i in chosen], test_fraction, rng)._replace(names=names)
-    train = [rows[i][~pool.is_test[rows[i]]] for i in chosen]
-    test = [rows[i][pool.is_test[rows[i]]] for i in chosen]
-    return Assignment(train, test, names=names)
+    return divide([rows[i] for i in chosen], test_fraction, rng, pool.is_test)._replace(names=names)
 
 
 def rows_by_owner(owner: np.ndarray, owners: int) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pfedbred.data.sources.leaf import LeafFile, leaf_files
-from pfedbred.data.sources.tables import Table, read_parquet
+from pfedbred.data.sources.tables import Table, first_line, read_parquet
 from pfedbred.errors import SettingError
 
 
@@ -85,8 +85,7 @@ def _download(source: Source) -> Table:
     try:
         loaded = datasets.load_dataset(source.address, revision=source.revision)
     except Exception as problem:  # whatever goes wrong in the network or on the hub, the user needs one line
-        reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-        raise SettingError(f"{_absent(source, cache_folder())}; downloading failed: {reason}") from None
+        raise SettingError(f"{_absent(source, cache_folder())}; downloading failed: {first_line(problem)}") from None
     parts = [part for part in ("train", "test") if part in loaded]
     tables = [loaded[part].data.table for part in parts]
     return Table.of(tables, [f"{source.address}, {part}" for part in parts], source.columns)

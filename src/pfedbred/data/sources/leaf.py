@@ -21,10 +21,10 @@ LeafFile = tuple[Path, bool | None]
 """A file, and whether it holds test samples; None if LEAF has not divided them."""
 
 
-class LeafSamples(NamedTuple):
-    """All samples of some LEAF files. ``is_test`` is None if LEAF has not divided them."""
+class UserSamples(NamedTuple):
+    """Samples with the user of each, as a pool has them. ``is_test`` is None if the source has not divided them."""
 
-    x: list[Any]
+    x: Any
     y: np.ndarray
     owner: np.ndarray
     owners: tuple[str, ...]
@@ -43,7 +43,7 @@ def leaf_files(folder: Path) -> list[LeafFile]:
     return [(path, None) for path in sorted(folder.glob("*.json"))]
 
 
-def read_leaf(files: list[LeafFile]) -> LeafSamples:
+def read_leaf(files: list[LeafFile]) -> UserSamples:
     """The samples of these files, in order."""
     x: list[Any] = []
     y: list[Any] = []
@@ -71,7 +71,7 @@ def read_leaf(files: list[LeafFile]) -> LeafSamples:
         if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**31:
             raise SettingError(f"{origin(row)}: label {label!r} is not a whole number from 0")
     divided = np.asarray(is_test) if any(test is not None for _, test in files) else None
-    return LeafSamples(x, np.asarray(y, np.int32), np.asarray(owner, np.int64), tuple(numbers), divided, origin)
+    return UserSamples(x, np.asarray(y, np.int32), np.asarray(owner, np.int64), tuple(numbers), divided, origin)
 
 
 def _users(path: Path) -> list[tuple[str, dict[str, Any]]]:

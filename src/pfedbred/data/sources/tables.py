@@ -12,7 +12,10 @@ import sys
 import time
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import numpy as np
 
 from pfedbred.errors import SettingError
 from pfedbred.io.npy import refuse_bomb
+from pfedbred.io.strict import check_regular_file
 
 _MOST_PIXELS = 2**24
 _PROGRESS_SECONDS = 3.0  # between two lines of progress
@@ -31,6 +35,8 @@ class Table:
 
     def __init__(self, table: Any, names: Sequence[str], begins: Sequence[int]) -> None:
         self._table, self._names, self._begins = table, list(names), list(begins)
+        self.columns: list[str] = table.column_names  # Arrow makes a new list each time it is asked
+        self._place = {column: place for place, column in enumerate(self.columns)}
 
     @staticmethod
     def of(parts: Sequence[Any], names: Sequence[str], columns: Sequence[str]) -> Table:
@@ -38,24 +44,19 @@ class Table:
         import pyarrow
 
         for part, name in zip(parts, names, strict=True):
+            found = Counter(part.column_names)
             for column in columns:
-                if column not in part.column_names:
-                    raise SettingError(f"{name} has no column {column!r}, only {', '.join(part.column_names)}")
-        for part, name in zip(parts, names, strict=True):
-            twice = [column for column in part.column_names if part.column_names.count(column) > 1]
-            if twice:
-                raise SettingError(f"{name} has the column {twice[0]!r} twice")
+                if column not in found:
+                    raise SettingError(f"{name} has no column {column!r}, only {', '.join(found)}")
+            for column, times in found.items():
+                if times > 1:
+                    raise SettingError(f"{name} has the column {column!r} twice")
         kept = [part.select(list(columns)) if columns else part for part in parts]
         begins = np.concatenate([[0], np.cumsum([part.num_rows for part in parts])[:-1]]).astype(int).tolist()
         try:
             return Table(pyarrow.concat_tables(kept), names, begins)
         except pyarrow.ArrowException:
             raise SettingError(f"{names[0]} and the files beside it do not have the same columns") from None
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns."""
-        return list(self._table.column_names)
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -66,9 +67,9 @@ class Table:
         return f"{self._names[part]}, row {row - self._begins[part]}"
 
     def _cells(self, column: str) -> Any:
-        if column not in self.columns:
+        if column not in self._place:
             raise SettingError(f"{self._names[0]} has no column {column!r}, only {', '.join(self.columns)}")
-        cells = self._table.column(column)
+        cells = self._table.column(self._place[column])
         try:
             cells.validate(full=True)
         except (ValueError, TypeError):  # what Arrow's errors derive from
@@ -197,42 +198,50 @@ def _is_number(value: Any) -> bool:
 
 def read_parquet(paths: Sequence[Path], columns: Sequence[str] = ()) -> Table:
     """The rows of these files."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise SettingError(f"reading {paths[0]} {_NEEDS}") from None
+    parquet = _arrow("parquet", paths[0])
     parts = []
     for path in paths:
-        try:
-            with pyarrow.parquet.ParquetFile(path) as file:
-                facts = file.metadata
-                if facts.num_rows < 0:
-                    raise SettingError(f"cannot read {path}: it is damaged")
-                refuse_bomb(path, path.stat().st_size, facts.num_rows * max(1, facts.num_columns))
-                parts.append(file.read())
-        except SettingError:
-            raise
-        except (OSError, ValueError, TypeError, pyarrow.ArrowException) as problem:
-            raise SettingError(f"cannot read {path}: {_first_line(problem)}") from None
+        size = check_regular_file(path)
+        with _reading(path), parquet.ParquetFile(path) as file:
+            facts = file.metadata
+            if facts.num_rows < 0:
+                raise SettingError(f"cannot read {path}: it is damaged")
+            refuse_bomb(path, size, facts.num_rows * max(1, facts.num_columns))
+            parts.append(file.read())
     return Table.of(parts, [str(path) for path in paths], columns)
 
 
 def read_csv(path: Path) -> Table:
     """The rows of a CSV file with a header."""
+    csv = _arrow("csv", path)
+    check_regular_file(path)
+    with _reading(path):
+        return Table.of([csv.read_csv(path)], [str(path)], ())
+
+
+def _arrow(part: str, path: Path) -> Any:
+    """A part of pyarrow, which is optional."""
     try:
-        import pyarrow
-        import pyarrow.csv
+        return import_module(f"pyarrow.{part}")
     except ImportError:
         raise SettingError(f"reading {path} {_NEEDS}") from None
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns whatever Arrow finds wrong with a file into one line."""
+    import pyarrow
+
     try:
-        return Table.of([pyarrow.csv.read_csv(path)], [str(path)], ())
+        yield
+    except SettingError:
+        raise
     except UnicodeDecodeError:
         raise SettingError(f"cannot read {path}: it is not a text file in UTF-8") from None
-    except (OSError, pyarrow.ArrowException) as problem:
-        raise SettingError(f"cannot read {path}: {_first_line(problem)}") from None
+    except (OSError, ValueError, TypeError, pyarrow.ArrowException) as problem:
+        raise SettingError(f"cannot read {path}: {first_line(problem)}") from None
 
 
-def _first_line(problem: Exception) -> str:
-    lines = str(problem).splitlines()
-    return lines[0] if lines else type(problem).__name__
+def first_line(problem: Exception) -> str:
+    """What an error says, in one line."""
+    return next(iter(str(problem).splitlines()), type(problem).__name__)

@@ -115,18 +115,20 @@ def pool_from_file(
             )
         if not parts:
             raise SettingError(f"{path} holds no .parquet files")
-        return _pool_from_table(read_parquet(parts), str(path), client_column, label_column, features)
-    if not os.path.isfile(path):
+        table = read_parquet(parts)
+    elif not os.path.exists(path):  # False for a name too long
         raise SettingError(f"there is no file {path}")
-    if path.suffix == ".npz":
+    elif path.suffix == ".npz":
         if features:
             raise SettingError(f"features names columns of a table; {path} has one array x")
         return _pool_from_npz(path, client_column, label_column or "y")
-    if path.suffix == ".csv":
-        return _pool_from_table(read_csv(path), str(path), client_column, label_column, features)
-    if path.suffix == ".parquet":
-        return _pool_from_table(read_parquet([path]), str(path), client_column, label_column, features)
-    raise SettingError(f"cannot read {path}: expected .fed, .npz, .csv, .parquet or a folder of .parquet")
+    elif path.suffix == ".csv":
+        table = read_csv(path)
+    elif path.suffix == ".parquet":
+        table = read_parquet([path])
+    else:
+        raise SettingError(f"cannot read {path}: expected .fed, .npz, .csv, .parquet or a folder of .parquet")
+    return _pool_from_table(table, str(path), client_column, label_column, features)
 
 
 def pool_from_dataset(
