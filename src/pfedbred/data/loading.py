@@ -118,8 +118,8 @@ def load(
       label_column: column of your file with the labels.
       features: columns of your file to use as inputs; by default all others.
     """
-    columns = {"client_column": client_column, "label_column": label_column, "features": features}
-    options = {
+    columns: dict[str, Any] = {"client_column": client_column, "label_column": label_column, "features": features}
+    options: dict[str, Any] = {
         "split": split,
         "clients": clients,
         "labels_per_client": labels_per_client,
@@ -141,7 +141,7 @@ def load(
         if path.suffix == prepared.SUFFIX:
             _refuse_options(str(path), given)
             return prepared.load(path)
-        pool = pool_from_file(path, **columns)  # type: ignore[arg-type]
+        pool = pool_from_file(path, **columns)
         return _split(pool, None, seed=seed or 0, **options)
     if not isinstance(dataset, str):
         raise SettingError(

@@ -84,9 +84,9 @@ def run_complexity(request: Request) -> None:
     found = {}
     for method, (quantities, _, _) in METHODS.items():  # also those measured earlier
         files = [record_file(request.out, "complexity", method, each) for each in quantities]
-        records = [record for file in files if (record := read_measured(file, _RECORD))]
-        if len(records) == len(quantities):
-            found[method] = {each: record["measured"] for each, record in zip(quantities, records, strict=True)}
+        measured = [known["measured"] for file in files if (known := read_measured(file, _RECORD))]
+        if len(measured) == len(quantities):
+            found[method] = dict(zip(quantities, measured, strict=True))
     _write(found, request)
 
 

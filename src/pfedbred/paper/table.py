@@ -212,18 +212,21 @@ def read_cells(table: Table, out: Path) -> list[Cell]:
             for model in table.models.get(row, "PG"):
                 of_model = record[model]
                 over_clients = [mean_and_std(of_model[kind])[0] for kind in ("client_mean", "worst_decile")]
+                mean, std, client_mean, worst_decile = rounded([*best_of(of_model), *over_clients], 2)
                 cells.append(
                     Cell(
                         column,
                         row,
                         model,
                         table.printed.get((column, row, model)),
-                        *rounded(best_of(of_model), 2),
+                        mean,
+                        std,
                         len(of_model["best"]),
                         record["rounds"][-1],
                         int(np.median(of_model["best_round"])),
                         record["seconds"],
-                        *rounded(over_clients, 2),
+                        client_mean,
+                        worst_decile,
                     )
                 )
     return cells
