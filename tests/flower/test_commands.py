@@ -1,5 +1,6 @@
 """``pfedbred flower``; and the commands in docs/deploy.md work as printed."""
 
+import errno
 import json
 import os
 import re
@@ -134,6 +135,39 @@ def test_keys(tmp_path):
     assert not (tmp_path / "new").exists()
     with pytest.raises(SettingError, match="already exists"):
         certificates.node_key(tmp_path / "keys" / "north")
+
+
+@pytest.mark.parametrize("writes", range(10))
+def test_a_full_disk_leaves_no_half_of_the_keys(writes, tmp_path, monkeypatch):
+    """The disk is full after so many writes; the same command succeeds when there is space again."""
+    keys, real, done = tmp_path / "keys", os.fsync, []
+
+    def full(handle):
+        done.append(handle)
+        if len(done) > writes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        refused = command("flower", "keys", keys, "--node", "north")
+    assert isinstance(refused.exception, SettingError)
+    assert re.search(r"cannot write .*/keys/[\w.]+: No space left on device", str(refused.exception))
+    left = {each.name for each in keys.iterdir()}
+    assert left == (set(certificates.FILES) if writes >= 6 else set())  # three files, each in two steps
+    assert command("flower", "keys", keys, "--node", "north").exit_code == 0
+    assert {each.name for each in keys.iterdir()} == {*certificates.FILES, "north", "north.pub"}
+    assert all(each.stat().st_size for each in keys.iterdir())
+
+
+def test_a_full_disk_leaves_no_half_of_an_app(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    refused = command("flower", "app", tmp_path / "app", "--out", tmp_path / "run")
+    assert re.search(r"cannot write .*/app/pyproject.toml: No space left on device", str(refused.exception))
+    assert not list((tmp_path / "app").iterdir())
 
 
 def test_an_app_is_what_flower_takes_for_one(tmp_path):

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pfedbred.errors import SettingError
+from pfedbred.io.atomic import replacing
 from pfedbred.runs import layout
 
 _DAYS = 365
@@ -71,9 +71,14 @@ def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Aut
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    paths.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    paths.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    _write_private(paths.key, key, serialization.PrivateFormat.TraditionalOpenSSL)
+    _write(
+        {
+            paths.key: _private(key, serialization.PrivateFormat.TraditionalOpenSSL),
+            paths.certificate: certificate.public_bytes(serialization.Encoding.PEM),
+            paths.ca: ca.public_bytes(serialization.Encoding.PEM),
+        },
+        private=paths.key,
+    )
     return paths  # the authority's key is not kept: it signs this certificate and no other
 
 
@@ -115,19 +120,30 @@ def _name(host: str) -> x509.GeneralName:
 
 def node_key(path: Path) -> Path:
     """Creates a node's private key; returns the public key beside it (``.pub``), to be registered at the SuperLink."""
-    if path.exists():
-        raise SettingError(f"{path} already exists")
     key = ec.generate_private_key(ec.SECP384R1())
-    _write_private(path, key, serialization.PrivateFormat.OpenSSH)
     public = path.with_name(f"{path.name}.pub")
-    public.write_bytes(
-        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    )
+    openssh = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write({path: _private(key, serialization.PrivateFormat.OpenSSH), public: openssh}, private=path)
     return public
 
 
-def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
-    """Writes a private key that only its owner can read."""
-    text = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(text)
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _write(files: Mapping[Path, bytes], private: Path) -> None:
+    """Writes all of these new files or none of them; only its owner can read the private one."""
+    for path in files:
+        if path.exists():
+            raise SettingError(f"{path} already exists")
+    try:
+        for path, content in files.items():
+            with replacing(path) as file:
+                if path == private:
+                    Path(file.name).chmod(0o600)
+                file.write(content)
+    except BaseException:
+        for path in files:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        raise
