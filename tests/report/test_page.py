@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from support.page_folders import change_json, write_comparison, write_json, write_lines, write_run, write_sweep
 
+from pfedbred.engine.metrics import METRICS
 from pfedbred.errors import SettingError
 from pfedbred.report.page import Section, embedded, gather, write_page
+from pfedbred.runs.record import RunRecord
+from pfedbred.runs.summary import summary
 
 EVIL = '</script><script>window.evil = 1</script><img src=x onerror="window.evil = 1">'
 MODELS = {"G": "global", "P": "personal"}
@@ -54,6 +57,38 @@ def test_a_metric_that_is_sometimes_undefined_has_a_best_value(tmp_path):
     shown = gather([tmp_path])["runs"][0]["metrics"]["f1"]["G"]
     assert shown["mean"][1] is None
     assert shown["best"] == pytest.approx(100 * max(lines[i]["global"]["test"]["f1"][0] for i in (0, 2)), abs=1e-3)
+
+
+def test_the_summary_has_the_same_best_values(tmp_path):
+    """One definition: undefined values do not count, and a seed that diverged has none."""
+    lines = write_run(tmp_path, metrics=("f1",))
+    lines[1]["global"]["test"]["f1"] = [None, 0.1]
+    lines[1]["personal"]["train"]["loss"][0] = None
+    write_lines(tmp_path, lines)
+    run, shown = RunRecord.read(tmp_path), gather([tmp_path])["runs"][0]["metrics"]
+    made = summary(
+        names={},
+        experiment={"rounds": 3, "seeds": 2},
+        data={},
+        points=run.points,
+        metrics=[METRICS[name] for name in run.metrics],
+        seconds=dict.fromkeys(("compile", "round", "total"), 0.0),
+        rejections=run.points[-1].rejections,
+        diverged=None,
+        finished_early=None,
+        newcomers=None,
+        evaluated=None,
+    )
+    for info in gather([tmp_path])["metrics"]:
+        for letter, model in MODELS.items():
+            best, on_page = made[model]["metrics"][info["name"]]["best"], shown[info["name"]][letter]
+            scale = 100 if info["percent"] else 1
+            for kind, place in (("mean", "best"), ("std", "std")):
+                expected = None if model == "personal" else pytest.approx(scale * best[kind], rel=1e-3)
+                assert on_page[place] == expected
+                assert (best[kind] is None) == (model == "personal")
+    values = [line["global"]["test"]["f1"][0] for line in lines]
+    assert made["global"]["metrics"]["f1"]["best_round"][0] == (1 if values[0] > values[2] else 3)
 
 
 def test_a_model_that_diverged_has_no_best_value(tmp_path):
@@ -118,7 +153,8 @@ def test_odd_files_beside_the_lines_are_refused(tmp_path):
         return str(stopped.value)
 
     assert "'percent' must be true" in refused("summary.json", lambda all_: all_["metric_info"]["f1"].update(percent=1))
-    assert "scored 1 clients, not 3" in refused("summary.json", lambda all_: all_.update(scored={"numbers": [0]}))
+    scored = {"numbers": [0], "clients": 1, "took_part": [1, 1]}
+    assert "scored 1 clients, not 3" in refused("summary.json", lambda all_: all_.update(scored=scored))
     assert "train table does not fit" in refused("data.json", lambda all_: all_["train"].pop())
     assert "does not belong to this run" in refused(
         "data.json", lambda all_: all_.update(clients=1, names=["a"], train=[[1, 2]], test=[[1, 2]])

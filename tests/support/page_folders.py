@@ -53,6 +53,13 @@ def write_run(
     experiment = {"dataset": "mine", "model": "mclr", "algorithm": algorithm, "rounds": rounds, "settings": {"R": 2}}
     summary = {"algorithm": algorithm, "model": "mclr", "seeds": seeds, "seconds": {"round": 0.0123}}
     summary |= {"data": {"name": "mine"}, "experiment": experiment, "platform": PLATFORM}
+    of_model = {name: {"mean": 0.5, "std": 0.1} for name in ("best_accuracy", "final_worst_decile")}
+    summary |= {"global": of_model, "personal": of_model, "rounds": rounds, "newcomers": None, "scored": None}
+    summary |= {
+        "rejected" if schema == 2 else "left_out": [{}] * seeds,
+        "skipped_rounds": [0] * seeds,
+        "diverged": None,
+    }
     if schema == 2:
         summary["metric_info"] = {name: INFO[name] for name in names}
     write_json(folder / "summary.json", summary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,9 @@ NAMES: dict[Which, str] = {
 }
 
 
-def new_figure(columns: int, height: float = 4.2, width: float = 5.4, rows: int | None = None) -> tuple[Any, Any]:
+def new_figure(
+    columns: int, height: float = 4.2, width: float = 5.4, rows: int | None = None, sharex: bool = False
+) -> tuple[Any, Any]:
     """Panels side by side, in the style of all pictures; in rows, if a number of these is given."""
     # not pyplot, which picks a window system and keeps figures alive
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -30,7 +32,7 @@ def new_figure(columns: int, height: float = 4.2, width: float = 5.4, rows: int 
 
     figure = Figure(figsize=(width * columns, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows or 1, columns, squeeze=False)
+    axes = figure.subplots(rows or 1, columns, squeeze=False, sharex=sharex)
     for each in axes.flat:
         each.spines[["top", "right"]].set_visible(False)
         each.grid(True, color="#dddddd", linewidth=0.6)
@@ -67,11 +69,11 @@ def colour(index: int) -> str:
     return _COLOURS[index % len(_COLOURS)]
 
 
-def _draw(axes: Any, run: RunRecord, model: Which, label: str, index: int) -> None:
+def _draw(axes: Any, run: RunRecord, metric: str, model: Which, label: str, index: int) -> None:
     """Mean over seeds as a line, lowest to highest seed as a band."""
-    accuracy = 100 * run.accuracy(model)
+    values = run.curve(metric, model) * (100 if run.metrics[metric]["percent"] else 1)
     rounds = [point.round for point in run.points]
-    mean, low, high = accuracy.mean(axis=1), accuracy.min(axis=1), accuracy.max(axis=1)
+    mean, low, high = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
     draw_band(axes, rounds, mean, low, high, label, Style.of(index))
 
 
@@ -94,19 +96,24 @@ def draw_band(
         axes.fill_between(rounds, low, high, color=shade, alpha=0.07 if crowded else 0.14, linewidth=0)
 
 
-def _finish(axes: Any, runs: Sequence[RunRecord]) -> None:
-    settle(axes, [100 * run.accuracy(model) for run in runs for model in NAMES])
+def _finish(axes: Any, runs: Sequence[RunRecord], metric: str) -> None:
+    """Labels; accuracy also has a range of its own."""
+    if metric == "accuracy":
+        settle(axes, [100 * run.accuracy(model) for run in runs for model in NAMES])
+    else:
+        info = runs[0].metrics[metric]
+        _mark_axes(axes, f"test {literal(info['title'])}" + (" (%)" if info["percent"] else ""))
 
 
-def _mark_rounds(axes: Any) -> None:
+def _mark_axes(axes: Any, value: str) -> None:
     axes.set_xlabel("round")
+    axes.set_ylabel(value)
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def settle(axes: Any, curves: Sequence[np.ndarray]) -> None:
     """Labels, and a vertical range that shows the differences at the end rather than the climb at the start."""
-    _mark_rounds(axes)
-    axes.set_ylabel("test accuracy (%)")
+    _mark_axes(axes, "test accuracy (%)")
     settled = [values[len(values) // 20 :] for values in curves if np.isfinite(values[len(values) // 20 :]).any()]
     if not settled:
         return
@@ -124,42 +131,29 @@ def _title(figure: Any, run: RunRecord) -> None:
 
 def draw_run(run: RunRecord, path: Path) -> None:
     """One run: G and P by round in accuracy and in every other metric, and every client's accuracy under both."""
-    others = _other_metrics(run)
+    others = run.other_metrics
     columns = 2 if not others else 3
     rows = math.ceil((2 + len(others)) / columns)
     figure, panels = new_figure(columns, 4.2 * rows, rows=rows)
     left, right, *more = panels.flat
-    for index, model in enumerate(NAMES):
-        _draw(left, run, model, NAMES[model], index)
-    _finish(left, [run])
+    _draw_metric(left, run, "accuracy")
     left.set_title(literal(run.algorithm), fontsize=11)
     left.legend(framealpha=0.9, edgecolor="none", loc="best")
     _draw_clients(right, run)
     for axes, (name, info) in zip(more, others.items(), strict=False):
-        _draw_metric(axes, run, name, info)
+        _draw_metric(axes, run, name)
+        better = "higher" if info["higher_is_better"] else "lower"
+        axes.set_title(f"{literal(info['title'])} ({better} is better)", fontsize=11)
     for axes in more[len(others) :]:
         axes.set_axis_off()
     _title(figure, run)
     save(figure, path)
 
 
-def _other_metrics(run: RunRecord) -> dict[str, Any]:
-    """The metrics that were asked for besides accuracy and loss, with what is known of them."""
-    info = run.summary.get("metric_info", {})
-    return {name: each for name, each in info.items() if name not in ("accuracy", "loss")}
-
-
-def _draw_metric(axes: Any, run: RunRecord, name: str, info: Any) -> None:
-    rounds, scale = [point.round for point in run.points], 100 if info["percent"] else 1
+def _draw_metric(axes: Any, run: RunRecord, metric: str) -> None:
     for index, model in enumerate(NAMES):
-        values = scale * run.curve(name, model)
-        mean, low, high = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
-        draw_band(axes, rounds, mean, low, high, NAMES[model], Style.of(index))
-    _mark_rounds(axes)
-    axes.set_ylabel(f"test {literal(info['title'])}" + (" (%)" if info["percent"] else ""))
-    axes.set_title(
-        f"{literal(info['title'])} ({'higher' if info['higher_is_better'] else 'lower'} is better)", fontsize=11
-    )
+        _draw(axes, run, metric, model, NAMES[model], index)
+    _finish(axes, [run], metric)
 
 
 def _draw_clients(axes: Any, run: RunRecord) -> None:
@@ -191,38 +185,24 @@ def _draw_clients(axes: Any, run: RunRecord) -> None:
 
 def draw_comparison(runs: Sequence[RunRecord], path: Path) -> None:
     """Several runs side by side: G in one panel, P in the other; a row of panels for each metric."""
-    metrics = {"accuracy": _ACCURACY, **_other_metrics(runs[0])}
+    metrics = ("accuracy", *runs[0].other_metrics)
     figure, panels = new_figure(2, 4.2 * len(metrics), rows=len(metrics))
-    for row, (name, info) in zip(panels, metrics.items(), strict=True):
+    for row, metric in zip(panels, metrics, strict=True):
         for panel, model in zip(row, NAMES, strict=True):
-            _draw_compared(panel, [run for run in runs if name in _metrics_of(run)], name, info, model)
-        if name != "accuracy":
+            _draw_compared(panel, [run for run in runs if metric in run.metrics], metric, model)
+        if metric != "accuracy":
             _share_range(row)
     _title(figure, runs[0])
     save(figure, path)
 
 
-_ACCURACY = {"title": "accuracy", "percent": True, "higher_is_better": True}
-
-
-def _metrics_of(run: RunRecord) -> Mapping[str, Any]:
-    return run.summary.get("metric_info", {"accuracy": _ACCURACY})
-
-
-def _draw_compared(axes: Any, runs: Sequence[RunRecord], name: str, info: Mapping[str, Any], model: Which) -> None:
-    scale, unit = (100, " (%)") if info["percent"] else (1, "")
-    best = np.max if info["higher_is_better"] else np.min
+def _draw_compared(axes: Any, runs: Sequence[RunRecord], metric: str, model: Which) -> None:
+    scale, digits, unit = (100, 1, " (%)") if runs[0].metrics[metric]["percent"] else (1, 3, "")
     for index, run in enumerate(runs):
-        values = scale * run.curve(name, model)
-        mean, low, high = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
-        value = best(values, axis=0).mean()
-        label = literal(f"{run.algorithm}  {'-' if np.isnan(value) else f'{value:.{1 if scale == 100 else 3}f}'}")
-        draw_band(axes, [point.round for point in run.points], mean, low, high, label, Style.of(index))
-    if name == "accuracy":
-        _finish(axes, runs)
-    else:
-        _mark_rounds(axes)
-        axes.set_ylabel(f"test {literal(info['title'])}{unit}")
+        best = scale * run.best(metric, model).mean()
+        label = literal(f"{run.algorithm}  {'-' if np.isnan(best) else f'{best:.{digits}f}'}")
+        _draw(axes, run, metric, model, label, index)
+    _finish(axes, runs, metric)
     axes.set_title(NAMES[model], fontsize=11)
     axes.legend(framealpha=0.9, edgecolor="none", loc="best", title=f"best{unit}", alignment="left", fontsize=9)
 

@@ -8,26 +8,22 @@ from typing import Any
 import numpy as np
 
 from pfedbred.data.federation import Federation, Split
-from pfedbred.report.curves import literal, save
+from pfedbred.report.curves import literal, new_figure, save
+from pfedbred.runs.statistics import evenly_spaced
 
 _COLOURS = ("#0072B2", "#D55E00")
-_MOST_CLIENTS = 200
+_MOST_CLIENTS = 200  # that can be told apart
 _MOST_LABELS = 70
 
 
 def draw_distribution(federation: Federation, path: Path) -> None:
     """Draws training samples above test samples, with clients along x and labels along y."""
-    # not pyplot, which selects a window system and keeps figures alive
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    clients = _shown(federation.clients)
+    clients = evenly_spaced(federation.clients, _MOST_CLIENTS)
     classes = federation.classes
     width = float(np.clip(2.2 + 0.125 * len(clients), 7, 16))
     height = float(np.clip(0.26 * min(classes, _MOST_LABELS), 1.6, 9))
-    figure = Figure(figsize=(width, 2 * height + 2.0), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 1, sharex=True)
+    figure, rows = new_figure(1, 2 * height + 2.0, width, rows=2, sharex=True)
+    panels = rows[:, 0]
     counts = [split.label_counts(classes)[clients] for split in (federation.train, federation.test)]
     spacing = 72 * min((width - 1.6) / max(len(clients), 1), height / max(classes, 1))
     diameter = float(np.clip(2 * spacing, 4, 22))  # of a panel's largest dot, in points; few dots overlap
@@ -49,13 +45,6 @@ def draw_distribution(federation: Federation, path: Path) -> None:
     save(figure, path)
 
 
-def _shown(clients: int) -> np.ndarray:
-    """All clients, or evenly spaced ones if there are too many to tell apart."""
-    if clients <= _MOST_CLIENTS:
-        return np.arange(clients)
-    return np.linspace(0, clients - 1, _MOST_CLIENTS).round().astype(int)
-
-
 def _area(count: np.ndarray, largest: int, diameter: float) -> np.ndarray:
     """The area of a dot in square points: proportional to the count, but never too small to see."""
     return np.maximum(count / largest * diameter**2, 1.2)
@@ -68,9 +57,6 @@ def _draw(axes: Any, counts: np.ndarray, clients: np.ndarray, largest: int, diam
     axes.scatter(place[order], label[order], s=areas[order], color=colour, alpha=0.7, linewidths=0, zorder=2)
     axes.set_xlim(-1, len(clients))
     axes.set_ylim(-0.8, counts.shape[1] - 0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(True, color="#e6e6e6", linewidth=0.5)
-    axes.set_axisbelow(True)
 
 
 def _name_clients(axes: Any, federation: Federation, clients: np.ndarray) -> None:

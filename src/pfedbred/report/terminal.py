@@ -149,7 +149,7 @@ def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(
             summary["algorithm"],
             *(
-                _percent(cell, summary["seeds"])
+                _cell(cell, summary["seeds"])
                 for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"], *_joined(summary))
             ),
             f"{1000 * summary['seconds']['round']:.1f}",
@@ -199,11 +199,7 @@ def _explained(summary: Mapping[str, Any]) -> str:
     return words
 
 
-def _percent(cell: Mapping[str, Any], seeds: int) -> str:
-    return _cell(cell, seeds, percent=True)
-
-
-def _cell(cell: Mapping[str, Any], seeds: int, percent: bool) -> str:
+def _cell(cell: Mapping[str, Any], seeds: int, percent: bool = True) -> str:
     if cell["mean"] is None:
         return "-"
     scale, digits = (100, 2) if percent else (1, 4)

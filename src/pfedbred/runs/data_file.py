@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
-
 from pfedbred.data.federation import Federation
 from pfedbred.io.atomic import write_text
+from pfedbred.runs.statistics import evenly_spaced
 
 
 def write_data(federation: Federation, path: Path, most: int = 1_000) -> None:
     """Samples by client and label, of at most ``most`` evenly spaced clients."""
-    shown = np.unique(np.linspace(0, federation.clients - 1, min(most, federation.clients)).round().astype(int))
+    shown = evenly_spaced(federation.clients, most)
     counts = {
         part: split.take(shown).label_counts(federation.classes).tolist()
         for part, split in (("train", federation.train), ("test", federation.test))

@@ -8,7 +8,6 @@ knew accuracy and loss only and wrote ``left_out`` for ``rejected``.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,12 +19,14 @@ from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
-from pfedbred.io.shapes import COUNT, NUMBER, Each, Maybe, expect
-from pfedbred.io.strict import check_regular_file, parse_json, reading
+from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, expect
+from pfedbred.io.strict import check_regular_file, finite_or_none, parse_json, reading
 from pfedbred.runs.layout import METRICS
 
 SCHEMA = 2
+_MODELS, _PARTS = ("global", "personal"), ("train", "test")
 _CLIENT = "client_"
+_SPREAD = ("worst_decile", "client_std")  # how accuracy spreads over the clients: values without one for each client
 
 
 class MetricsFile:
@@ -84,8 +85,7 @@ def _numbers(values: np.ndarray, digits: int | None) -> Any:
     """Nested lists. JSON has no NaN, so a value that does not exist is null."""
     if values.ndim > 1:
         return [_numbers(each, digits) for each in values]
-    numbers = [float(value) if math.isfinite(value) else None for value in values]
-    return numbers if digits is None else [value if value is None else round(value, digits) for value in numbers]
+    return [finite_or_none(value if digits is None else round(float(value), digits)) for value in values]
 
 
 def read_points(folder: Path, size: int | None = None) -> list[Point]:
@@ -96,58 +96,74 @@ def read_points(folder: Path, size: int | None = None) -> list[Point]:
         text = file.read(size)
     if size is not None and len(text) < size:
         raise SettingError(f"{path} is shorter than its checkpoint says: the run cannot be resumed from it")
-    return [_point(parse_json(line, path), path) for line in text.splitlines()]
+    points = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            points.append(_point(parse_json(line, where), where))
+            _check_alike(points[0], points[-1], where)
+    return points
 
 
-_PART = {"accuracy": [Maybe(NUMBER)], "loss": [Maybe(NUMBER)]}
+def _check_alike(first: Point, point: Point, where: str) -> None:
+    """Rejects an evaluation without a metric or seed of the first one, or with not the same clients throughout."""
+    before, scores = ([part for model in each.scores for part in model] for each in (first, point))
+    missing = [name for old, new in zip(before, scores, strict=True) for name in old.values if name not in new.values]
+    if missing:
+        raise SettingError(f"{where} is damaged: it has no {missing[0]!r}")
+    arrays = [array for each in scores for array in (*each.values.values(), *each.clients.values())]
+    seeds = first.scores.global_.test.loss.shape
+    clients = {array.shape[1:] for array in arrays if array.ndim > 1}
+    if {array.shape[:1] for array in arrays} != {seeds} or len(clients) > 1:
+        raise SettingError(f"{where} is damaged: not all of its values have the same seeds and clients")
+    for name, values in point.diagnostics.items():
+        if values.shape != seeds:
+            raise SettingError(f"{where} is damaged: the diagnostic {name!r} has {len(values)} seeds, not {seeds[0]}")
+
+
+_PART = {"accuracy": [Maybe(FRACTION)], "loss": [Maybe(NUMBER)]}
 _LINE = {
     "round": COUNT,
     "seconds": NUMBER,
-    "global": {"train": _PART, "test": _PART},
-    "personal": {"train": _PART, "test": _PART},
+    **{model: dict.fromkeys(_PARTS, _PART) for model in _MODELS},
     "rejected": [Each(COUNT)],
     "skipped": [COUNT],
     "skipped_in_row": [COUNT],
 }
 
 
-def _point(line: Any, path: Path) -> Point:
-    expect(line, dict, path)
+def _point(line: Any, where: str) -> Point:
+    expect(line, dict, where)
     if "schema" not in line and "left_out" in line:
         line = {**line, "rejected": line["left_out"]}
     elif line.get("schema", SCHEMA) != SCHEMA:
-        raise SettingError(f"{path} was written by another version: its schema is {line['schema']!r}, not {SCHEMA}")
-    expect(line, _LINE, path)
-    expect(line.get("diagnostics", {}), Each([Maybe(NUMBER)]), path, "'diagnostics'")
+        raise SettingError(f"{where} was written by another version: its schema is {line['schema']!r}, not {SCHEMA}")
+    expect(line, _LINE, where)
+    diagnostics = line.get("diagnostics", {})
+    expect(diagnostics, Each([Maybe(NUMBER)]), where, "'diagnostics'")
+    models = (ModelScores(*(_scores(line[model][part], where) for part in _PARTS)) for model in _MODELS)
+    return Point(
+        line["round"],
+        line["seconds"],
+        Evaluation(*models),
+        Rejections(line["rejected"], line["skipped"], line["skipped_in_row"]),
+        {name: np.array(values, float) for name, values in diagnostics.items()},
+    )
 
-    def model(name: str) -> ModelScores:
-        return ModelScores(*(_scores(line[name][part], path) for part in ("train", "test")))
 
-    diagnostics = {name: _array(values, path) for name, values in line.get("diagnostics", {}).items()}
-    rejections = Rejections(line["rejected"], line["skipped"], line["skipped_in_row"])
-    scores = Evaluation(model("global"), model("personal"))
-    return Point(line["round"], line["seconds"], scores, rejections, diagnostics)
-
-
-def _scores(part: Mapping[str, Any], path: Path) -> Scores:
+def _scores(part: Mapping[str, Any], where: str) -> Scores:
+    """Numbers by seed, or by seed and client; NaN where there is none."""
     values, clients = {}, {}
     for name, entry in part.items():
         if isinstance(entry, list) and entry and isinstance(entry[0], list):
-            expect(entry, [[Maybe(NUMBER)]], path, repr(name))
-            clients[name.removeprefix(_CLIENT)] = _array(entry, path)
+            expect(entry, [[Maybe(NUMBER)]], where, repr(name))
+            if len({len(row) for row in entry}) > 1:
+                raise SettingError(f"{where} is damaged: not all of its values have the same seeds and clients")
+            clients[name.removeprefix(_CLIENT)] = np.array(entry, float)
         else:
-            expect(entry, [Maybe(NUMBER)], path, repr(name))
-            values[name] = _array(entry, path)
-    for name in ("accuracy", "loss"):
-        if name not in clients:
-            raise SettingError(f"{path} is damaged: it has no {_CLIENT}{name}")
+            expect(entry, [Maybe(NUMBER)], where, repr(name))
+            values[name] = np.array(entry, float)
+    for name in values:
+        if name not in (*clients, *_SPREAD):
+            raise SettingError(f"{where} is damaged: it has no {_CLIENT + name!r}")
     return Scores(values, clients)
-
-
-def _array(values: list[Any], path: Path) -> np.ndarray:
-    """Numbers by seed, or by seed and client, as many for each seed; NaN where there is none."""
-    rows = [each if isinstance(each, list) else [each] for each in values]
-    if len({len(row) for row in rows}) > 1:
-        raise SettingError(f"{path} is damaged: its seeds have different numbers of clients")
-    array = np.array(rows, float)
-    return array if values and isinstance(values[0], list) else array.reshape(-1)

@@ -14,6 +14,7 @@ from pfedbred.errors import SettingError
 from pfedbred.runs.layout import METRICS, SUMMARY
 from pfedbred.runs.metrics_file import read_points
 from pfedbred.runs.schema import read_summary
+from pfedbred.runs.summary import best_by_seed
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,11 @@ class RunRecord:
         folder = Path(folder)
         summary, points = read_summary(folder / SUMMARY), read_points(folder)
         if not points:
-            raise SettingError(f"{folder / SUMMARY} belongs to a finished run, but {METRICS} is empty")
+            raise SettingError(f"{folder / METRICS} is empty: the run has not been evaluated")
+        for model in points[-1].scores:
+            for name in summary["metric_info"]:
+                if name not in model.test.clients:
+                    raise SettingError(f"{folder / METRICS} does not belong to {SUMMARY}: it has no {name!r}")
         return RunRecord(summary, points)
 
     @property
@@ -53,6 +58,16 @@ class RunRecord:
         return self.summary["rounds"]
 
     @property
+    def metrics(self) -> Mapping[str, Mapping[str, Any]]:
+        """How to show each metric: its title, whether in percent, and whether higher is better."""
+        return self.summary["metric_info"]
+
+    @property
+    def other_metrics(self) -> dict[str, Mapping[str, Any]]:
+        """Those that were asked for besides accuracy and loss."""
+        return {name: info for name, info in self.metrics.items() if name not in ("accuracy", "loss")}
+
+    @property
     def diverged(self) -> int | None:
         """The round at which the run was found to have diverged."""
         return self.summary.get("diverged")
@@ -64,3 +79,8 @@ class RunRecord:
     def accuracy(self, model: Which, part: Part = "test") -> np.ndarray:
         """Accuracy by evaluation and seed."""
         return self.curve("accuracy", model, part)
+
+    def best(self, metric: str, model: Which) -> np.ndarray:
+        """A metric's best value over the evaluations, by seed; NaN where a seed diverged."""
+        higher = self.metrics[metric]["higher_is_better"]
+        return best_by_seed(self.points, metric, model, higher, self.diverged is not None)[0]

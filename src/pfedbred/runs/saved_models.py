@@ -34,8 +34,6 @@ from pfedbred.types import Array, Tree, Words
 
 _KEPT, _EXPORTED = "pfedbred models 1", "pfedbred model 1"
 _TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
-
-
 _LARGEST_SAMPLE = 2**24
 _DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U32", "U16", "U8", "BOOL")
 _FACTS = {
@@ -59,12 +57,11 @@ def write_models(folder: Path, experiment: Mapping[str, Any], backend: Backend[A
 
     ``experiment`` are its options as plain values.
     """
-    both = backend.models(state)
+    both, federation = backend.models(state), backend.federation
     if both is None:
         model = jax.device_get(backend.global_model(state))
-        write_model(folder / GLOBAL_MODEL, model, experiment, backend.federation, round_)
+        write_model(folder / GLOBAL_MODEL, model, experiment, federation, round_)
         return
-    federation = backend.federation
     arrays = {
         f"{kind}.{name}": np.asarray(leaf)
         for kind, tree in zip(("global", "personal"), both, strict=True)
@@ -73,8 +70,7 @@ def write_models(folder: Path, experiment: Mapping[str, Any], backend: Backend[A
     facts = {
         "format": _KEPT,
         "seeds": list(range(experiment["seed"], experiment["seed"] + experiment["seeds"])),
-        **_method_facts(experiment, round_),
-        **_data_facts(federation),
+        **_facts(experiment, federation, round_),
         "clients": federation.clients,
         "client_names": federation.names,
     }
@@ -101,39 +97,19 @@ def write_model(
         "format": _EXPORTED,
         "kind": "global" if client is None else "personal",
         "seed": experiment["seed"],
-        **_method_facts(experiment, round_),
-        **_data_facts(data),
+        **_facts(experiment, data, round_),
         **whose,
     }
     _save(path, arrays | _data_arrays(data), facts)
 
 
-def _method_facts(experiment: Mapping[str, Any], round_: int) -> dict[str, Any]:
-    settings = experiment["settings"]
+def _facts(experiment: Mapping[str, Any], federation: Any, round_: int) -> dict[str, Any]:
+    """What made the models, and what their inputs and outputs stand for."""
     return {
         "model": experiment["model"] if experiment["model"] in models.MODELS else "custom",
         "algorithm": experiment["algorithm"],
-        "settings": {**_plain_settings(settings), **_without_prior(settings)},
+        "settings": _plain_settings(experiment["settings"]),
         "round": round_,
-    }
-
-
-def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without objects (priors, means, solvers): predictions do not need them, and a file cannot hold them."""
-    return {
-        name: value
-        for name, value in settings.items()
-        if not (isinstance(value, str) and (value.startswith("<") or ":" in value))
-    }
-
-
-def _without_prior(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Predictions need no prior, whose Sigma may be large or in a file; FedAMP's sigma is a number."""
-    return {} if isinstance(settings.get("sigma", 0.0), int | float) else {"sigma": None}
-
-
-def _data_facts(federation: Any) -> dict[str, Any]:
-    return {
         "dataset": federation.name,
         "shape": list(federation.shape),
         "classes": federation.classes,
@@ -141,6 +117,18 @@ def _data_facts(federation: Any) -> dict[str, Any]:
         "features": federation.features,
         "vocabulary": federation.text.vocabulary if federation.text else None,
     }
+
+
+def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without objects (priors, means, solvers): predictions do not need them, and a file cannot hold them."""
+    plain = {
+        name: value
+        for name, value in settings.items()
+        if not (isinstance(value, str) and (value.startswith("<") or ":" in value))
+    }
+    if not isinstance(settings.get("sigma", 0.0), int | float):
+        plain["sigma"] = None  # a prior's, which may be large or in a file; FedAMP's sigma is a number
+    return plain
 
 
 def _data_arrays(federation: Any) -> dict[str, np.ndarray]:
@@ -217,8 +205,7 @@ def export(
     if client is not None:
         about["client"] = client
         about["client_name"] = names[client] if names else str(client)
-    default = folder / (f"client-{client}.safetensors" if client is not None else GLOBAL_MODEL)
-    path = Path(out) if out else default
+    path = Path(out or folder / (GLOBAL_MODEL if client is None else f"client-{client}.safetensors"))
     _save(path, arrays, about)
     return path
 

@@ -14,28 +14,29 @@ _ANY_OVER_SEEDS = {"mean": Maybe(NUMBER), "std": Maybe(NUMBER)}
 _OUTCOME = {"best_accuracy": _OVER_SEEDS, "final_worst_decile": _OVER_SEEDS}
 _EXPERIMENT = {"algorithm": str, "settings": dict}
 
-SUMMARY = {
+FINISHED = {
     "algorithm": str,
     "model": str,
+    "rounds": COUNT,
     "seeds": COUNT,
     "seconds": {"round": NUMBER},
     "data": {"name": str},
     "global": _OUTCOME,
     "personal": _OUTCOME,
-    "experiment": _EXPERIMENT,
-    "platform": PLATFORM,
-}
-FINISHED = {
-    **SUMMARY,
-    "rounds": COUNT,
     "newcomers": Maybe({"clients": COUNT, "global": _OVER_SEEDS, "personal": Some(_OVER_SEEDS)}),
     "scored": Maybe({"clients": COUNT, "took_part": Some(COUNT)}),
     "rejected": [Each(COUNT)],
     "skipped_rounds": [COUNT],
     "diverged": Maybe(COUNT),
+    "experiment": _EXPERIMENT,
+    "platform": PLATFORM,
 }
 METRIC = {"final": _ANY_OVER_SEEDS, "best": _ANY_OVER_SEEDS, "best_round": [COUNT]}
 METRIC_INFO = {"title": str, "percent": bool, "higher_is_better": bool}
+_FIRST_METRICS = {
+    "accuracy": {"title": "accuracy", "percent": True, "higher_is_better": True},
+    "loss": {"title": "loss", "percent": False, "higher_is_better": False},
+}
 DATA = {"name": str, "clients": COUNT, "names": [str], "labels": [str], "train": [[COUNT]], "test": [[COUNT]]}
 SWEEP = {
     "algorithm": str,
@@ -56,7 +57,9 @@ def read_summary(path: Path) -> dict[str, Any]:
     expect(summary, FINISHED, path)
     for model in ("global", "personal"):
         expect(summary[model].get("metrics", {}), Each(METRIC), path, f"{model!r}")
-    expect(summary.get("metric_info", {}), Each(METRIC_INFO), path, "'metric_info'")
+    summary.setdefault("metric_info", _FIRST_METRICS)  # version 1 knew no others
+    expect(summary["metric_info"], {"accuracy": METRIC_INFO}, path, "'metric_info'")
+    expect(summary["metric_info"], Each(METRIC_INFO), path, "'metric_info'")
     return summary
 
 

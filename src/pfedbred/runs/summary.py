@@ -15,27 +15,39 @@ from pfedbred.runs.provenance import provenance
 from pfedbred.runs.statistics import mean_and_std
 
 
-def outcome(points: Sequence[Point], metrics: Sequence[Metric]) -> dict[str, Any]:
-    """What the evaluations amount to: of G and of P, each metric's best and final value."""
-    return {
-        "global": _model_outcome(points, "global", metrics),
-        "personal": _model_outcome(points, "personal", metrics),
-        "metric_info": {
-            each.name: {
-                "title": each.title,
-                "percent": each.percent,
-                "higher_is_better": each.higher_is_better,
-            }
-            for each in metrics
-        },
-    }
+def diverged_seeds(points: Sequence[Point], model: Which, stopped: bool) -> np.ndarray:
+    """Of each seed, whether it diverged: a training loss is not finite, or the whole run was ``stopped`` for that."""
+    return stopped | ~np.isfinite(curve(points, "loss", model, "train")).all(axis=0)
 
 
-def _model_outcome(points: Sequence[Point], model: Which, metrics: Sequence[Metric]) -> dict[str, Any]:
-    last = points[-1].scores.of(model).test
-    found = {each.name: _metric_outcome(points, curve(points, each.name, model), each) for each in metrics}
+def best_by_seed(
+    points: Sequence[Point], metric: str, model: Which, higher_is_better: bool, stopped: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each seed: a metric's best value over the evaluations, and which evaluation has it.
+
+    Evaluations in which the metric is undefined do not count. The value is NaN if there are no others, and of a seed
+    that diverged; see :func:`diverged_seeds`.
+    """
+    values = curve(points, metric, model)
+    signed = np.where(np.isnan(values), -np.inf, values if higher_is_better else -values)
+    best = signed.argmax(axis=0)
+    found = values[best, np.arange(values.shape[1])]
+    return np.where(diverged_seeds(points, model, stopped), np.nan, found), best
+
+
+def _outcome(points: Sequence[Point], model: Which, metrics: Sequence[Metric], stopped: bool) -> dict[str, Any]:
+    """Of G or of P, each metric's best and final value."""
+    found: dict[str, Any] = {}
+    for each in metrics:
+        best, places = best_by_seed(points, each.name, model, each.higher_is_better, stopped)
+        found[each.name] = {
+            "best": over_seeds(best),
+            "final": over_seeds(curve(points, each.name, model)[-1]),
+            "best_round": [points[i].round for i in places],
+        }
     old_style = {}
     if "accuracy" in found:
+        last = points[-1].scores.of(model).test
         old_style = {
             "best_accuracy": found["accuracy"]["best"],
             "final_accuracy": found["accuracy"]["final"],
@@ -44,16 +56,6 @@ def _model_outcome(points: Sequence[Point], model: Which, metrics: Sequence[Metr
             "final_client_std": over_seeds(last.client_std),
         }
     return {**old_style, "final_loss": found["loss"]["final"], "metrics": found}
-
-
-def _metric_outcome(points: Sequence[Point], values: np.ndarray, metric: Metric) -> dict[str, Any]:
-    """``values`` are by evaluation and seed. A seed with a NaN has no best value."""
-    best = values.argmax(axis=0) if metric.higher_is_better else values.argmin(axis=0)
-    return {
-        "best": over_seeds(values[best, np.arange(values.shape[1])]),
-        "final": over_seeds(values[-1]),
-        "best_round": [points[i].round for i in best],
-    }
 
 
 def over_seeds(values: np.ndarray) -> dict[str, float | None]:
@@ -105,7 +107,11 @@ def summary(
         **names,
         "rounds": experiment["rounds"],
         "seeds": experiment["seeds"],
-        **outcome(points, metrics),
+        **{model: _outcome(points, model, metrics, diverged is not None) for model in ("global", "personal")},
+        "metric_info": {
+            each.name: {"title": each.title, "percent": each.percent, "higher_is_better": each.higher_is_better}
+            for each in metrics
+        },
         "seconds": {
             "compile": round(seconds["compile"], 4),
             "round": float(f"{seconds['round']:.4g}"),
