@@ -227,6 +227,27 @@ def test_yaml_still_reads_what_it_should(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rounds: 2\nseed: 1\nrounds: 3\n", "line 3, column 1: 'rounds' is given twice"),
+        ("settings:\n  lam: 1\n  'lam': 2\n", "line 3, column 3: 'lam' is given twice"),
+        ("settings: {a: {1: x, 1: y}}", "line 1, column 22: '1' is given twice"),
+    ],
+)
+def test_a_name_given_twice_is_refused(text, words, tmp_path):
+    (tmp_path / "exp.yaml").write_text(text)
+    refused(lambda: read_config(tmp_path / "exp.yaml"), f"cannot read .*exp.yaml: .*{words}")
+
+
+@pytest.mark.parametrize("value", ["1:30", "-1:30", "1:30.5", "190:20:30"])
+def test_numbers_to_the_base_of_sixty_are_texts(value):
+    """So that the check of an option's type complains."""
+    assert strict.parse_yaml(f"[{value}, {{rounds: {value}}}]", "x.yaml") == [value, {"rounds": value}]
+    with pytest.raises(pfedbred.SettingError, match="rounds"):
+        pfedbred.Experiment.from_mapping(strict.parse_yaml(f"rounds: {value}", "x.yaml"))
+
+
+@pytest.mark.parametrize(
     "text", ["NaN", "[1e999]", "-Infinity", "[" * 10**5, '{"a":' * 900, '"\\ud800"', "9" * 5000, b"\xff"]
 )
 def test_json_is_only_json(text):

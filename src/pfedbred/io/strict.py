@@ -143,6 +143,22 @@ class _PlainLoader(yaml.SafeLoader):
             raise _NotPlain(problem="tags are not supported", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Reads 1:30 as a text: in YAML 1.1 it is a number to the base of sixty, which nobody means."""
+        if kind is yaml.ScalarNode and ":" in value:
+            implicit = (False, False)
+        return super().resolve(kind, value, implicit)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Rejects a name that is given twice: the last value would silently replace the first."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):  # the base class rejects others
+                if (key.tag, key.value) in seen:
+                    raise _NotPlain(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
 
 # Dates stay strings: no setting is a date, and a malformed one such as 2001-99-99 would raise.
 _PlainLoader.yaml_implicit_resolvers = {
