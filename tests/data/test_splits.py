@@ -1,5 +1,7 @@
 """Every split, on distinguishable samples: none is used twice or both trained and tested on; the seed decides."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -194,7 +196,11 @@ def test_groups_keep_users_whole(seed, divided):
     ("options", "words"),
     [
         ({"split": "nope"}, "unknown split 'nope'"),
-        ({"split": "dirichlet(0)"}, "dirichlet's alpha must be a number > 0"),
+        ({"split": "dirichlet(0)"}, "dirichlet's alpha must be a number from 0.001 to 1000000, not '0'"),
+        ({"split": "dirichlet(1e-300)"}, "dirichlet's alpha must be a number from 0.001 to 1000000, not '1e-300'"),
+        ({"split": "quantity(1e-300)"}, "quantity's alpha must be a number from 0.001 to 1000000, not '1e-300'"),
+        ({"split": "quantity(1e30)"}, "quantity's alpha must be a number from 0.001 to 1000000, not '1e30'"),
+        ({"split": "labels(2147483647)"}, "digits has only 10 labels"),
         ({"split": "dirichlet(1, 2)"}, "dirichlet takes alpha"),
         ({"split": "iid(3)"}, "iid takes no values"),
         ({"split": "labels(11)"}, "digits has only 10 labels"),
@@ -238,3 +244,15 @@ def test_synthetic_clients_differ_by_alpha_and_beta():
     np.testing.assert_array_equal(fewer.x[fewer.owner == 3], more.x[more.owner == 3])  # the same client
     labels = [np.bincount(pool.y[pool.owner == k], minlength=10).argmax() for k in range(200)]
     assert len(set(labels)) > 5  # clients' models differ
+
+
+@pytest.mark.parametrize("split", ["paper", "iid", "dirichlet", "labels", "quantity"])
+def test_more_clients_than_samples_are_rejected_before_they_take_memory(split):
+    pfedbred.load("digits")  # libraries load before memory is counted
+    tracemalloc.start()
+    try:
+        with pytest.raises(pfedbred.SettingError, match="digits has 1797 samples, too few for 2000000 clients"):
+            pfedbred.load("digits", split=split, clients=2_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()

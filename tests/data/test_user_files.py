@@ -1,5 +1,10 @@
 """The user's own data, from every kind of file."""
 
+import os
+import time
+from functools import partial
+from threading import Timer
+
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -255,3 +260,30 @@ def test_other_mistakes(tmp_path):
     with pytest.raises(pfedbred.SettingError, match="unknown dataset"):
         pfedbred.load("x" * 6000)
     assert len(pfedbred.load("digits", test_fraction=0.0).test.y) == 0
+
+
+@pytest.mark.parametrize("name", ["mine.fed", "mine.npz", "mine.csv", "mine.parquet", "part-0.parquet", "glove.txt"])
+def test_a_fifo_is_refused_and_not_waited_for(name, tmp_path):
+    path = tmp_path / name
+    os.mkfifo(path)
+    # Opening one waits for a writer. Here one comes after a second, so that a reader that waits fails, not hangs.
+    late = Timer(1.0, lambda: os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK)))
+    late.start()
+    if name == "glove.txt":
+        texts, labels, clients = np.array(["sun", "rain"] * 4, object), np.arange(8) % 2, np.repeat([0, 1], 4)
+        read = partial(pfedbred.from_arrays, texts, labels, clients, glove=str(path))
+    else:
+        read = partial(pfedbred.load, str(tmp_path if name == "part-0.parquet" else path))
+    with pytest.raises(pfedbred.SettingError, match=f"cannot read {path}: it is not a file"):
+        read()
+    late.cancel()
+
+
+def test_a_wide_table_takes_time_in_proportion_to_its_columns(tmp_path):
+    names = [f"c{i}" for i in range(5_000)]
+    path = tmp_path / "wide.csv"
+    path.write_text("\n".join([",".join([*names, "label", "client"]), *(["0.5," * 5_000 + "1,a"] * 4)]))
+    begun = time.process_time()
+    federation = pfedbred.load(str(path))
+    assert federation.ordered(names[::-1], "").features == tuple(names[::-1])
+    assert time.process_time() - begun < 10  # one and a half minutes where columns were looked up one by one

@@ -222,6 +222,8 @@ def _split(
         clients = known.clients
     if clients is None and "clients" in parameters and parameters["clients"].default is inspect.Parameter.empty:
         raise SettingError(f"the split {shown} needs a number of clients")
+    if clients is not None and clients > len(pool.y) and not callable(split):  # before a split makes room for them
+        raise SettingError(f"{pool.name} has {len(pool.y)} samples, too few for {clients} clients: use fewer clients")
     if labels_per_client is not None and "labels_per_client" not in parameters:
         raise SettingError(f"labels_per_client does not apply to the split {shown}; use labels({labels_per_client})")
     if test_fraction is not None and "test_fraction" not in parameters:

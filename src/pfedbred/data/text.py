@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pfedbred.errors import SettingError
+from pfedbred.io.strict import check_regular_file, reading
 
 PADDING, UNKNOWN = 0, 1
 LENGTH = 25
@@ -77,8 +78,9 @@ def _read_glove(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
     """The vectors of the wanted words. A line is a word and its numbers, separated by single spaces."""
     found: dict[str, np.ndarray] = {}
     width = None
+    check_regular_file(path)
     try:
-        with path.open(encoding="utf-8") as lines:
+        with reading(path), path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 word, *entries = line.rstrip("\n").split(" ")
                 width = width or len(entries)
@@ -88,8 +90,6 @@ def _read_glove(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
                     )
                 if word in wanted:
                     found[word] = _vector(path, number, entries)
-    except OSError as problem:
-        raise SettingError(f"cannot read {path}: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise SettingError(f"cannot read {path}: it is not a text file in UTF-8") from None
     return found

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from pfedbred.data.pool import Assignment, Pool, divide
 from pfedbred.errors import SettingError
-from pfedbred.settings.values import Count, Positive
+from pfedbred.settings.values import Count, Rule
+
+# Beyond these a split no longer changes: each label has one owner, or all shares are equal.
+Concentration = Annotated[float, Rule("a number from 0.001 to 1000000", lambda value: 1e-3 <= value <= 1e6)]
 
 
 def iid(pool: Pool, *, clients: int, seed: int, test_fraction: float) -> Assignment:
@@ -21,7 +24,7 @@ def iid(pool: Pool, *, clients: int, seed: int, test_fraction: float) -> Assignm
     return divide(parts, test_fraction, rng)
 
 
-def dirichlet(pool: Pool, *, clients: int, seed: int, test_fraction: float, alpha: Positive = 0.5) -> Assignment:
+def dirichlet(pool: Pool, *, clients: int, seed: int, test_fraction: float, alpha: Concentration = 0.5) -> Assignment:
     """Each label is divided in proportions drawn from Dirichlet(alpha); the smaller alpha, the more uneven."""
     from flwr_datasets.partitioner import DirichletPartitioner
 
@@ -45,7 +48,7 @@ def labels(pool: Pool, *, clients: int, seed: int, test_fraction: float, k: Coun
     return divide(parts, test_fraction, rng)
 
 
-def quantity(pool: Pool, *, clients: int, seed: int, test_fraction: float, alpha: Positive = 0.5) -> Assignment:
+def quantity(pool: Pool, *, clients: int, seed: int, test_fraction: float, alpha: Concentration = 0.5) -> Assignment:
     """Clients differ in size only: sizes are drawn from Dirichlet(alpha), at least two samples each."""
     from flwr_datasets.partitioner import SizePartitioner
 
@@ -63,8 +66,6 @@ def _partition(partitioner: Any, pool: Pool, order: np.ndarray, clients: int) ->
     """Each client's rows by one of flwr-datasets' partitioners, which sees the labels in this order and no samples."""
     import datasets
 
-    if clients > len(order):
-        raise SettingError(f"{pool.name} has {len(order)} samples, too few for {clients} clients: use fewer clients")
     table = datasets.Dataset.from_dict({"row": order, "label": pool.y[order]})
     partitioner.dataset = table
     try:
