@@ -115,3 +115,10 @@ def until(condition, seconds: float = 60.0) -> bool:
             return True
         time.sleep(0.0002)
     return False
+
+
+def alive(text: str) -> list[str]:
+    """The processes whose command line holds this text, and that have not ended."""
+    command = ["ps", "-ww", "-eo", "stat,pid,args"]  # -ww: not cut off at the width of a terminal
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in lines if text in line and not line.startswith("Z")]

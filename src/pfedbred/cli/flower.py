@@ -51,6 +51,20 @@ def keys_command(
         print(f"node:       {folder / name} (stays on the node), {public} (for flwr supernode register)")
 
 
+@app.command("gateway")
+def gateway_command(
+    keys: Annotated[Path, typer.Argument(help="the folder with ca.crt, superlink.crt and superlink.key")],
+    superlink: Annotated[str, typer.Option(help="the SuperLink's own address, HOST:PORT")] = "127.0.0.1:9093",
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="the port to listen on")] = 9092,
+) -> None:
+    """Let SuperNodes reach a SuperLink, and nobody else."""
+    from pfedbred.flower import certificates, gateway
+
+    authority = certificates.Authority(*(keys / name for name in certificates.FILES))
+    gateway.serve(authority, superlink, host, port)
+
+
 @app.command("app")
 def app_command(
     folder: Annotated[Path, typer.Argument(help="the folder of the app")],

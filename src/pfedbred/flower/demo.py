@@ -31,8 +31,9 @@ def demo(
     keys = folder / "keys"
     authority = certificates.make(keys)
     with processes.machine(folder, authority) as machine:
-        show(f"superlink: {machine.address}, TLS and node authentication on")
         machine.superlink(authenticated=True, lasting=False)
+        show(f"superlink: {machine.control}, for this machine only")
+        show(f"gateway: {machine.address}, for SuperNodes, TLS and node authentication on")
         for i in range(nodes):
             name = f"clinic-{i:0{len(str(nodes - 1))}d}"
             own = ensure_folder(folder / name)

@@ -22,6 +22,7 @@ from pfedbred.runs.layout import ensure_folder
 
 CONNECTION = "federation"
 _PATIENCE = 60.0  # seconds for a process to start
+_LIFELINE = Path(__file__).with_name("lifeline.py")
 
 _APP = """\
 # A Flower app that runs pfedbred. Start it with: flwr run {folder} {connection} --stream
@@ -104,38 +105,60 @@ class Started(NamedTuple):
             except subprocess.TimeoutExpired:
                 continue
         self.process.wait()
+        if self.process.stdin:
+            self.process.stdin.close()
+
+
+def _listening(address: str) -> list[str]:
+    host, _, port = address.rpartition(":")
+    return ["--host", host, "--port", port]
+
+
+def _wait_for_port(started: Started, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end and started.process.poll() is None:
+        with socket.socket() as tried:
+            if tried.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(0.1)
+    raise SettingError(f"the {started.name} has not started: see {started.log}")
 
 
 class Machine:
-    """Processes on this machine, in a folder with their logs."""
+    """Processes on this machine, in a folder with their logs.
+
+    Attributes:
+      control: the SuperLink's own address, for ``flwr``.
+      address: the address that SuperNodes connect to: the gateway's, if nodes must authenticate.
+    """
 
     def __init__(self, folder: Path, authority: Authority | None = None) -> None:
         """Without an ``authority``, connections are not encrypted."""
         check_system()
         self.folder, self.authority = ensure_folder(folder), authority
-        self.port = free_port()
+        self.control = self.address = f"127.0.0.1:{free_port()}"
         self.started: list[Started] = []
 
-    @property
-    def address(self) -> str:
-        """Of the SuperLink."""
-        return f"127.0.0.1:{self.port}"
-
     def start(self, name: str, command: Sequence[str], home: str | None = None) -> Started:
-        """Starts a process in a new process group, so that it can be ended with all its children."""
+        """Starts a process in a new process group, so that it can be ended with all its children.
+
+        It also ends when this process does, however that happens.
+        """
         log = ensure_folder(self.folder / "logs") / f"{name}.log"
         with log.open("ab") as file:
             file.write(f"$ {shlex.join(command)}\n".encode())
             file.flush()
             environ = environment(ensure_folder(self.folder / "flower" / (home or name)))
+            tied = [sys.executable, "-I", "-S", str(_LIFELINE), *command]
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
+                tied, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environ, start_new_session=True
             )
         self.started.append(Started(name, process, log))
         return self.started[-1]
 
     def superlink(self, *, authenticated: bool = False, lasting: bool = True) -> Started:
-        """The server that all connect to; with ``authenticated``, only nodes with registered keys can.
+        """The server; with ``authenticated``, nodes need registered keys and reach it through a gateway only.
 
         A ``lasting`` one keeps its state in a file, and so survives a restart.
         """
@@ -143,29 +166,30 @@ class Machine:
         if self.authority:
             ca, certificate, key = map(str, self.authority)
             security = ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
-        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), *security]
+        command = ["flower-superlink", *_listening(self.control), *security]
         command += ["--disable-runtime-dependency-installation"]
         command += ["--enable-supernode-auth"] if authenticated else []
         command += ["--database", str(self.folder / "superlink.db")] if lasting else []
         started = self.start("superlink", command)
-        self._wait_for_port(started)
+        if authenticated and self.address == self.control:
+            self._gateway()
+        _wait_for_port(started, self.control)
         self._write_connection()
         return started
 
-    def _wait_for_port(self, started: Started) -> None:
-        end = time.monotonic() + _PATIENCE
-        while time.monotonic() < end and started.process.poll() is None:
-            with socket.socket() as tried:
-                if tried.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.1)
-        raise SettingError(f"the SuperLink has not started: see {started.log}")
+    def _gateway(self) -> None:
+        """Lets SuperNodes connect, and nobody else."""
+        assert self.authority
+        self.address = f"127.0.0.1:{free_port()}"
+        command = [sys.executable, "-m", "pfedbred", "flower", "gateway", str(self.authority.ca.parent)]
+        started = self.start("gateway", [*command, "--superlink", self.control, *_listening(self.address)])
+        _wait_for_port(started, self.address)
 
     def _write_connection(self) -> None:
         """Tells ``flwr`` where the SuperLink is."""
         security = f"root-certificates = {_toml(str(self.authority.ca))}" if self.authority else "insecure = true"
         lines = ("[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]")
-        text = "\n".join((*lines, f'address = "{self.address}"', security, ""))
+        text = "\n".join((*lines, f'address = "{self.control}"', security, ""))
         write_text(ensure_folder(self.folder / "flower" / "flwr") / "config.toml", text)
 
     def supernode(self, name: str, config: Mapping[str, Any], key: Path | None = None) -> Started:

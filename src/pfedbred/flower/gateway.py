@@ -1,0 +1,91 @@
+"""The gateway: the address that clients connect to. It passes on what SuperNodes ask, and nothing else.
+
+A SuperLink serves three interfaces on one port: one for SuperNodes, which must have a registered key; one for ``flwr``,
+which submits code and registers keys; and one for ServerApps. The open-source edition checks nobody on the last two. So
+the SuperLink listens on the loopback interface only, and the gateway is what others can reach.
+
+Any reverse proxy can do this. The gateway needs nothing that Flower does not bring along.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pfedbred.errors import SettingError, printable
+from pfedbred.flower.certificates import Authority
+
+_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}|\[[\da-fA-F:]+\]:\d{1,5}")
+_CALL = re.compile(r"/v1/fleet/[a-z-]+")  # the interface for SuperNodes
+_PATIENCE = 60.0  # seconds for the SuperLink to reply
+_HEADERS = ("content-type", "accept")  # and those of Flower's own: who has signed a message, and the sender's version
+
+
+def serve(authority: Authority, superlink: str, host: str, port: int) -> None:
+    """Listens until the process is ended, with the SuperLink's certificate."""
+    if not _ADDRESS.fullmatch(superlink):
+        raise SettingError(f"the SuperLink's address must be HOST:PORT, not {superlink!r}")
+    try:
+        trusted = ssl.create_default_context(cafile=authority.ca)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(authority.certificate, authority.key)
+    except OSError as problem:
+        raise SettingError(
+            f"cannot read certificates in {authority.ca.parent}: {problem.strerror or problem}"
+        ) from None
+    uvicorn.run(
+        application(superlink, trusted),
+        host=host,
+        port=port,
+        ssl_certfile=authority.certificate,
+        ssl_keyfile=str(authority.key),
+        log_level="warning",
+        server_header=False,
+    )
+
+
+def application(superlink: str, trusted: ssl.SSLContext) -> Starlette:
+    """What it does with a request: the path is matched as a whole, and the request is made anew."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[Mapping[str, httpx.AsyncClient]]:
+        limits = httpx.Limits(keepalive_expiry=2)  # seconds; the SuperLink closes idle connections after five
+        client = httpx.AsyncClient(
+            base_url=f"https://{superlink}", verify=trusted, timeout=_PATIENCE, limits=limits, trust_env=False
+        )
+        async with client:
+            yield {"client": client}
+
+    async def answer(request: Request) -> Response:
+        path = request.url.path
+        if request.method != "POST" or not _CALL.fullmatch(path):
+            _log(f"refused: {request.method} {path} from {request.client.host if request.client else 'unknown'}")
+            return Response("this address is for SuperNodes only", 404)
+        try:
+            reply = await request.state.client.post(path, content=request.stream(), headers=_passed(request.headers))
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except httpx.HTTPError as problem:
+            _log(f"no reply from the SuperLink: {problem!r}")
+            return Response("no reply from the SuperLink", 502)  # SuperNodes try again
+        return Response(reply.content, reply.status_code, _passed(reply.headers))
+
+    return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])], lifespan=lifespan)
+
+
+def _passed(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that Flower reads."""
+    return {name: value for name, value in headers.items() if name in _HEADERS or name.startswith("flwr-")}
+
+
+def _log(line: str) -> None:
+    print(printable(line, 300), file=sys.stderr, flush=True)

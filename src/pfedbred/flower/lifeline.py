@@ -1,0 +1,37 @@
+"""Runs a command until standard input closes, so that it ends with the process at the other end of that pipe.
+
+A process that is killed cannot end what it has started, but the system closes its pipes. This file is run by its path
+and imports nothing else of this package, so that it starts in a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+_PATIENCE = 10.0  # seconds for the command to end politely
+
+
+def main(command: list[str]) -> int:
+    """Runs the command; returns its exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # sent to the whole group: wait for the command, which has it too
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    threading.Thread(target=_end_with_input, args=(process,), daemon=True).start()
+    return process.wait()
+
+
+def _end_with_input(process: subprocess.Popen[bytes]) -> None:
+    while os.read(0, 1024):
+        pass
+    os.killpg(0, signal.SIGTERM)
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
