@@ -20,12 +20,25 @@ PARTIAL = ".partial"
 """How the name of a file ends while it is being written."""
 
 
+def open_private(path: Path, mode: str) -> BinaryIO:
+    """Opens a file to write that only its owner can read; a link in its place is not followed.
+
+    Records, models and data tell of people. Whatever is to be shared is given another mode by whoever shares it.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+
+    return open(path, mode, opener=opener)  # type: ignore[return-value]
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of ``path`` when the block ends, and leaves no trace if it fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)
+        with open_private(partial, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

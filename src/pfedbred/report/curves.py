@@ -12,6 +12,7 @@ import numpy as np
 
 from pfedbred.engine.history import Which
 from pfedbred.errors import printable
+from pfedbred.io.atomic import replacing
 from pfedbred.runs.record import RunRecord
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
@@ -61,7 +62,8 @@ def save(figure: Any, path: Path) -> None:
     """Writes a picture; letters that the font lacks become boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure.savefig(path)
+        with replacing(path) as file:
+            figure.savefig(file, format=path.suffix[1:])
 
 
 def colour(index: int) -> str:

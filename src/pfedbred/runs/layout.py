@@ -41,11 +41,11 @@ def finished(folder: Path) -> bool:
 
 
 def ensure_folder(folder: Path) -> Path:
-    """The folder, created if it does not exist, checked to be writable."""
+    """The folder, created for its owner alone if it does not exist, checked to be writable."""
     try:
         if folder.exists() and not folder.is_dir():
             raise SettingError(f"{folder} exists and is not a folder")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
     except OSError as problem:
         raise SettingError(f"cannot create the folder {folder}: {problem.strerror}") from None
     if not os.access(folder, os.W_OK):

@@ -29,9 +29,11 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     is taken over. Its content, who holds the lock, is for people only.
     """
     path = folder / LOCK
+    if path.is_symlink():  # what it points to would be overwritten
+        raise SettingError(f"cannot lock {folder}: {path} is a symbolic link; remove it")
     # Without the operating system's locks the library could fall back to the mere existence of the file, which a killed
     # process would leave behind.
-    lock = FileLock(path, timeout=patience, fallback_to_soft=False, on_acquired=_write_holder)
+    lock = FileLock(path, timeout=patience, mode=0o600, fallback_to_soft=False, on_acquired=_write_holder)
     try:
         lock.acquire()
     except Timeout:

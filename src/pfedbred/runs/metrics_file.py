@@ -19,6 +19,7 @@ from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
+from pfedbred.io.atomic import open_private
 from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, expect
 from pfedbred.io.strict import check_regular_file, finite_or_none, parse_json, reading
 from pfedbred.runs.layout import METRICS
@@ -34,7 +35,7 @@ class MetricsFile:
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
         """Keeps the first ``keep`` bytes of an existing file and appends to them."""
-        self._file = (folder / METRICS).open("ab")
+        self._file = open_private(folder / METRICS, "ab")
         self._file.truncate(keep)
 
     def write(self, point: Point) -> None:
