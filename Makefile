@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
-.PHONY: run quick test test-all test-slow lint types contracts check bench clean
+.PHONY: run quick test test-all test-slow lint types contracts audit check bench clean
 
 run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
 	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
@@ -30,6 +30,9 @@ types: $(READY)
 
 contracts: $(READY)  ## imports between the folders point one way
 	$(BIN)/lint-imports --no-logo
+
+audit: $(READY)  ## known vulnerabilities of the pinned dependencies; skipped where no database can be reached
+	$(BIN)/python .github/scripts/audit.py
 
 check: lint types contracts test
 
