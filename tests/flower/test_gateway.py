@@ -151,7 +151,7 @@ def test_an_outsider_can_neither_submit_code_nor_register_a_node(tmp_path):
         insider = Outsider(tmp_path / "insider", authority.ca, machine.control)
         submitted = insider.flwr("run", str(insider.folder / "app"), "target")
         assert submitted.returncode == 0, submitted.stderr
-        assert until(lambda: insider.ran() == ["ran-on-a-client", "ran-on-the-server"], PATIENCE), logs(machine)
+        assert until(lambda: insider.ran() == ["ran-on-a-client", "ran-on-the-server"], PATIENCE, 0.2), logs(machine)
         assert machine.flwr("supernode", "list", processes.CONNECTION).count("online") == 1
 
 

@@ -107,18 +107,18 @@ def send(child: int, number: signal.Signals) -> None:
         os.kill(child, number)
 
 
-def until(condition, seconds: float = 60.0) -> bool:
-    """Waits until the condition holds, polling often."""
+def until(condition, seconds: float = 60.0, pause: float = 0.0002) -> bool:
+    """Waits until the condition holds, polling often unless there is a pause."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
             return True
-        time.sleep(0.0002)
+        time.sleep(pause)
     return False
 
 
 def alive(text: str) -> list[str]:
-    """The processes whose command line holds this text, and that have not ended."""
-    command = ["ps", "-ww", "-eo", "stat,pid,args"]  # -ww: not cut off at the width of a terminal
+    """The processes, those that have ended left out, with this text in their command line or their environment."""
+    command = ["ps", "axeww", "-o", "stat,pid,args"]  # ww: not cut off at the width of a terminal
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [line for line in lines if text in line and not line.startswith("Z")]
