@@ -176,6 +176,9 @@ def _made_old(folder):
         _, round_, facts, arrays = checkpoints.read(path)
         old = {name: facts[name] for name in ("run", "given", "roster", "left_out", "skipped", "in_row", "verdicts")}
         del old["roster"]["schema"]["features"]  # and the first of all had no names for columns
+        for i, member in old["roster"]["members"].items():  # it kept the clients' identities
+            del member["fingerprint"]
+            member |= json.loads((folder / f"home-{i}" / "client.json").read_text())
         old |= {
             "experiment": {k: v for k, v in facts["experiment"].items() if k not in new_options},
             "client_seconds": facts["client_seconds"],

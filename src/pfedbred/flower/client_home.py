@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ class Home:
     """A client's folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = ensure_folder(folder)
+        self.folder = _private(folder)
 
     def identity(self) -> str:
         """The client's identity, which does not change with its node."""
@@ -75,22 +75,28 @@ class Home:
             with locks.locked(self.folder, _PATIENCE):  # two servers may ask at the same time
                 if not path.exists():
                     write_json(path, {"client": secrets.token_hex(16)})
+        with suppress(OSError):
+            path.chmod(0o600)
         said = read_json(path)
         expect(said, {"client": str}, path)
         return said["client"]
 
-    def run(self, run: str) -> Path:
-        """The folder of a run."""
-        if not re.fullmatch(r"[0-9a-f]{8,64}", run):
-            raise SettingError(f"{run!r} is not the id of a run")
-        return ensure_folder(self.folder / run)
-
     @contextmanager
     def holding(self, run: str, patience: float) -> Iterator[Path]:
         """The folder of a run, locked; another process that holds it is waited for, for ``patience`` seconds."""
-        folder = self.run(run)
+        if not re.fullmatch(r"[0-9a-f]{8,64}", run):
+            raise SettingError(f"{run!r} is not the id of a run")
+        folder = _private(self.folder / run)
         with locks.locked(folder, patience):
             yield folder
+
+
+def _private(folder: Path) -> Path:
+    """The folder, made if need be, and closed to other users: what it holds was learned from the samples."""
+    ensure_folder(folder)
+    with suppress(OSError):  # somebody else may own it
+        folder.chmod(0o700)
+    return folder
 
 
 def save(folder: Path, kept: Kept) -> None:

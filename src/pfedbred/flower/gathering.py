@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, printable
 from pfedbred.flower import wire
-from pfedbred.flower.messaging import Grid, Reply, Request, exchange, log, read_facts, sender_name
-from pfedbred.flower.roster import INTRODUCTION, Roster
+from pfedbred.flower.introductions import INTRODUCTION
+from pfedbred.flower.messaging import Grid, Reply, Request, exchange, facts_in, log, read_facts, sender_name
+from pfedbred.flower.roster import Roster
 from pfedbred.flower.run_config import ServerOptions
 
 _INTRODUCTION_DEADLINE = 60.0  # seconds
@@ -26,25 +27,27 @@ class Gathering:
 
     def wait(self) -> list[int]:
         """Admits new nodes and waits until enough clients are connected; returns their numbers."""
-        told: float | None = None
+        told, when = "", 0.0
         while True:
             connected = list(self._grid.get_node_ids())
             self.introduce(self.roster.unknown(connected))
             present, least = self.roster.present(connected), self._options.min_clients
             if len(present) >= least:
                 return present
-            if told is None or time.monotonic() - told > 30:
-                told = time.monotonic()
-                missing = self.roster.missing(connected)
-                names = f"; missing: {', '.join(missing[:5])}" if missing else ""
-                log(f"waiting for clients: {len(present)} of at least {least} are connected{names}")
+            progress = self.roster.progress(connected, least)
+            if progress != told or time.monotonic() - when > 30:
+                told, when = progress, time.monotonic()
+                log(f"waiting for clients: {progress}")
             time.sleep(1)
 
     def introduce(self, nodes: Sequence[int]) -> None:
         """Asks these nodes who they are, and admits those that can take part."""
-        if not nodes:
-            return
-        facts = {"protocol": wire.PROTOCOL, "classes": self._options.classes, "labels": self._options.labels}
+        facts = {
+            "protocol": wire.PROTOCOL,
+            "classes": self._options.classes,
+            "labels": self._options.labels,
+            "min_samples": self._options.min_samples,
+        }
         requests = dict.fromkeys(nodes, Request("query.meet", wire.content(facts)))
         deadline = min(self._options.deadline, _INTRODUCTION_DEADLINE)
         replies = exchange(self._grid, requests, group="meet", deadline=deadline)
@@ -60,7 +63,10 @@ class Gathering:
         self.roster.admit(said)
 
     def exchange(self, requests: Mapping[int, Request], round_: int) -> dict[int, Reply]:
-        """Sends each client its request in this round; returns the replies until the deadline, and logs who is late."""
+        """Sends each client its request in this round; returns the replies until the deadline.
+
+        Logs who is late, and who could not do its work for reasons of its own, such as a full disk.
+        """
         roster, deadline = self.roster, self._options.deadline
         by_node = {roster.nodes[i]: request for i, request in requests.items()}
         numbers = {roster.nodes[i]: i for i in requests}
@@ -68,4 +74,11 @@ class Gathering:
         late = [roster.name(numbers[node]) for node in by_node if node not in replies]
         if late:
             log(f"round {round_}: no reply within {deadline:g} s from {', '.join(late)}")
-        return {numbers[node]: reply for node, reply in replies.items()}
+        done = {}
+        for node, reply in replies.items():
+            facts, name = facts_in(reply), roster.name(numbers[node])
+            if facts.get("unable"):  # it has no update that could be judged
+                log(f"round {round_}: {name} could not take part: {printable(str(facts.get('problem')), 500)}")
+            else:
+                done[numbers[node]] = reply
+        return done

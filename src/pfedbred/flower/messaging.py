@@ -51,6 +51,8 @@ class Reply(NamedTuple):
 
 def exchange(grid: Grid, requests: Mapping[int, Request], *, group: str, deadline: float) -> dict[int, Reply]:
     """Sends each node its request and collects replies for ``deadline`` seconds. A late node has no entry."""
+    if not requests:
+        return {}
     end = time.monotonic() + deadline
     messages = [
         Message(request.content, node, request.kind, ttl=deadline, group_id=group) for node, request in requests.items()
@@ -83,18 +85,20 @@ def read_facts(reply: Reply, shape: Any, sender: str) -> Any:
     return wire.facts(reply.content, shape, sender)
 
 
+def facts_in(reply: Reply) -> Mapping[str, Any]:
+    """Whatever facts are in a reply; none if it cannot be read."""
+    try:
+        return wire.facts(reply.content, {}, "the client") if reply.content else {}
+    except SettingError:
+        return {}
+
+
 def has_trained(reply: Reply) -> bool:
     """Whether the client has done its local work, whatever became of its upload."""
-    try:
-        return "problem" not in wire.facts(reply.content, {}, "the client") if reply.content else False
-    except SettingError:
-        return True  # an unreadable reply is not a reported problem
+    return bool(reply.content) and "problem" not in facts_in(reply)
 
 
 def sender_name(reply: Reply) -> str | None:
     """The name that a client gives in a reply, if it gives one."""
-    try:
-        name = wire.facts(reply.content, {"name": str}, "the client")["name"] if reply.content else None
-    except SettingError:
-        return None
-    return printable(name, 100) if name else None
+    name = facts_in(reply).get("name")
+    return printable(name, 100) if name and isinstance(name, str) else None

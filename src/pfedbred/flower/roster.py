@@ -2,91 +2,30 @@
 
 from __future__ import annotations
 
-import math
+import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from pfedbred.data.federation import MOST_CLASSES, names_fit
 from pfedbred.errors import SettingError, printable
-from pfedbred.flower.wire import PROTOCOL
-from pfedbred.io.shapes import COUNT, Maybe
+from pfedbred.flower.introductions import Facts, difference, majority, unusable
+from pfedbred.io.shapes import COUNT
 from pfedbred.types import Words
 
-INTRODUCTION = {
-    "client": str,
-    "name": str,
-    "number": Maybe(COUNT),
-    "dataset": str,
-    "shape": [COUNT],
-    "classes": COUNT,
-    "labels": Maybe([str]),
-    "features": Maybe([str]),
-    "words": Maybe(COUNT),
-    "vocabulary": Maybe(str),
-    "train": COUNT,
-    "test": COUNT,
-}
-"""What a client tells when it introduces itself, beside the version of its messages."""
+MEMBER = {"fingerprint": str, "name": str, "train": COUNT, "test": COUNT}
+"""A client in a checkpoint."""
 
-MEMBER = {name: INTRODUCTION[name] for name in ("client", "name", "train", "test")}
-_DATA_FACTS = ("dataset", "shape", "classes", "labels", "features", "words", "vocabulary")
-SCHEMA = {name: INTRODUCTION[name] for name in _DATA_FACTS}
-_REMEDIES = {
-    **dict.fromkeys(("classes", "labels"), "; set classes= or labels= in the run config"),
-    "features": "; give the columns in the order of the others with features= in its node config",
-}
-_LARGEST = 2**24  # numbers in a sample, words, or samples of a client
-_PAUSE = 300.0  # seconds until a refused node is asked again
+_PAUSE = 300.0  # seconds until a node is asked again
 _MOST_CLIENTS = 10**6
 
 
-def _differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """The first fact in which the data of two clients differ; None if they can be trained on together.
-
-    The dataset's name does not matter, nor that of a single column. Arrays, whose columns have no names, fit any table.
-    """
-
-    def alike(name: str) -> bool:
-        if name == "features":
-            return columns_alike(one[name], other[name])
-        return name == "dataset" or one[name] == other[name]
-
-    return next((name for name in SCHEMA if not alike(name)), None)
-
-
-def columns_alike(one: list[str] | None, other: list[str] | None) -> bool:
-    """Whether samples with these columns can be mixed."""
-    return one is None or other is None or one == other or len(one) == len(other) == 1
-
-
-def _most_common(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The one that agrees with most of the others."""
-    return max(schemas, key=lambda one: sum(_differs(one, other) is None for other in schemas))
-
-
-def _unusable(facts: Mapping[str, Any]) -> str | None:
-    """Why a client cannot take part, by what it tells of itself; None if it can."""
-    version = facts.get("protocol", 1)  # the first version did not tell
-    if version != PROTOCOL:
-        age = "older" if version < PROTOCOL else "newer"
-        return f"its pfedbred is {age} than the server's: version {version} of the messages, not {PROTOCOL}"
-    if not facts["train"]:
-        return "it has no training samples"
-    shape, words, labels, features = (facts[name] for name in ("shape", "words", "labels", "features"))
-    largest = max(math.prod(shape), facts["train"], facts["test"], words or 0)
-    if not shape or len(shape) > 8 or 0 in shape or words == 0 or largest > _LARGEST:
-        return f"its samples cannot be used: {facts['train']} of shape {shape}"
-    if not names_fit(features, shape):
-        return f"its samples cannot be used: they have shape {shape}, and names for {len(features)} numbers"
-    if not 1 <= facts["classes"] <= MOST_CLASSES or (labels is not None and len(labels) != facts["classes"]):
-        return f"its labels cannot be used: there are {facts['classes']}"
-    return "its identity is too long" if len(facts["client"]) > 100 else None
+def fingerprint(identity: str) -> str:
+    """By which a client is recognised: who reads it in a checkpoint cannot introduce himself with it."""
+    return hashlib.sha256(identity.encode()).hexdigest()
 
 
 @dataclass
@@ -94,13 +33,13 @@ class Member:
     """A client of the federation.
 
     Attributes:
-      client: its identity, which it drew itself.
+      fingerprint: of its identity, which it drew itself.
       name: for people.
       train: how many training samples it has.
       test: how many test samples.
     """
 
-    client: str
+    fingerprint: str
     name: str
     train: int
     test: int
@@ -145,62 +84,109 @@ class Description:
 class Roster:
     """The known clients and their nodes, by number."""
 
-    def __init__(self, clients: int | None, log: Callable[[str], None]) -> None:
-        """``clients`` is how many there can be; None for those that are there at the start."""
-        self.clients, self._log = clients, log
+    def __init__(
+        self, clients: int | None, log: Callable[[str], None], agreeing: int = 1, min_samples: int = 1
+    ) -> None:
+        """``clients`` is how many there can be; None for those that are there at the start.
+
+        ``agreeing`` is how many must have data of one kind before that is the federation's.
+        """
+        self.clients, self._log, self._agreeing, self._min_samples = clients, log, agreeing, min_samples
         self.members: dict[int, Member] = {}
         self.schema: dict[str, Any] | None = None
         self.nodes: dict[int, int] = {}
-        self._refused: dict[int, tuple[float, str]] = {}  # nodes: until when, by time.monotonic, and why
+        self._introduced: dict[int, Facts] = {}  # nodes that wait for the schema
+        self._asked: dict[int, tuple[float, str]] = {}  # nodes: until when, by time.monotonic, and why it is refused
 
     def unknown(self, nodes: Sequence[int]) -> list[int]:
-        """The nodes that are to introduce themselves; a refused one again after a while, or when it reconnects."""
-        self._refused = {node: until for node, until in self._refused.items() if node in nodes}
+        """The nodes that are to introduce themselves; one without a number again after a while, or if it reconnects."""
+        self._asked = {node: until for node, until in self._asked.items() if node in nodes}
+        self._introduced = {node: facts for node, facts in self._introduced.items() if node in nodes}
         known, now = self.nodes.values(), time.monotonic()
-        return [node for node in nodes if node not in known and self._refused.get(node, (now, ""))[0] <= now]
+        return [node for node in nodes if node not in known and self._asked.get(node, (now, ""))[0] <= now]
 
     def present(self, nodes: Sequence[int]) -> list[int]:
         """The numbers of the clients whose nodes these are."""
         return sorted(number for number, node in self.nodes.items() if node in nodes)
 
-    def missing(self, nodes: Sequence[int]) -> list[str]:
-        """The names of the known clients that are not among these nodes."""
-        return [member.name for number, member in sorted(self.members.items()) if self.nodes.get(number) not in nodes]
+    def progress(self, nodes: Sequence[int], least: int) -> str:
+        """How many of at least so many clients are there, and what keeps the server waiting, for its log."""
+        here = len(self.present(nodes))
+        if self.schema is None:
+            here, least = len(self._introduced), max(least, self._agreeing)
+            remarks = self._disagreements() or (["a federation of one needs clients=1"] if here == 1 else [])
+        else:
+            members = sorted(self.members.items())
+            missing = [member.name for number, member in members if self.nodes.get(number) not in nodes]
+            remarks = [f"missing: {', '.join(missing[:5])}"] if missing else []
+        return "; ".join([f"{here} of at least {least} are connected", *remarks])
+
+    def _disagreements(self) -> list[str]:
+        """How the data of clients that wait differ from the first one's."""
+        remarks = []
+        for facts in self._introduced.values():
+            first = next(iter(self._introduced.values()))
+            differs = difference(facts, first)
+            if differs:
+                remarks.append(f"{_name(facts)} has other data than {_name(first)}: {differs}")
+        return remarks[:5]
 
     def refuse(self, node: int, why: str, name: str | None = None) -> None:
         """Notes and logs that a node cannot take part; it is asked again some minutes later."""
-        if self._refused.get(node, (0.0, ""))[1] != why:
+        if self._asked.get(node, (0.0, ""))[1] != why:
             self._log(f"{name or f'node {node}'} does not take part: {why}")
-        self._refused[node] = (time.monotonic() + _PAUSE, why)
+        self._asked[node] = (time.monotonic() + _PAUSE, why)
 
-    def admit(self, said: Mapping[int, Mapping[str, Any]]) -> None:
-        """Gives the clients at these nodes their numbers: the one it had, the one it asks for, or the next."""
+    def admit(self, said: Mapping[int, Facts]) -> None:
+        """Gives the clients at these nodes their numbers: the one it had, the one it asks for, or the next.
+
+        The first clients wait until enough of them have data of one kind. One that introduces itself again, as another
+        node, waits only once.
+        """
+        again = {facts["client"] for facts in said.values()}
+        waiting = {node: facts for node, facts in self._introduced.items() if facts["client"] not in again} | dict(said)
+        self._introduced = {}
         if self.schema is None:
-            self._agree(list(said.values()))
-        new: set[str] = set()
-        for node in sorted(said, key=lambda each: (said[each]["number"] is None, str(said[each]["name"]), each)):
-            facts = said[node]
-            name = printable(facts["name"], 100)
+            clients = {facts["client"]: facts for facts in waiting.values() if not unusable(facts, self._min_samples)}
+            self.schema = majority(list(clients.values()), self._agreeing)
+        new: set[int] = set()
+        for node, facts in sorted(waiting.items(), key=_by_number_and_name):
+            name = _name(facts)
             try:
-                self._fits(facts)
+                self._check(facts)
+                if self.schema is None:
+                    self._introduced[node] = facts
+                    if node in said:
+                        self._asked[node] = (time.monotonic() + _PAUSE, "")
+                    continue
                 number = self._number(facts, name, new)
-                self._name_columns(facts["features"])
             except SettingError as problem:
                 self.refuse(node, str(problem), name)
                 continue
+            if self.schema["features"] is None:  # arrays do not name their columns: the first table does
+                self.schema = {**self.schema, "features": facts["features"]}
             if number in self.nodes:
                 self._log(f"{name} is back as another node")
                 # The old node is gone, though Flower may not know yet.
-                self._refused[self.nodes[number]] = (time.monotonic() + _PAUSE, "it is back as another node")
-            new.add(facts["client"])
-            self.members[number] = Member(facts["client"], name, facts["train"], facts["test"])
+                self._asked[self.nodes[number]] = (time.monotonic() + _PAUSE, "it is back as another node")
+            new.add(number)
+            self.members[number] = Member(fingerprint(facts["client"]), name, facts["train"], facts["test"])
             self.nodes[number] = node
 
-    def _number(self, facts: Mapping[str, Any], name: str, new: set[str]) -> int:
-        wish = facts["number"]
+    def _check(self, facts: Facts) -> None:
+        """Refuses a client that cannot take part, or whose data differ from the others'."""
+        problem = unusable(facts, self._min_samples)
+        if problem:
+            raise SettingError(problem)
+        differs = difference(facts, self.schema) if self.schema else None
+        if differs:
+            raise SettingError(f"its data differ from the others': {differs}")
+
+    def _number(self, facts: Facts, name: str, new: set[int]) -> int:
+        wish, own = facts["number"], fingerprint(facts["client"])
         for number, member in self.members.items():
-            if member.client == facts["client"]:
-                if facts["client"] in new or wish not in (None, number) or name != member.name:
+            if member.fingerprint == own:
+                if number in new or wish not in (None, number) or name != member.name:
                     raise SettingError(f"it has the home of {member.name}: give each node its own home=")
                 return number
         if wish is not None:
@@ -214,38 +200,6 @@ class Roster:
         if self.clients is not None and free >= self.clients:
             raise SettingError(f"the federation is complete with {self.clients} clients")
         return free
-
-    def _name_columns(self, features: list[str] | None) -> None:
-        """Arrays do not name their columns: the first table does."""
-        assert self.schema is not None
-        if self.schema["features"] is None:
-            self.schema = {**self.schema, "features": features}
-
-    def _agree(self, said: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the kind of data that most of the first clients have as the federation's."""
-        schemas = [{name: facts[name] for name in SCHEMA} for facts in said if not _unusable(facts)]
-        if schemas:
-            self.schema = _most_common(schemas)
-            named = [one for one in schemas if one["features"] is not None and _differs(one, self.schema) is None]
-            if named:  # arrays fit any table, but tables must agree with each other
-                self.schema = _most_common(named)
-
-    def _fits(self, facts: Mapping[str, Any]) -> None:
-        """Refuses a client that cannot take part, or whose data differ from the others'."""
-        problem = _unusable(facts)
-        if problem:
-            raise SettingError(problem)
-        assert self.schema is not None
-        name = _differs(facts, self.schema)
-        if name:
-            remedy = _REMEDIES.get(name, "")
-            found, expected = facts[name], self.schema[name]
-            if name == "features":
-                pairs = enumerate(zip_longest(found, expected))
-                place, (found, expected) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-                name = f"column {place}"
-            found, expected = str(found)[:200], str(expected)[:200]
-            raise SettingError(f"its data differ from the others': {name} {found}, not {expected}{remedy}")
 
     def close(self) -> None:
         """Fixes the number of clients, if it was open."""
@@ -282,10 +236,20 @@ class Roster:
 
     def facts(self) -> dict[str, Any]:
         """For a checkpoint."""
-        members = {str(number): vars(member) for number, member in self.members.items()}
+        members = {str(number): asdict(member) for number, member in self.members.items()}
         return {"clients": self.clients, "members": members, "schema": self.schema}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """From a checkpoint. Nobody's node is known yet."""
         self.clients, self.schema = facts["clients"], facts["schema"]
         self.members = {int(number): Member(**member) for number, member in facts["members"].items()}
+
+
+def _by_number_and_name(entry: tuple[int, Facts]) -> tuple[bool, str, int]:
+    """Those first that ask for a number, then by name."""
+    node, facts = entry
+    return facts["number"] is None, str(facts["name"]), node
+
+
+def _name(facts: Facts) -> str:
+    return printable(facts["name"], 100)

@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "participation": "sample",
     "clients": 0,
     "min-clients": 2,
+    "min-samples": 5,
     "deadline": 600.0,
     "classes": 0,
     "labels": "",
@@ -43,6 +44,7 @@ class ServerOptions:
       out: the run folder, on the server's machine.
       clients: how many there will be; None for those that are connected at the start.
       min_clients: how many must be connected for a round to start.
+      min_samples: how many training samples a client needs to take part.
       deadline: seconds that clients have for a reply.
       classes: number of labels; 0 for what the clients tell.
       labels: their names, if all clients are to number them alike.
@@ -51,9 +53,15 @@ class ServerOptions:
     out: Path
     clients: int | None
     min_clients: int
+    min_samples: int
     deadline: float
     classes: int
     labels: list[str] | None
+
+    @property
+    def agreeing(self) -> int:
+        """How many clients must have data of one kind at the start: a single one does not decide for the others."""
+        return max(self.min_clients, 1 if self.clients == 1 else 2)
 
     def given(self) -> dict[str, Any]:
         """What is fixed once a run has started, for its checkpoints."""
@@ -89,7 +97,8 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
         Path(given["out"]).expanduser(),
         clients,
         number("min-clients", settings_.Count, clients or 2),
-        number("deadline", settings_.Positive, 600.0),
+        number("min-samples", settings_.Count, DEFAULTS["min-samples"]),
+        number("deadline", settings_.Positive, DEFAULTS["deadline"]),
         number("classes", settings_.Count, len(labels) if labels else 0),
         labels,
     )

@@ -10,9 +10,11 @@ import numpy as np
 
 from pfedbred.engine.backend import Saved
 from pfedbred.engine.screening import Rejections
-from pfedbred.flower.roster import MEMBER, SCHEMA
+from pfedbred.flower.introductions import SCHEMA
+from pfedbred.flower.roster import MEMBER, fingerprint
 from pfedbred.io import tensors
 from pfedbred.io.shapes import COUNT, NUMBER, Each, Maybe, expect
+from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.checkpoints import Checkpoint
 from pfedbred.types import Tree
 
@@ -70,15 +72,19 @@ class DeployedState:
             "skipped": self.skipped,
             "in_row": self.skipped_in_row,
             "verdicts": {str(number): list(verdict) for number, verdict in self.verdicts.items()},
-            "info": {name: value if np.isfinite(value) else None for name, value in self.info.items()},
+            "info": {name: finite_or_none(value) for name, value in self.info.items()},
         }
         return Saved(arrays, facts)
 
 
 def check_facts(found: Checkpoint) -> None:
     """Refuses a checkpoint that is not of a federation's run."""
-    expect(found.facts, {"roster": {"schema": dict}}, found.path)
+    roster = {"schema": dict, "members": Each(dict)}
+    expect(found.facts, {"roster": roster}, found.path)
     found.facts["roster"]["schema"].setdefault("features", None)  # earlier versions did not name columns
+    for member in found.facts["roster"]["members"].values():
+        if isinstance(member.get("client"), str):  # earlier versions kept the identity itself
+            member["fingerprint"] = fingerprint(member.pop("client"))
     expect(found.facts, _FACTS, found.path)
 
 

@@ -1,0 +1,72 @@
+"""An algorithm's client half, compiled, for one client's data."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedbred import models
+from pfedbred.algorithms.base import Task
+from pfedbred.algorithms.exchange import Received, received
+from pfedbred.data.federation import Federation
+from pfedbred.engine.evaluation import Evaluator, Tallies
+from pfedbred.engine.round import ClientRecord, Round, Shared, TrainedClient, new_record, shards_of
+from pfedbred.experiment.building import make_algorithm, make_plan
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.types import Array, Tree
+
+
+class ClientHalf:
+    """The client half of an algorithm.
+
+    It is the simulation's round for a federation of one, whose server passes on what the client has received.
+
+    Attributes:
+      shapes: of messages, models and the client's state.
+    """
+
+    def __init__(self, experiment: Experiment, data: Federation, number: int) -> None:
+        self.data, task = data, Task(models.get(experiment.model, data.shape, data.classes, data.words))
+        self.algorithm, plan = make_algorithm(experiment, task), make_plan(experiment)
+        self.shapes: Received = received(self.algorithm)
+        self._drawn = jnp.uint32(self.algorithm.client.draws * experiment.batch_size)
+        shards = jax.tree.map(jnp.asarray, shards_of(data, np.asarray([number])))
+        self._shared = Shared(shards, jax.random.key(np.uint32(experiment.seed)), None, {})
+        self._evaluator = Evaluator(self.algorithm, task, data, shards.x, "in-turn", chosen=plan.metrics)
+        passing_on = self.algorithm._replace(server=self.algorithm.server._replace(send=lambda message, i: message))
+        own = Round(passing_on, plan, "in-turn", None)
+        self._train, self._prepare, self._model = map(jax.jit, (own.train_client, own.prepare_client, own.model_client))
+        self._tally = jax.jit(self._evaluator.tally)
+
+    @property
+    def record_shapes(self) -> ClientRecord:
+        """Shapes and types of what the client keeps."""
+        return jax.eval_shape(new_record, self.shapes.state)
+
+    def new_record(self, message: Tree) -> ClientRecord:
+        """The record of a client that has not taken part yet."""
+        return new_record(self.algorithm.client.init(message))
+
+    def train(self, message: Tree, record: ClientRecord) -> tuple[TrainedClient, ClientRecord]:
+        """What its training gives, and its next record."""
+        trained = self._train(*self._given(message, record))
+        after = ClientRecord(trained.state, record.drawn + self._drawn, jnp.bool_(True), record.rejected)
+        return jax.device_get((trained, after))
+
+    def prepare(self, message: Tree, record: ClientRecord) -> Tree:
+        """Its upload in the exchange before training."""
+        return jax.device_get(self._prepare(*self._given(message, record)))
+
+    def model(self, message: Tree, record: ClientRecord) -> Tree:
+        """Its P."""
+        return jax.device_get(self._model(*self._given(message, record)))
+
+    def tally(self, global_: Tree, personal: Tree) -> Tallies:
+        """Each metric's statistics, of both models on training and test samples."""
+        stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], personal)
+        found = jax.device_get(self._tally(self._evaluator.sets, global_, stacked))
+        return jax.tree.map(lambda leaf: leaf[0], found)
+
+    def _given(self, message: Tree, record: ClientRecord) -> tuple[Shared, tuple[Array, ClientRecord]]:
+        return self._shared._replace(server=message), (jnp.int32(0), record)

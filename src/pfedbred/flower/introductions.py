@@ -1,0 +1,105 @@
+"""What clients tell of themselves, and whether their data can be trained on together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from pfedbred.data.federation import MOST_CLASSES, names_fit
+from pfedbred.flower.wire import PROTOCOL
+from pfedbred.io.shapes import COUNT, Maybe
+
+Facts = Mapping[str, Any]
+
+SCHEMA = {
+    "dataset": str,
+    "shape": [COUNT],
+    "classes": COUNT,
+    "labels": Maybe([str]),
+    "features": Maybe([str]),
+    "words": Maybe(COUNT),
+    "vocabulary": Maybe(str),
+}
+"""What the data of all clients have in common, apart from the dataset's name."""
+
+INTRODUCTION = {"client": str, "name": str, "number": Maybe(COUNT), **SCHEMA, "train": COUNT, "test": COUNT}
+"""What a client tells when it introduces itself, beside the version of its messages."""
+
+_REMEDIES = {
+    **dict.fromkeys(("classes", "labels"), "; set classes= or labels= in the run config"),
+    "features": "; give the columns in the order of the others with features= in its node config",
+}
+_LARGEST = 2**24  # numbers in a sample, words, or samples of a client
+
+
+def unusable(facts: Facts, min_samples: int) -> str | None:
+    """Why a client cannot take part, by what it tells of itself; None if it can."""
+    version = facts.get("protocol", 1)  # the first version did not tell
+    if version != PROTOCOL:
+        age = "older" if version < PROTOCOL else "newer"
+        return f"its pfedbred is {age} than the server's: version {version} of the messages, not {PROTOCOL}"
+    shape, words, labels, features = (facts[name] for name in ("shape", "words", "labels", "features"))
+    largest = max(math.prod(shape), facts["train"], facts["test"], words or 0)
+    if not shape or len(shape) > 8 or 0 in shape or words == 0 or largest > _LARGEST:
+        return f"its samples cannot be used: {facts['train']} of shape {shape}"
+    if not names_fit(features, shape):
+        return f"its samples cannot be used: they have shape {shape}, and names for {len(features)} numbers"
+    if not 1 <= facts["classes"] <= MOST_CLASSES or (labels is not None and len(labels) != facts["classes"]):
+        return f"its labels cannot be used: there are {facts['classes']}"
+    if len(facts["client"]) > 100:
+        return "its identity is too long"
+    return too_few(facts["train"], min_samples)
+
+
+def too_few(samples: int, min_samples: int) -> str | None:
+    """Why a client with so many training samples cannot take part; None if it can."""
+    if not samples:
+        return "it has no training samples"
+    return f"it has {samples} training samples, and min-samples is {min_samples}" if samples < min_samples else None
+
+
+def difference(facts: Facts, schema: Facts) -> str | None:
+    """The first fact in which a client's data differ from the schema, with a remedy; None if there is none."""
+    name = next((name for name in SCHEMA if not _alike(name, facts[name], schema[name])), None)
+    if name is None:
+        return None
+    found, expected, remedy = facts[name], schema[name], _REMEDIES.get(name, "")
+    if name == "features":
+        pairs = enumerate(zip_longest(found, expected))
+        place, (found, expected) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        name = f"column {place}"
+    return f"{name} {str(found)[:200]}, not {str(expected)[:200]}{remedy}"
+
+
+def _alike(name: str, one: Any, other: Any) -> bool:
+    """Whether a fact is the same as far as it matters.
+
+    The dataset's name does not, nor that of a single column. Arrays, whose columns have no names, fit any table.
+    """
+    if name == "features" and (one is None or other is None or len(one) == len(other) == 1):
+        return True
+    return name == "dataset" or one == other
+
+
+def majority(said: Sequence[Facts], least: int) -> dict[str, Any] | None:
+    """The schema of most of these clients; None if fewer than ``least`` share one, or no more than half of them."""
+    schemas = [{name: facts[name] for name in SCHEMA} for facts in said]
+    if not schemas:
+        return None
+    most = _most_common(schemas)
+    named = [one for one in schemas if one["features"] is not None and difference(one, most) is None]
+    if named:  # arrays fit any table, but tables must agree with each other
+        most = _most_common(named)
+    count = _fitting(most, schemas)
+    return most if count >= least and 2 * count > len(schemas) else None
+
+
+def _most_common(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The one that agrees with most of the others."""
+    return max(schemas, key=lambda one: _fitting(one, schemas))
+
+
+def _fitting(schema: Facts, schemas: Sequence[Facts]) -> int:
+    return sum(difference(one, schema) is None for one in schemas)
