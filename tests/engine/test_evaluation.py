@@ -171,18 +171,20 @@ def test_evaluation_takes_no_more_memory_for_more_samples(monkeypatch):
 
 def test_scores_from_counts():
     """25 clients of 20 samples with different accuracies, and one without samples: a tenth of 25 is 3 clients."""
-    correct = np.array([[*range(24, -1, -1), 0]]) * 0.8
-    samples = np.array([[20] * 25 + [0]])
+    correct = np.array([[[*range(24, -1, -1), 0], [5] * 25 + [0]]]) * 0.8  # of G, and of a P that treats all alike
+    samples = np.array([[[20] * 25 + [0]] * 2])
     chosen = metrics.resolve("")
     means = {"accuracy": correct, "loss": 2 * correct}
     sums = {name: evaluation.Combined(metrics.base.Mean(each, samples), None) for name, each in means.items()}
-    found = evaluation._scores(sums, chosen)
+    found, alike = evaluation._scores(sums, chosen)
     accuracies = 0.8 * np.arange(25) / 20
     assert found.worst_decile[0] == pytest.approx(accuracies[:3].mean())
     assert found.client_std[0] == pytest.approx(accuracies.std())
     assert found.accuracy[0] == pytest.approx(accuracies.mean())
     assert found.loss[0] == pytest.approx(2 * accuracies.mean())
     assert np.isnan(found.client_accuracy[0, 25])
+    assert alike.worst_decile[0] == pytest.approx(0.2)
+    assert alike.client_std[0] == pytest.approx(0)
 
 
 def test_a_model_of_nan_gets_nothing_right():

@@ -7,6 +7,8 @@ what all of them need (the data, the server's state) is on each.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +80,49 @@ def compiler_options() -> dict[str, Any]:
 
 
 def host_memory() -> int:
-    """Bytes of memory of this machine; 8 GiB where the system does not report it, as on Windows."""
+    """Bytes of memory that this process may use: the machine's, or fewer if a container or a process has a limit.
+
+    8 GiB where the system does not report it, as on Windows.
+    """
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        return 8 * 2**30
+        machine = 8 * 2**30
+    return min([machine, *_process_limits(), *container_limits()])
+
+
+def _process_limits() -> list[int]:
+    """``ulimit -v`` and ``ulimit -d``, in bytes."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return []
+    limits = [resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    return [each for each in limits if each != resource.RLIM_INFINITY]
+
+
+def container_limits(root: Path = Path("/")) -> Iterator[int]:
+    """The memory limits of the cgroups that this process is in, version 1 or 2, and of those around them."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        group = top / path.lstrip("/")  # in a container that path may be the host's: only the top exists
+        for each in (group, *group.parents):
+            with suppress(OSError, ValueError):  # no such file, or no limit: "max"
+                yield int((each / ("memory.limit_in_bytes" if controllers else "memory.max")).read_text())
+            if each == top:
+                break
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Whether this is how NumPy or JAX says that there is no memory left."""
+    return isinstance(problem, MemoryError) or "RESOURCE_EXHAUSTED" in str(problem)
 
 
 def device_memory() -> int:
@@ -148,8 +188,19 @@ def _is_key(leaf: Any) -> bool:
     return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def agreed_text(text: str | None) -> str | None:
+    """The text of the first process that has one, in all processes: a signal may reach only one of them."""
+    if jax.process_count() == 1:
+        return text
+    from jax.experimental.multihost_utils import process_allgather
+
+    own = np.frombuffer((text or "").encode()[:256].ljust(256, b"\0"), np.uint8)
+    texts = [bytes(each).rstrip(b"\0").decode(errors="replace") for each in process_allgather(own)]
+    return next(filter(None, texts), None)
+
+
 def agreed(number: int) -> int:
-    """The first process's number, in all processes: what depends on a clock or a person is decided by one of them."""
+    """The first process's number, in all processes: what depends on a clock is decided by one of them."""
     if jax.process_count() == 1:
         return number
     from jax.experimental.multihost_utils import broadcast_one_to_all

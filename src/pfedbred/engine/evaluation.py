@@ -27,6 +27,7 @@ from pfedbred.engine.metrics import Metric, Predictions
 from pfedbred.errors import SettingError
 from pfedbred.types import Array, Tree
 
+_MODELS = ("global", "personal")
 _MOST_BLOCKS = 1024
 _LARGEST = 2**28  # bytes of an array while one seed is evaluated
 
@@ -55,13 +56,6 @@ Packed: TypeAlias = Mapping[str, Array]
 """Statistics of both models on both splits as one array per type of number."""
 
 
-class Combined(NamedTuple):
-    """A metric's statistics of each client, and of all clients together if they are condensed."""
-
-    clients: Tree
-    pooled: Tree | None
-
-
 class Tallies(NamedTuple):
     """Both models' statistics on both splits, by client along the first axis (the second, after the seeds)."""
 
@@ -69,6 +63,22 @@ class Tallies(NamedTuple):
     global_test: Sums
     personal_train: Sums
     personal_test: Sums
+
+
+class Combined(NamedTuple):
+    """A metric's statistics of G and P, in this order along an axis before the clients.
+
+    Attributes:
+      clients: of each client.
+      pooled: of all clients together, if the statistics are condensed; else None, and the host adds them up.
+    """
+
+    clients: Tree
+    pooled: Tree | None
+
+
+CombinedTallies: TypeAlias = Mapping[str, Mapping[str, Combined]]
+"""By split and by the metric's name."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +221,7 @@ class Evaluator:
             else:
                 shapes = jax.eval_shape(functools.partial(self._tally_block, part), *_one_row(shared))
                 blocks = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), shapes)
-            for model, sums in zip(("global", "personal"), blocks, strict=True):
+            for model, sums in zip(_MODELS, blocks, strict=True):
                 tallies[f"{model}_{part}"] = jax.tree.map(
                     lambda leaf, owner=samples.blocks.client: jax.ops.segment_sum(leaf, owner, self._clients), sums
                 )
@@ -226,7 +236,7 @@ class Evaluator:
             groups.setdefault(str(leaf.dtype), []).append(leaf.ravel())
         return {name: jnp.concatenate(parts) for name, parts in groups.items()}
 
-    def _unpack(self, packed: Mapping[str, np.ndarray]) -> Tallies:
+    def _unpack(self, packed: Mapping[str, np.ndarray]) -> CombinedTallies:
         """The statistics again, each with the seeds along its first axis."""
         used, leaves = dict.fromkeys(packed, 0), []
         for name, shape, size in self._leaves:
@@ -256,54 +266,51 @@ def _one_row(shared: tuple[EvaluationSet, Tree, Tree]) -> Any:
     return (samples._replace(x=samples.x._replace(x=inputs), y=labels), *models), block
 
 
-def combine(tallies: Tallies, chosen: Mapping[str, Sequence[Metric]], axis: int = 0) -> Tallies:
-    """The statistics as :class:`Combined`; ``axis`` is the clients'. Large ones are condensed here, on the device."""
+def combine(tallies: Tallies, chosen: Mapping[str, Sequence[Metric]], axis: int = 0) -> CombinedTallies:
+    """Both models' statistics side by side; ``axis`` is the clients'. Large ones are condensed here, on the device."""
 
-    def combined(part: str, sums: Sums) -> Sums:
-        found: dict[str, Tree] = {}
-        for metric in chosen[part]:
-            own = sums[metric.name]
-            if metric.condense is None:
-                found[metric.name] = Combined(own, None)
-            else:
-                total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=axis), own)
-                found[metric.name] = Combined(metric.condense(own), metric.condense(total))
-        return found
+    def combined(part: str, metric: Metric) -> Combined:
+        both = [getattr(tallies, f"{model}_{part}")[metric.name] for model in _MODELS]
+        own = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *both)
+        if metric.condense is None:
+            return Combined(own, None)
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=axis + 1), own)
+        return Combined(metric.condense(own), metric.condense(total))
 
-    parts = (name.rpartition("_")[2] for name in Tallies._fields)
-    return Tallies(*(combined(part, sums) for part, sums in zip(parts, tallies, strict=True)))
+    return {part: {metric.name: combined(part, metric) for metric in chosen[part]} for part in chosen}
 
 
-def summarise(tallies: Tallies, chosen: Mapping[str, Sequence[Metric]]) -> Evaluation:
-    """The metrics' values from combined statistics that begin with the seeds, then the clients."""
-
-    def scores(model: str) -> ModelScores:
-        return ModelScores(*(_scores(getattr(tallies, f"{model}_{part}"), chosen[part]) for part in ("train", "test")))
-
-    return Evaluation(scores("global"), scores("personal"))
+def summarise(tallies: CombinedTallies, chosen: Mapping[str, Sequence[Metric]]) -> Evaluation:
+    """The metrics' values from combined statistics that begin with the seeds, then the models, then the clients."""
+    found = {part: _scores(tallies[part], chosen[part]) for part in ("train", "test")}
+    return Evaluation(*(ModelScores(*pair) for pair in zip(found["train"], found["test"], strict=True)))
 
 
-def _scores(sums: Sums, chosen: Sequence[Metric]) -> Scores:
+def _scores(sums: Mapping[str, Combined], chosen: Sequence[Metric]) -> list[Scores]:
+    """Of G and of P."""
     clients, values = {}, {}
     for metric in chosen:
-        combined: Combined = sums[metric.name]
-        pooled = jax.tree.map(_total, combined.clients) if combined.pooled is None else combined.pooled
-        clients[metric.name], values[metric.name] = metric.value(combined.clients), metric.value(pooled)
+        own, pooled = sums[metric.name]
+        clients[metric.name] = metric.value(own)
+        values[metric.name] = metric.value(jax.tree.map(_total, own) if pooled is None else pooled)
     if "accuracy" in clients:
         values |= _spread(clients["accuracy"])
-    return Scores(values, clients)
+    return [
+        Scores(*({name: array[:, model] for name, array in each.items()} for each in (values, clients)))
+        for model in range(len(_MODELS))
+    ]
 
 
 def _total(leaf: np.ndarray) -> np.ndarray:
     """Over the clients, in double precision."""
-    return np.asarray(np.sum(leaf, axis=1, dtype=np.float64 if leaf.dtype.kind == "f" else np.int64))
+    return np.asarray(np.sum(leaf, axis=2, dtype=np.float64 if leaf.dtype.kind == "f" else np.int64))
 
 
 def _spread(accuracy: np.ndarray) -> dict[str, np.ndarray]:
     """How accuracy differs between the clients that have samples."""
-    have = np.isfinite(accuracy).any(axis=0)
+    have = np.isfinite(accuracy).any(axis=(0, 1))
     if not have.any():
-        return dict.fromkeys(("worst_decile", "client_std"), np.full(len(accuracy), np.nan))
-    ordered = np.sort(accuracy[:, have], axis=1)
+        return dict.fromkeys(("worst_decile", "client_std"), np.full(accuracy.shape[:2], np.nan))
+    ordered = np.sort(accuracy[..., have], axis=-1)
     tenth = math.ceil(have.sum() / 10)
-    return {"worst_decile": ordered[:, :tenth].mean(1), "client_std": ordered.std(1)}
+    return {"worst_decile": ordered[..., :tenth].mean(-1), "client_std": ordered.std(-1)}

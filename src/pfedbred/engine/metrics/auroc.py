@@ -6,9 +6,8 @@ import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
-from pfedbred.engine.metrics.base import Metric, Predictions, ratio
+from pfedbred.engine.metrics.base import Metric, Predictions, as_float64
 from pfedbred.engine.metrics.logits import exponentials, finite, one_hot, shifted
 from pfedbred.types import Array
 
@@ -26,18 +25,19 @@ class Histograms(NamedTuple):
 
 
 def _scores(outputs: Array) -> Array:
-    """(n, classes) log-odds of the softmax probabilities, relative to those of a uniform guess."""
+    """(classes, n) log-odds of the softmax probabilities, relative to those of a uniform guess."""
     classes = outputs.shape[-1]
     each = exponentials(outputs)
-    top = one_hot(jnp.argmax(outputs, -1), classes)
-    # The rest of the largest is summed without it: subtracting it from the total would lose all digits near p = 1.
-    rest = jnp.where(top, jnp.sum(jnp.where(top, 0, each), -1, keepdims=True), jnp.sum(each, -1, keepdims=True) - each)
+    top = each == 1
+    # What the largest leaves is summed without it: subtracting it from the total would lose all digits near p = 1.
+    left = jnp.sum(jnp.where(top, 0, each), 0) + (jnp.sum(top, 0) - 1)
+    rest = jnp.where(top, left, left + 1 - each)
     odds = shifted(outputs) - jnp.log(rest) + math.log(max(classes - 1, 1))
     return jnp.clip(odds, -_FARTHEST, _FARTHEST)
 
 
 def bins(outputs: Array) -> Array:
-    """(n, classes) bins of the scores; arbitrary where a logit is not finite."""
+    """(classes, n) bins of the scores; arbitrary where a logit is not finite."""
     scores = _scores(outputs)
     place = (scores / (_SCALE + jnp.abs(scores)) + 1) * (BINS / 2)
     return jnp.clip(place.astype(jnp.int32), 0, BINS - 1)
@@ -48,36 +48,20 @@ def _sums(predictions: Predictions) -> Histograms:
     classes = outputs.shape[-1]
     valid = finite(outputs)
     positive = one_hot(labels, classes)
-    index = (positive * classes + jnp.arange(classes)) * BINS + bins(outputs)
-    counted = jnp.broadcast_to((valid & mask)[:, None], index.shape)
+    index = (positive * classes + jnp.arange(classes)[:, None]) * BINS + bins(outputs)
+    counted = jnp.broadcast_to(valid & mask, index.shape)
     # A scatter of integers: on a CPU ten times as fast as comparing with all bins, and exact in any order.
     flat = jnp.zeros(2 * classes * BINS, jnp.int32).at[index.ravel()].add(counted.ravel().astype(jnp.int32))
     negatives, positives = flat.reshape(2, classes, BINS)
     return Histograms(positives, negatives, jnp.sum(mask & ~valid, dtype=jnp.int32))
 
 
-class Areas(NamedTuple):
-    """For each class, P(score of a positive > that of a negative) and whether it has both; samples without a score."""
-
-    area: Array
-    defined: Array
-    invalid: Array
-
-
-def _condense(sums: Histograms) -> Areas:
-    real = jnp.promote_types(jnp.float32, jnp.result_type(float))
-    positive, negative = sums.positive.astype(real), sums.negative.astype(real)
-    positives, negatives = jnp.sum(positive, -1, keepdims=True), jnp.sum(negative, -1, keepdims=True)
-    # As fractions, which float32 adds up well whatever the counts are; those of the same bin count half.
-    below = (jnp.cumsum(negative, -1) - negative / 2) / jnp.maximum(negatives, 1)
-    area = jnp.sum(positive / jnp.maximum(positives, 1) * below, -1)
-    return Areas(area, (positives > 0)[..., 0] & (negatives > 0)[..., 0], sums.invalid)
-
-
-def _value(areas: Areas) -> np.ndarray:
-    defined = np.asarray(areas.defined)
-    mean = ratio(np.where(defined, areas.area, 0.0).sum(-1, dtype=np.float64), defined.sum(-1))
-    return np.where(np.asarray(areas.invalid) > 0, np.nan, mean)
+def _condense(sums: Histograms) -> Array:
+    positive, negative = (each.astype(jnp.result_type(float)) for each in (sums.positive, sums.negative))
+    pairs = jnp.sum(positive, -1) * jnp.sum(negative, -1)
+    ordered = jnp.sum(positive * (jnp.cumsum(negative, -1) - negative / 2), -1)  # those of the same bin count half
+    mean = jnp.sum(ordered / jnp.maximum(pairs, 1), -1) / jnp.sum(pairs > 0, -1)  # NaN if no class has both
+    return jnp.where(sums.invalid > 0, jnp.nan, mean)
 
 
 def auroc() -> Metric:
@@ -96,4 +80,4 @@ def auroc() -> Metric:
     Reference: Hand and Till, Machine Learning 45, 2001; one against the rest as in Fawcett, Pattern Recognition
     Letters 27, 2006, section 10.
     """
-    return Metric("auroc", _sums, _value, True, "classification", True, "AUROC", _condense)
+    return Metric("auroc", _sums, as_float64, True, "classification", True, "AUROC", _condense)

@@ -45,8 +45,8 @@ class Metric(NamedTuple):
       task: the kind of task it is defined for.
       percent: whether tables and figures show it in percent.
       title: short label for tables and axes.
-      condense: JAX function that makes large statistics small once they are summed, on the device and for any leading
-        axes; ``value`` then takes its result. None if they are small anyway.
+      condense: JAX function that makes statistics of many numbers small once they are summed, on the device and for
+        any leading axes; ``value`` then takes its result. None if they are small anyway.
     """
 
     name: str
@@ -80,6 +80,11 @@ def count(mask: Array) -> Array:
 def mean_value(sums: Mean) -> np.ndarray:
     """The mean; NaN without samples."""
     return ratio(sums.total, sums.samples)
+
+
+def as_float64(value: ArrayLike) -> np.ndarray:
+    """For a metric whose ``condense`` has the value already."""
+    return np.asarray(value, np.float64)
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> np.ndarray:

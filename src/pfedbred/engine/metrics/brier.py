@@ -10,9 +10,9 @@ from pfedbred.engine.metrics.logits import exponentials, one_hot
 
 def _sums(predictions: Predictions) -> Mean:
     each = exponentials(predictions.outputs)
-    probabilities = each / jnp.sum(each, -1, keepdims=True)
-    errors = probabilities - one_hot(predictions.labels, each.shape[-1])
-    return mean(jnp.sum(errors**2, -1), predictions.mask)
+    probabilities = each / jnp.sum(each, 0)
+    errors = probabilities - one_hot(predictions.labels, len(each))
+    return mean(jnp.sum(errors**2, 0), predictions.mask)
 
 
 def brier() -> Metric:

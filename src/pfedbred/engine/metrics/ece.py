@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
-from pfedbred.engine.metrics.base import Metric, Predictions, count, ratio
+from pfedbred.engine.metrics.base import Metric, Predictions, as_float64, count
 from pfedbred.engine.metrics.logits import correct, exponentials
 from pfedbred.types import Array
 
@@ -23,16 +22,16 @@ class Gaps(NamedTuple):
 
 def _sums(predictions: Predictions) -> Gaps:
     mask = predictions.mask
-    confidence = 1 / jnp.sum(exponentials(predictions.outputs), -1)  # the largest exponential is 1
+    confidence = 1 / jnp.sum(exponentials(predictions.outputs), 0)  # the largest exponential is 1
     gap = jnp.where(mask, correct(predictions) - confidence, 0)
     bins = jnp.clip(jnp.ceil(confidence * BINS), 1, BINS)  # the interval is open below and closed above
     # A NaN is in no bin: it goes to all of them, so that the error is NaN too.
-    inside = (bins[:, None] == jnp.arange(1, BINS + 1)) | jnp.isnan(gap)[:, None]
-    return Gaps(jnp.sum(jnp.where(inside, gap[:, None], 0), 0), count(mask))
+    inside = (bins == jnp.arange(1, BINS + 1)[:, None]) | jnp.isnan(gap)
+    return Gaps(jnp.sum(jnp.where(inside, gap, 0), -1), count(mask))
 
 
-def _value(sums: Gaps) -> np.ndarray:
-    return ratio(np.abs(np.asarray(sums.gaps, np.float64)).sum(-1), sums.samples)
+def _condense(sums: Gaps) -> Array:
+    return jnp.sum(jnp.abs(sums.gaps), -1) / sums.samples  # NaN without samples
 
 
 def ece() -> Metric:
@@ -45,4 +44,4 @@ def ece() -> Metric:
 
     Reference: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation (3).
     """
-    return Metric("ece", _sums, _value, False, "classification", True, "ECE")
+    return Metric("ece", _sums, as_float64, False, "classification", True, "ECE", _condense)

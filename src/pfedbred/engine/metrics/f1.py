@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
-from pfedbred.engine.metrics.base import Metric, Predictions, ratio
-from pfedbred.engine.metrics.logits import finite, one_hot
+from pfedbred.engine.metrics.base import Metric, Predictions, as_float64
+from pfedbred.engine.metrics.logits import finite, one_hot, predicted
 from pfedbred.types import Array
 
 
@@ -23,15 +22,15 @@ class Confusions(NamedTuple):
 def _sums(predictions: Predictions) -> Confusions:
     outputs, labels, _, mask = predictions
     classes = outputs.shape[-1]
-    predicted = one_hot(jnp.argmax(outputs, -1), classes) & (finite(outputs) & mask)[:, None]
-    actual = one_hot(labels, classes) & mask[:, None]
-    return Confusions(*(jnp.sum(each, 0, dtype=jnp.int32) for each in (predicted & actual, predicted, actual)))
+    guessed = one_hot(predicted(outputs), classes) & finite(outputs) & mask
+    actual = one_hot(labels, classes) & mask
+    return Confusions(*(jnp.sum(each, -1, dtype=jnp.int32) for each in (guessed & actual, guessed, actual)))
 
 
-def _value(sums: Confusions) -> np.ndarray:
-    occurring = np.add(sums.predicted, sums.actual)
-    scores = ratio(np.multiply(sums.hits, 2), occurring)
-    return ratio(np.nansum(scores, -1), np.count_nonzero(occurring, -1))
+def _condense(sums: Confusions) -> Array:
+    occurring = sums.predicted + sums.actual
+    scores = 2 * sums.hits / jnp.maximum(occurring, 1)
+    return jnp.sum(scores, -1) / jnp.sum(occurring > 0, -1)  # NaN without samples
 
 
 def f1() -> Metric:
@@ -43,4 +42,4 @@ def f1() -> Metric:
 
     Reference: Opitz and Burst, Macro F1 and Macro F1, 2019 (arXiv:1911.03347), the averaged F1.
     """
-    return Metric("f1", _sums, _value, True, "classification", True, "macro F1")
+    return Metric("f1", _sums, as_float64, True, "classification", True, "macro F1", _condense)
