@@ -1,5 +1,7 @@
 """Who may do what: an outsider who has the authority's certificate and reaches the address that clients use."""
 
+import asyncio
+import re
 import socket
 import ssl
 import subprocess
@@ -23,7 +25,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from support.processes import until
 
 from pfedbred.data import prepared
-from pfedbred.flower import certificates, processes
+from pfedbred.flower import certificates, gateway, processes
 
 PATIENCE = 200.0  # seconds; two cores may have much else to do
 
@@ -123,6 +125,33 @@ ROUNDABOUT = (
     "/docs",
     "/openapi.json",
 )
+
+
+def test_nothing_but_calls_of_supernodes_is_passed_on(capsys):
+    """No SuperLink is behind it: what it would pass on gets another answer, after which SuperNodes try again."""
+    app = gateway.application(f"127.0.0.1:{processes.free_port()}", ssl.create_default_context())
+
+    async def ask():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://gateway") as client:
+            for path in (*ELSEWHERE, *ROUNDABOUT):
+                assert (await client.post(path)).status_code == 404, path
+            odd = {"host": "gateway/v1/fleet/pull-messages#"}
+            assert (await client.post("/v1/control/start-run", headers=odd)).status_code == 404
+            assert (await client.get("/v1/fleet/pull-messages")).status_code == 404
+            assert (await client.post("/v1/fleet/pull-messages")).status_code == 502
+
+    asyncio.run(ask())
+    assert "no reply from the SuperLink: ConnectError" in capsys.readouterr().err
+
+
+def test_a_gateway_that_cannot_start_is_one_line(tmp_path, call):
+    code, _, said = call("flower", "gateway", tmp_path)
+    assert code == 2
+    assert re.fullmatch(r"pfedbred: cannot read certificates in .*: No such file or directory\n", said)
+    certificates.make(tmp_path)
+    code, _, said = call("flower", "gateway", tmp_path, "--superlink", "https://hub/v1")
+    assert code == 2
+    assert said == "pfedbred: the SuperLink's address must be HOST:PORT, not 'https://hub/v1'\n"
 
 
 @pytest.mark.full

@@ -12,8 +12,7 @@ from __future__ import annotations
 import re
 import ssl
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 
 import httpx
 import uvicorn
@@ -55,23 +54,21 @@ def serve(authority: Authority, superlink: str, host: str, port: int) -> None:
 
 def application(superlink: str, trusted: ssl.SSLContext) -> Starlette:
     """What it does with a request: the path is matched as a whole, and the request is made anew."""
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[Mapping[str, httpx.AsyncClient]]:
-        limits = httpx.Limits(keepalive_expiry=2)  # seconds; the SuperLink closes idle connections after five
-        client = httpx.AsyncClient(
-            base_url=f"https://{superlink}", verify=trusted, timeout=_PATIENCE, limits=limits, trust_env=False
-        )
-        async with client:
-            yield {"client": client}
+    client = httpx.AsyncClient(
+        base_url=f"https://{superlink}",
+        verify=trusted,
+        timeout=_PATIENCE,
+        limits=httpx.Limits(keepalive_expiry=2),  # seconds; the SuperLink closes idle connections after five
+        trust_env=False,  # it is not reached through a proxy
+    )
 
     async def answer(request: Request) -> Response:
-        path = request.url.path
+        path: str = request.scope["path"]  # of request.url, the sender's Host header would be a part
         if request.method != "POST" or not _CALL.fullmatch(path):
             _log(f"refused: {request.method} {path} from {request.client.host if request.client else 'unknown'}")
             return Response("this address is for SuperNodes only", 404)
         try:
-            reply = await request.state.client.post(path, content=request.stream(), headers=_passed(request.headers))
+            reply = await client.post(path, content=request.stream(), headers=_passed(request.headers))
         except ClientDisconnect:
             return Response(status_code=400)
         except httpx.HTTPError as problem:
@@ -79,7 +76,7 @@ def application(superlink: str, trusted: ssl.SSLContext) -> Starlette:
             return Response("no reply from the SuperLink", 502)  # SuperNodes try again
         return Response(reply.content, reply.status_code, _passed(reply.headers))
 
-    return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])], lifespan=lifespan)
+    return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
 
 
 def _passed(headers: Mapping[str, str]) -> dict[str, str]:
