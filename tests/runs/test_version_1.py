@@ -38,7 +38,7 @@ def to_version_1(folder: Path) -> None:
     for path in checkpoints.files(folder):
         found = checkpoints.read(path)
         arrays = {name.replace(".rejected", ".sick"): np.array(array) for name, array in found.arrays.items()}
-        facts = {**found.facts, "metrics": (folder / "metrics.jsonl").stat().st_size}
+        facts = without(found.facts, "metrics_sha256") | {"metrics": (folder / "metrics.jsonl").stat().st_size}
         facts["experiment"] = without(facts["experiment"], *NEW_OPTIONS)
         checkpoints.write(folder, found.round, facts, arrays)
     if (folder / "summary.json").exists():

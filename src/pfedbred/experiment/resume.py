@@ -17,7 +17,7 @@ from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
 from pfedbred.io.tensors import Damaged
 from pfedbred.runs import checkpoints, layout, locks
 from pfedbred.runs.config_file import read_config
-from pfedbred.runs.metrics_file import read_points, size_of
+from pfedbred.runs.metrics_file import digest, read_points, size_of
 
 S = TypeVar("S")
 
@@ -47,6 +47,7 @@ _FACTS = {
     "experiment": dict,
     "data": Maybe(dict),
     "metrics": COUNT,
+    "metrics_sha256": Maybe(str),
     "seconds": NUMBER,
     "compile_seconds": NUMBER,
     "round_seconds": NUMBER,
@@ -56,7 +57,7 @@ _FACTS = {
 def _current(facts: Any, path: Path) -> dict[str, Any]:
     """A checkpoint's facts as they are written now; earlier servers kept the time of every round."""
     expect(facts, {"experiment": dict}, path)
-    facts = {"data": None, "compile_seconds": 0.0, **facts}
+    facts = {"data": None, "compile_seconds": 0.0, "metrics_sha256": None, **facts}
     if isinstance(facts.get("round_seconds"), list):
         expect(facts["round_seconds"], [NUMBER], path)
         facts["round_seconds"] = statistics.median(facts["round_seconds"]) if facts["round_seconds"] else 0.0
@@ -68,10 +69,22 @@ def latest_checkpoint(folder: Path, warn: Callable[[str], None]) -> checkpoints.
     """The newest intact checkpoint that fits the metrics in the folder; None if there are none."""
 
     def fits(found: checkpoints.Checkpoint) -> None:
-        if _current(found.facts, found.path)["metrics"] > size_of(folder):
+        facts = _current(found.facts, found.path)
+        if facts["metrics"] > size_of(folder):
             raise Damaged(f"metrics.jsonl is shorter than when {found.path} was written")
+        if facts["metrics_sha256"] not in (None, digest(folder, facts["metrics"]).hexdigest()):
+            raise Damaged(f"metrics.jsonl has been changed since {found.path} was written")
 
     return checkpoints.latest(folder, warn, fits)
+
+
+def what_is_saved(folder: Path) -> str:
+    """What is left of a run that has just failed: as much as could be resumed now, whatever was written before."""
+    try:
+        found = latest_checkpoint(folder, lambda message: None)
+    except SettingError:
+        found = None
+    return f"the run is saved up to round {found.round}" if found and found.round else "nothing of the run is saved"
 
 
 def load_progress(folder: Path, built: Built[S], found: checkpoints.Checkpoint) -> tuple[Progress[S], int]:

@@ -19,7 +19,7 @@ from pfedbred.experiment.callbacks.outcome import Outcome
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
 from pfedbred.experiment.result import Run
-from pfedbred.experiment.resume import check_unchanged, latest_checkpoint, load_progress, open_folder
+from pfedbred.experiment.resume import check_unchanged, latest_checkpoint, load_progress, open_folder, what_is_saved
 from pfedbred.io.atomic import WriteError, writing_into
 from pfedbred.runs import checkpoints, layout
 from pfedbred.runs.config_file import write_config
@@ -126,9 +126,7 @@ def run_into(
         if found:
             start, metrics_size = load_progress(source, built, found)
     metrics = MetricsWriter(folder, keep=metrics_size if source == folder else 0)
-    saver = Checkpoints(
-        folder, metrics, how.checkpoint_every, start.round if start else 0, always=how.checkpoint_always
-    )
+    saver = Checkpoints(folder, metrics, how.checkpoint_every, always=how.checkpoint_always)
     outcome = [Outcome(folder, how.keep_models, how.extra)] if how.outcome else []
     try:
         with writing_into(folder):
@@ -140,4 +138,4 @@ def run_into(
         # The outcome is written before a user's callback sees the end, and a checkpoint after it has seen a pause.
         return train(built, [metrics, *outcome, *callbacks, saver], start, folder)
     except WriteError as problem:
-        raise SettingError(f"{problem}; {saver.what_is_saved()}") from None
+        raise SettingError(f"{problem}; {what_is_saved(source)}") from None

@@ -151,7 +151,7 @@ def _checksum(facts: str, arrays: Mapping[str, np.ndarray | Pieces]) -> str:
 def load(kind: Kind, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The plain values of a file, and its arrays, which stay in the file. Rejects a damaged one."""
     size = check_regular_file(path)
-    with reading(path), path.open("rb") as file:
+    with reading(path), open(path, "rb") as file:
         header, begin = _header(kind, path, file, size)
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     arrays = {

@@ -15,6 +15,7 @@ import numpy as np
 
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
+from pfedbred.io.strict import Unreadable
 
 _KIND = tensors.Kind("pfedbred checkpoint 1", "checkpoint", "it cannot be loaded")
 _KEPT = 2
@@ -53,14 +54,22 @@ def write(
     path = folder / f"checkpoint-{round_:08d}.safetensors"
     tensors.save(_KIND, path, {**facts, "round": round_}, arrays)
     for each in files(folder)[_KEPT:]:
-        each.unlink(missing_ok=True)
+        remove(each)
     return path
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint. A folder that somebody has put in its place is renamed instead, with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        path.rename(path.with_name(f"{path.name}.not-a-checkpoint"))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def latest(
     folder: Path, warn: Callable[[str], None], fits: Callable[[Checkpoint], None] = lambda found: None
 ) -> Checkpoint | None:
-    """The newest intact checkpoint; None if there are none at all. ``warn`` is called for each damaged one.
+    """The newest intact checkpoint; None if there are none at all. ``warn`` is called for each that cannot be read.
 
     ``fits`` may raise Damaged for a checkpoint that does not fit what else is in the folder.
     """
@@ -70,7 +79,7 @@ def latest(
             checkpoint = read(path)
             fits(checkpoint)
             return checkpoint
-        except tensors.Damaged as problem:
+        except (tensors.Damaged, Unreadable) as problem:
             warn(f"{problem}; trying the one before")
     if found:
         raise SettingError(
@@ -83,7 +92,7 @@ def remove_after(folder: Path, round_: int) -> None:
     """Removes the checkpoints of later rounds, which were damaged: the run is resumed from this one."""
     for each in files(folder):
         if (_round(each) or 0) > round_:
-            each.unlink(missing_ok=True)
+            remove(each)
 
 
 def read(path: Path) -> Checkpoint:

@@ -81,9 +81,10 @@ def _remove_runs(folder: Path) -> None:
                 _remove_runs(below)
             if not any(below.iterdir()):
                 below.rmdir()
-    for each in (folder / SUMMARY, *checkpoints.files(folder), *leftovers(folder)):
-        each.unlink(missing_ok=True)
-    for each in (*folder.glob("client-*.safetensors"), *(folder / name for name in _FILES)):
+    (folder / SUMMARY).unlink(missing_ok=True)
+    for each in checkpoints.files(folder):
+        checkpoints.remove(each)
+    for each in (*leftovers(folder), *folder.glob("client-*.safetensors"), *(folder / name for name in _FILES)):
         each.unlink(missing_ok=True)
 
 

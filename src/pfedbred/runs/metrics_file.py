@@ -7,6 +7,7 @@ knew accuracy and loss only and wrote ``left_out`` for ``rejected``.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
-from pfedbred.io.atomic import open_private
+from pfedbred.io.atomic import WriteError, open_private
 from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, expect
 from pfedbred.io.strict import check_regular_file, finite_or_none, parse_json, reading
 from pfedbred.runs.layout import METRICS
@@ -35,11 +36,14 @@ class MetricsFile:
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
         """Keeps the first ``keep`` bytes of an existing file and appends to them."""
+        self._folder, self._size = folder, keep
         self._file = open_private(folder / METRICS, "ab")
         self._file.truncate(keep)
+        self._digest = digest(folder, keep)
 
     def write(self, point: Point) -> None:
         """Adds a line, which other processes can read from then on."""
+        self.check()
         line: dict[str, Any] = {
             "schema": SCHEMA,
             "round": point.round,
@@ -52,13 +56,23 @@ class MetricsFile:
         }
         if point.diagnostics:
             line["diagnostics"] = {name: _numbers(values, None) for name, values in point.diagnostics.items()}
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        text = json.dumps(line, allow_nan=False).encode() + b"\n"
+        self._file.write(text)
         self._file.flush()
+        self._digest.update(text)
+        self._size += len(text)
 
-    def sync(self) -> int:
-        """Waits until all lines are on disk; returns how many bytes they take."""
+    def check(self, content: bool = False) -> None:
+        """Raises an error if somebody has removed the file, or changed its size or, which takes longer, its content."""
+        same = (self._folder / METRICS).stat().st_size == self._size
+        if not same or (content and digest(self._folder, self._size).digest() != self._digest.digest()):
+            raise WriteError(f"{self._folder / METRICS} has been changed while the run was writing it")
+
+    def sync(self) -> dict[str, Any]:
+        """Waits until all lines are on disk; returns what a checkpoint has to know of them: their size and checksum."""
         os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size  # not the position: the file was opened at an end since cut off
+        self.check()
+        return {"metrics": self._size, "metrics_sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
         """Closes the file."""
@@ -69,6 +83,16 @@ def size_of(folder: Path) -> int:
     """Bytes of the metrics in a folder; 0 if there are none."""
     path = folder / METRICS
     return path.stat().st_size if path.exists() else 0
+
+
+def digest(folder: Path, size: int) -> hashlib._Hash:
+    """The SHA-256 of the first ``size`` bytes of the metrics in a folder."""
+    found = hashlib.sha256()
+    with reading(folder / METRICS), open(folder / METRICS, "rb") as file:
+        while piece := file.read(min(size, 2**20)):
+            found.update(piece)
+            size -= len(piece)
+    return found
 
 
 def _model_line(scores: ModelScores) -> dict[str, Any]:

@@ -24,16 +24,14 @@ _SHARE = 30  # and at least so many times what the last one took
 class Checkpoints(Callback):
     """A checkpoint every so many rounds, or once a minute; and before a run stops."""
 
-    def __init__(
-        self, folder: Path, metrics: MetricsWriter, every: int | None = None, loaded: int = 0, always: bool = False
-    ) -> None:
-        """``every`` is in rounds, 0 for none, None for one a minute; ``loaded`` is the round the run resumes from.
+    def __init__(self, folder: Path, metrics: MetricsWriter, every: int | None = None, always: bool = False) -> None:
+        """``every`` is in rounds, 0 for none, None for one a minute.
 
         With ``always``, there is also one before the first round, and after rounds that changed nothing: for a backend
         whose clients rely on what the server remembers.
         """
         self._folder, self._metrics, self._every, self._always = folder, metrics, every, always
-        self._saved_at, self.saved_round = time.monotonic(), loaded
+        self._saved_at = time.monotonic()
 
     @contextmanager
     def running(self, progress: Progress[Any]) -> Iterator[None]:
@@ -67,7 +65,7 @@ class Checkpoints(Callback):
             **saved.facts,
             "experiment": progress.experiment.plain(),
             "data": progress.backend.federation.facts,
-            "metrics": self._metrics.sync(),
+            **self._metrics.sync(),
             "seconds": progress.seconds,
             "compile_seconds": progress.compile_seconds,
             "round_seconds": progress.typical_round_seconds,
@@ -77,11 +75,6 @@ class Checkpoints(Callback):
                 checkpoints.write(self._folder, progress.round, facts, saved.arrays)
         self._saved_at = time.monotonic()
         progress.save_seconds = self._saved_at - started
-        self.saved_round = progress.round
-
-    def what_is_saved(self) -> str:
-        """What is left of the run if it ends now."""
-        return f"the run is saved up to round {self.saved_round}" if self.saved_round else "nothing of the run is saved"
 
 
 def rounds_in_a_second(progress: Progress[Any]) -> int:

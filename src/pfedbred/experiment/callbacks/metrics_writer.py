@@ -10,6 +10,7 @@ from typing import Any
 from pfedbred.engine.history import Point
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.progress import Progress
+from pfedbred.experiment.result import Run
 from pfedbred.io.atomic import writing_into
 from pfedbred.runs.metrics_file import MetricsFile
 
@@ -40,8 +41,14 @@ class MetricsWriter(Callback):
         with writing_into(self._folder):
             self._file.write(point)
 
-    def sync(self) -> int:
-        """Waits until all lines are on disk; returns how many bytes they take."""
+    def on_end(self, run: Run[Any]) -> None:
+        """Makes sure that the file still holds what was written, before anything calls the run finished."""
+        assert self._file is not None
+        with writing_into(self._folder):
+            self._file.check(content=True)
+
+    def sync(self) -> dict[str, Any]:
+        """Waits until all lines are on disk; returns what a checkpoint has to know of them."""
         assert self._file is not None
         with writing_into(self._folder):
             return self._file.sync()
