@@ -1,5 +1,15 @@
 """pfedbred: personalised federated learning with Bregman-divergence priors, compiled with JAX."""
 
+import signal
+import sys
+from pathlib import PurePath
+
+# Ctrl-C while the command line is still being imported ends it without a traceback; its main() takes over from there.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
+    PurePath(*sys.argv[:1]).stem == "pfedbred" or sys.orig_argv[1:3] == ["-m", "pfedbred"]
+):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from pfedbred import models
 from pfedbred._version import __version__
 from pfedbred.aggregation import RULES, Gathered, Rule

@@ -196,6 +196,11 @@ MISTAKES = {
     ("run", "--set", "R=1", "--set", "R=2"): "--set R is given more than once",
     ("sweep", "--grid", "eta=1,2", "--set", "eta=3"): "eta is in the grid and in --set",
     ("run", "--dataset", "mnist", "--data-dir", "nowhere"): "mnist is not here: put ",
+    ("run", "--resume"): "--resume needs --out, the folder of the run to resume",
+    ("compare", "--resume"): "--resume needs --out, the folder of the run to resume",
+    ("run", "--time-limit", "99999999h"): "a time limit must be at most 100 years",
+    ("run", "--time-limit", "soon", "--dry-run"): "a time limit must look like 90s, 30m or 1h30m, not 'soon'",
+    ("paper", "table2", "--time-limit", "99999999h"): "a time limit must be at most 100 years",
     ("paper", "noniid", "--rows", "fedavg"): "--rows does not apply to noniid",
     ("compare", "--algorithms", "fedavg", "--set", "lam=3"): "none of these algorithms has a setting 'lam'",
 }

@@ -16,10 +16,11 @@ import pytest
 from conftest import small_federation
 
 import pfedbred
+from pfedbred.engine import devices
 from pfedbred.experiment import run as run_module
 from pfedbred.experiment.building import build
 from pfedbred.experiment.callbacks import Callback, Interruption
-from pfedbred.experiment.callbacks.stopping import parse_seconds, process_started
+from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
 from pfedbred.experiment.progress import Progress
@@ -172,6 +173,29 @@ def test_a_scheduler_may_repeat_its_signal():
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
         assert stop.check() == "terminated"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signal")
+def test_a_closed_terminal_stops_a_run_though_nothing_can_be_shown(monkeypatch):
+    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    stop = Interruption()
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.check() == "hung up"
+    assert EXIT_CODES["hung up"] == 129
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_to_any_process_stops_all(signalled, monkeypatch):
+    """What a process hears of the other comes by way of one array."""
+    sent = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", lambda own: sent.append(own) or [own])
+    assert devices.agreed_text("terminated") == "terminated"
+    assert devices.agreed_text(None) is None
+    gathered = np.stack([sent[0], sent[1]] if signalled == 0 else [sent[1], sent[0]])
+    monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", lambda own: gathered)
+    assert devices.agreed_text(None) == devices.agreed_text("terminated") == "terminated"
 
 
 def test_a_time_limit_leaves_time_for_what_comes_next():
@@ -420,4 +444,10 @@ def test_times(text, expected):
 @pytest.mark.parametrize("text", ["", "soon", "0", "-3", "1d", "nan", "1e3"])
 def test_other_times_are_rejected(text):
     with pytest.raises(pfedbred.SettingError, match="a time limit must look like 90s, 30m or 1h30m, not"):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize("text", ["1000000h", "9" * 400 + "s", "99999999999:00:00"])
+def test_absurd_times_are_rejected(text):
+    with pytest.raises(pfedbred.SettingError, match="a time limit must be at most 100 years, not"):
         parse_seconds(text)

@@ -4,11 +4,14 @@ These tests run real processes and kill them.
 """
 
 import json
+import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -95,9 +98,13 @@ def test_a_killed_run_is_resumed_to_the_same_end(forker, whole, whole_seconds, t
 
 
 def test_a_signal_stops_a_run_cleanly(forker, whole, tmp_path):
-    """Ctrl-C and the signal of job schedulers: the round is finished and saved, and how to resume is shown."""
+    """Ctrl-C, the end of a job or of its terminal: the round is finished and saved, and how to resume is shown."""
     folder = tmp_path / "run"
-    for number, words in ((signal.SIGINT, "again to stop at once"), (signal.SIGTERM, "then saving")):
+    for number, words in (
+        (signal.SIGINT, "again to stop at once"),
+        (signal.SIGTERM, "then saving"),
+        (signal.SIGHUP, "then saving"),
+    ):
         begun = len(checkpoints.files(folder)) if folder.exists() else 0
         child = forker.start(*COMMAND, "--out", folder, "--resume")
         assert until(lambda begun=begun: folder.exists() and len(checkpoints.files(folder)) > begun)
@@ -112,6 +119,36 @@ def test_a_signal_stops_a_run_cleanly(forker, whole, tmp_path):
             each.unlink()  # what it saved last is enough
     assert forker.run("run", "--resume", "--out", folder, "--checkpoint-every", 4) == 0  # settings as they were
     assert outcome(folder) == outcome(whole)
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_to_one_of_two_processes_stops_both(signalled, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    options = ["--rounds", "1000000", "--eval-every", "1000000", "--checkpoint-every", "1", "--out", "run"]
+    with ExitStack() as stack:
+        started = []
+        for number in range(2):
+            names = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(number)}
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pfedbred", "--distributed", "run", *options],
+                cwd=tmp_path,
+                env={**os.environ, **names, "JAX_NUM_CPU_DEVICES": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        end = time.monotonic() + 180
+        while not any(tmp_path.glob("run/checkpoint-*")) and time.monotonic() < end:
+            time.sleep(0.1)  # until both are in the loop
+        started[signalled].send_signal(signal.SIGTERM)
+        outputs = [each.communicate(timeout=120)[0] for each in started]
+    assert [each.returncode for each in started] == [143, 143], outputs
+    assert "stopped (terminated) after round" in outputs[0]
+    assert "to resume: pfedbred run --resume --out run" in outputs[0]
 
 
 def test_the_second_interrupt_stops_at_once(forker, tmp_path):

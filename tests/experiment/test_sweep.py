@@ -1,6 +1,8 @@
 """Sweeps: every point is the run it stands for, and all of them are one program."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from conftest import small_federation
 import pfedbred
 from pfedbred.experiment.building import build
 from pfedbred.experiment.sweep import parse_grid
+from pfedbred.runs.locks import locked
 
 OPTIONS = {"rounds": 3, "eval_every": 2, "seeds": 2}
 
@@ -132,3 +135,28 @@ def test_what_a_sweep_does_not_do_is_rejected(options, problem):
     given = pfedbred.Experiment(**{"algorithm": "fedavg", "rounds": 1, **options})
     with pytest.raises(pfedbred.SettingError, match=problem):
         pfedbred.sweep(given, {"alpha": [0.1]}, federation=small_federation())
+
+
+def test_a_sweep_leaves_a_folder_in_use_alone(call, tmp_path, finished):
+    """As a live run's: its files are there afterwards, and the sweep says who has the folder."""
+    shutil.copytree(finished / "run", tmp_path / "run")
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    command = (
+        "sweep",
+        "--dataset",
+        finished / "own.npz",
+        "--rounds",
+        1,
+        "--algorithm",
+        "fedavg",
+        "--grid",
+        "alpha=0.1",
+    )
+    with locked(tmp_path / "run"):
+        code, _, err = call(*command, "--overwrite", "--out", "run")
+    assert code == 2
+    assert err.startswith(f"pfedbred: run is in use by process {os.getpid()} on ")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+    assert call(*command, "--overwrite", "--out", "run")[0] == 0
+    assert (tmp_path / "run" / "sweep.json").exists()
+    assert not (tmp_path / "run" / ".lock").exists()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,11 +20,14 @@ from pfedbred.cli import options
 from pfedbred.cli.listing import list_command
 from pfedbred.cli.paper import paper_command
 from pfedbred.cli.run import compare_command, run_command
+from pfedbred.cli.streams import lasting_streams
 from pfedbred.cli.sweep import sweep_command
 from pfedbred.data.sources.hub import cache_folder
 from pfedbred.engine import join_processes, keep_programs, use_all_cores
+from pfedbred.engine.devices import is_out_of_memory
 from pfedbred.errors import SettingError, nearest, printable
 from pfedbred.experiment.command import command as reproducing_command
+from pfedbred.experiment.run import OutOfMemory
 from pfedbred.io.atomic import write_text
 from pfedbred.paper.page import section as paper_section
 from pfedbred.report import page
@@ -129,18 +133,32 @@ app.add_typer(flower_commands.app, name="flower")
 
 def main() -> None:
     """Runs the command line. A user's mistake gets one line and exit code 2, never a traceback."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see pfedbred/__init__.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):  # a path may hold bytes that are not valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.path.append(str(Path.cwd()))  # import paths in experiment files may name the user's own modules
-    command = typer.main.get_command(app)
     use_all_cores()
     keep_programs(cache_folder() / "compiled")
+    with lasting_streams() as output:
+        code = _run_command()
+        output.flush()
+        if output.problem:
+            reason = output.problem.strerror or output.problem
+            code = code or _complain(f"cannot write to standard output: {reason}; the command went on without it")
+    sys.exit(code)
+
+
+def _run_command() -> int:
+    """Runs the command that was given; returns its exit code."""
     try:
-        code = command.main(standalone_mode=False)
+        code = typer.main.get_command(app).main(standalone_mode=False)
     except SettingError as mistake:
-        sys.exit(_complain(str(mistake)))
+        return _complain(str(mistake))
     except Exception as problem:
+        if is_out_of_memory(problem):
+            return _complain(str(OutOfMemory()))
         if not hasattr(problem, "format_message"):  # not an error of the option parser, which has its own message
             raise
         message = problem.format_message()
@@ -148,11 +166,11 @@ def main() -> None:
         if unknown:
             commands = problem.ctx.command.commands  # type: ignore[attr-defined]
             message = f"no such command {unknown[1]!r}{nearest(unknown[1], commands)}"
-        sys.exit(_complain(message))
+        return _complain(message)
     except KeyboardInterrupt:
         print("pfedbred: stopped", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)
+        return 130
+    return code if isinstance(code, int) else 0
 
 
 def _complain(message: str) -> int:

@@ -50,8 +50,8 @@ def paper_command(
         raise SettingError(f"the paper has no {name!r}{nearest(name, paper.ARTIFACTS)}")
     if rows and not paper.ARTIFACTS[name].has_rows:
         raise SettingError(f"--rows does not apply to {name}: it has no rows")
-    ensure_folder(out)
     interruption = Interruption(parse_seconds(time_limit) if time_limit else None, process_started())
+    ensure_folder(out)
     request = paper.Request(
         out,
         paper.Federations(data_dir, federations),

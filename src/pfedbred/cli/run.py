@@ -86,6 +86,8 @@ def compare_command(
 def _read(file: Path | None, options: dict[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
     """How to run, and what: as the file, the options and, to resume, the run in the folder say."""
     how = RunOptions(**{name: options.pop(name) for name in RunOptions._fields})
+    if how.time_limit is not None:
+        parse_seconds(how.time_limit)  # rejected before the data is read
     return how, options_.with_recorded(how.out, how.resume, options_.merged(file, options, how.set_))
 
 

@@ -11,6 +11,7 @@ from pfedbred.cli import options as options_
 from pfedbred.cli.options import File, Out, Overwrite, Settings
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.resume import open_folder
 from pfedbred.experiment.sweep import parse_grid, sweep
 from pfedbred.io.atomic import write_json, writing_into
 from pfedbred.report import heatmap
@@ -40,13 +41,14 @@ def sweep_command(
             raise SettingError(f"{name} is in the grid and in --set: give it once")
     experiment = Experiment.from_mapping(options_.merged(file, options, set_))
     name = experiment.algorithm_name
-    folder = layout.new_folder(options_.chosen_folder(out, options_.run_name(experiment, f"{name}-sweep")), overwrite)
-    with progress(f"{name}, {math.prod(map(len, values.values()))} points") as advance:
-        finished = sweep(experiment, values, observe=advance)
-    record = finished.record()
-    with writing_into(folder):
-        write_config(folder / layout.CONFIG, finished.experiment.plain(), "sweep --grid ...")
-        write_json(folder / layout.SWEEP, record)
-        heatmap.draw_points(record, folder / layout.HEATMAP)
+    chosen = options_.chosen_folder(out, options_.run_name(experiment, f"{name}-sweep"))
+    with open_folder(chosen, overwrite=overwrite) as folder:
+        with progress(f"{name}, {math.prod(map(len, values.values()))} points") as advance:
+            finished = sweep(experiment, values, observe=advance)
+        record = finished.record()
+        with writing_into(folder):
+            write_config(folder / layout.CONFIG, finished.experiment.plain(), "sweep --grid ...")
+            write_json(folder / layout.SWEEP, record)
+            heatmap.draw_points(record, folder / layout.HEATMAP)
     show_sweep(record)
     print(f"run:     {folder}\npicture: {folder / layout.HEATMAP}")

@@ -77,7 +77,10 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
 
     def on(self, federation: DataInfo) -> Experiment:
         """The same experiment on other data: what its own dataset decided is open again."""
-        return dataclasses.replace(getattr(self, "_given", self), dataset=federation)
+        return dataclasses.replace(self._as_given(), dataset=federation)
+
+    def _as_given(self) -> Experiment:
+        return getattr(self, "_given", self)
 
     def for_data(self, federation: DataInfo, *, data_elsewhere: bool = False) -> Experiment:
         """This experiment, checked, with what only the data can tell: how many clients a round averages."""
@@ -86,7 +89,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             raise SettingError(
                 f"the experiment is for {experiment.clients} clients, the federation has {federation.clients}"
             )
-        return experiment._with_aggregated(federation.clients)._checked_from(experiment._given)
+        return experiment._with_aggregated(federation.clients)._checked_from(experiment._as_given())
 
     def _settings(self, algorithm: Any) -> dict[str, Any]:
         """All settings of the algorithm."""

@@ -170,8 +170,5 @@ class _Training(Generic[S]):
 
 
 def _agreed(reasons: Sequence[str | None]) -> str | None:
-    """The first reason given, if the first process has one: what depends on a clock or a person is decided by one."""
-    reason = next((each for each in reasons if each), None)
-    if not devices.agreed(bool(reason)):
-        return None
-    return reason or "decided by the first process"
+    """The first reason that a callback of any process has."""
+    return devices.agreed_text(next(filter(None, reasons), None))

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
+
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
+from pfedbred.engine import devices
 from pfedbred.errors import SettingError
 from pfedbred.experiment.building import Built, build
 from pfedbred.experiment.callbacks.base import Callback
@@ -28,6 +31,14 @@ from pfedbred.runs.config_file import write_config
 def warn(message: str) -> None:
     """A line on standard error."""
     print(f"pfedbred: warning: {message}", file=sys.stderr)
+
+
+class OutOfMemory(SettingError, MemoryError):
+    """No memory is left. ``saved`` says what is saved of the run."""
+
+    def __init__(self, saved: str = "") -> None:
+        advice = "use fewer clients, seeds or local steps, a smaller batch_size or model, or store file"
+        super().__init__(f"out of memory: {advice}{saved and f'; {saved}'}")
 
 
 @dataclass(frozen=True)
@@ -139,3 +150,7 @@ def run_into(
         return train(built, [metrics, *outcome, *callbacks, saver], start, folder)
     except WriteError as problem:
         raise SettingError(f"{problem}; {what_is_saved(source)}") from None
+    except (MemoryError, jax.errors.JaxRuntimeError) as problem:
+        if not devices.is_out_of_memory(problem):
+            raise
+        raise OutOfMemory(what_is_saved(source)) from problem

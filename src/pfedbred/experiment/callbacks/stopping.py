@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,11 @@ from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.checkpointing import rounds_in_a_second
 from pfedbred.experiment.progress import Progress
 
-EXIT_CODES = {"interrupted": 128 + signal.SIGINT, "terminated": 128 + signal.SIGTERM, "time limit": 75}
+_SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    _SIGNALS[signal.SIGHUP] = "hung up"  # the terminal was closed
+
+EXIT_CODES = {**{reason: 128 + number for number, reason in _SIGNALS.items()}, "time limit": 75}
 """Why a run stopped, and the exit code of the command; 75 is the usual one for "try again later"."""
 
 
@@ -35,7 +39,7 @@ class Stopped(Exception):
 
 
 class Interruption(Callback):
-    """Stops at Ctrl-C, at the signal by which job schedulers end a job, and before a time limit.
+    """Stops at Ctrl-C, when a job scheduler ends the job, when the terminal is closed, and before a time limit.
 
     Attributes:
       reason: why to stop, one of EXIT_CODES; None as long as there is no reason.
@@ -77,16 +81,17 @@ class Interruption(Callback):
             return
 
         def note(number: int, frame: Any) -> None:
-            noted, self.reason = self.reason, "interrupted" if number == signal.SIGINT else "terminated"
+            noted, self.reason = self.reason, _SIGNALS[signal.Signals(number)]
             again = ""
             if number == signal.SIGINT:  # schedulers may repeat their signal
                 signal.signal(number, signal.SIG_DFL)
                 again = "; press Ctrl-C again to stop at once"
             cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it, and may not get to show it again
             if noted is None or again:
-                os.write(2, f"{cursor}\npfedbred: finishing the round{saving}{again}\n".encode())
+                with suppress(OSError):  # nobody may be reading any more
+                    os.write(2, f"{cursor}\npfedbred: finishing the round{saving}{again}\n".encode())
 
-        heard = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
+        heard = [each for each in _SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
         before = {number: signal.signal(number, note) for number in heard}  # an ignored signal stays ignored
         self._listening = True
         try:
@@ -143,6 +148,9 @@ class Patience(Callback):
         return f"{self._metric.title} has not improved for {self._evaluations} evaluations"
 
 
+_LONGEST = 100 * 365 * 24 * 3600.0
+
+
 def process_started() -> float:
     """When this process began, as a time of ``time.monotonic``; now, where the system does not tell."""
     try:
@@ -163,4 +171,6 @@ def parse_seconds(text: str) -> float:
     total = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
     if total <= 0:
         raise SettingError(f"a time limit must look like 90s, 30m or 1h30m, not {text!r}")
+    if total > _LONGEST:
+        raise SettingError(f"a time limit must be at most 100 years, not {text!r}")
     return total

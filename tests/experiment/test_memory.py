@@ -1,0 +1,85 @@
+"""Running out of memory is one line: before the run where a limit is known, and otherwise when it happens."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import small_federation
+
+import pfedbred
+from pfedbred.engine import devices
+
+V2 = {"proc/self/cgroup": "0::/job/step\n", "sys/fs/cgroup/job/memory.max": "3000000\n"}
+V2_INSIDE = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "4000000\n"}
+V1 = {
+    "proc/self/cgroup": "5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n0::/\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes": "5000000\n",
+    "sys/fs/cgroup/cpu,cpuacct/docker/1/memory.limit_in_bytes": "1\n",
+}
+HOST_PATH = {  # a container that sees the host's path, but only its own group
+    "proc/self/cgroup": "4:memory:/docker/1\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "6000000\n",
+}
+UNLIMITED = {
+    "proc/self/cgroup": "0::/job\n",
+    "sys/fs/cgroup/job/memory.max": "max\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "smallest"),
+    [(V2, 3_000_000), (V2_INSIDE, 4_000_000), (V1, 5_000_000), (HOST_PATH, 6_000_000), (UNLIMITED, None), ({}, None)],
+)
+def test_the_limit_of_a_container_is_read(files, smallest, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert min(devices.container_limits(tmp_path), default=None) == smallest
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_run_beyond_a_limit_is_refused_before_it_begins(limit, monkeypatch, call, tmp_path):
+    resource = pytest.importorskip("resource")
+    assert devices.host_memory() > 2**27
+    which, none = getattr(resource, limit), resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda each: (2**27, none) if each == which else (none, none))
+    assert devices.host_memory() == 2**27
+    code, _, err = call("run", "--model", "dnn", "--seeds", 2000)
+    assert code == 2
+    assert "GB for models and minibatches, but only 0.1 GB are available" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def numpy_array():
+    np.ones(2**46)
+
+
+def jax_array():
+    jnp.ones(2**44)
+
+
+class Exhaust(pfedbred.Callback):
+    def __init__(self, use):
+        self.use = use
+
+    def stop_reason(self, progress):
+        if progress.round == 3:
+            self.use()
+
+
+@pytest.mark.parametrize("use", [numpy_array, jax_array])
+def test_a_run_out_of_memory_says_what_is_saved(use, tmp_path):
+    options = {"federation": small_federation(), "algorithm": "fedavg", "rounds": 5, "checkpoint_every": 1}
+    with pytest.raises(pfedbred.SettingError) as raised:
+        pfedbred.run(**options, out=tmp_path / "run", callbacks=[Exhaust(use)])
+    assert str(raised.value).startswith("out of memory: use fewer clients")
+    assert str(raised.value).endswith("the run is saved up to round 2")
+
+
+@pytest.mark.parametrize("use", [numpy_array, jax_array])
+def test_any_command_out_of_memory_is_one_line(use, call, monkeypatch):
+    monkeypatch.setattr("pfedbred.cli.data.data.load", lambda *_, **__: use())
+    code, _, err = call("data", "show", "digits")
+    assert code == 2
+    assert err.startswith("pfedbred: out of memory: ")
+    assert err.count("\n") == 1
