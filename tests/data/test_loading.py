@@ -174,3 +174,22 @@ def test_clients_can_be_held_out(digits):
 def test_at_least_one_client_trains_and_one_is_held_out(digits, fraction):
     with pytest.raises(pfedbred.SettingError, match="at least one must be held out and one must train"):
         digits.hold_out(fraction, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "synthetic with 2,000 clients needs about 0.2 GB, but only 0.1 GB are available: use fewer clients"),
+        (
+            ("--participation", "sample", "--aggregated", 1900),
+            "only 0.1 GB are available: average fewer clients per round",
+        ),
+    ],
+)
+def test_clients_that_do_not_fit_into_memory_are_refused_before_they_are_made(options, words, call, monkeypatch):
+    resource = pytest.importorskip("resource")
+    limits = {resource.RLIMIT_AS: 10**8}
+    monkeypatch.setattr(resource, "getrlimit", lambda each: (limits.get(each, resource.RLIM_INFINITY),) * 2)
+    code, _, err = call("run", "--dataset", "synthetic", "--clients", 2000, "--rounds", 1, *options)
+    assert code == 2
+    assert words in err

@@ -17,6 +17,7 @@ from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool, federate
 from pfedbred.data.population import Population
 from pfedbred.data.sources.user_files import pool_from_arrays, pool_from_dataset, pool_from_file
 from pfedbred.errors import SettingError, nearest
+from pfedbred.io.memory import host_memory
 
 Name = str | os.PathLike[str]
 Data = Federation | Population
@@ -152,6 +153,8 @@ def load(
             raise SettingError(f"{name} is for your own files, not for the dataset {dataset!r}")
     known, arguments = find(dataset)
     seed = known.seed if seed is None else seed
+    if known.population:
+        _refuse_too_large(known.population(clients or known.clients, seed, **arguments))
     pool = known.pool(data_dir, clients or known.clients, seed, **arguments)
     return _split(pool, known, seed=seed, **options)
 
@@ -160,6 +163,15 @@ def _refuse_options(name: str, given: Mapping[str, Any]) -> None:
     for option, value in given.items():
         if value is not None:
             raise SettingError(f"{name} is already split: {option} cannot be changed")
+
+
+def _refuse_too_large(population: Population) -> None:
+    needed, room = 2 * population.bytes, host_memory()  # at the end the samples are copied, client by client
+    if needed > room:
+        raise SettingError(
+            f"{population.name} with {population.clients:,} clients needs about {needed / 1e9:,.1f} GB, but only "
+            f"{room / 1e9:,.1f} GB are available: use fewer clients, or participation sample"
+        )
 
 
 def population(

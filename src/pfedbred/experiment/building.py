@@ -171,6 +171,12 @@ def _decide_store(
         states = federation.clients * experiment.seeds * state_bytes(algorithm, task, sample)
     store: Any = _choose_store(experiment, federation, states)
     if isinstance(federation, Population):
+        cohort, room = (experiment.aggregated or 0) * federation.client_bytes, devices.host_memory()
+        if cohort > room:
+            raise SettingError(
+                f"the {experiment.aggregated:,} clients of a round need about {cohort / 1e9:,.1f} GB, but only "
+                f"{room / 1e9:,.1f} GB are available: average fewer clients per round (aggregated)"
+            )
         if experiment.select == "by-data":
             raise SettingError("select by-data needs the sizes of all clients, but these are generated on demand")
         if experiment.store == "device":
@@ -195,6 +201,6 @@ def _check_memory(experiment: Experiment, backend: Backend[Any]) -> None:
     room = devices.device_memory()
     if needed > room:
         raise SettingError(
-            f"the run needs {needed / 1e9:,.0f} GB for models and minibatches, but only {room / 1e9:,.0f} GB "
+            f"the run needs {needed / 1e9:,.1f} GB for models and minibatches, but only {room / 1e9:,.1f} GB "
             "are available: use fewer seeds or local steps, a smaller batch_size, or a smaller model"
         )
