@@ -132,9 +132,9 @@ class Participant:
             with _details_withheld("it cannot save its state", unable=True):
                 home_.save(order.folder, kept)
         facts = {
-            "update_norm": finite_or_none(trained.norms.update),
-            "reference_norm": finite_or_none(trained.norms.reference),
-            "info": {name: finite_or_none(value) for name, value in trained.info.items()},
+            "update_norm": finite_or_none(float(trained.norms.update)),
+            "reference_norm": finite_or_none(float(trained.norms.reference)),
+            "info": {name: finite_or_none(float(value)) for name, value in trained.info.items()},
         }
         return order.reply(facts, upload=trained.upload) if order.said["upload"] else order.reply(facts)
 

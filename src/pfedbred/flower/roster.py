@@ -54,7 +54,7 @@ class Description:
     classes: int
     labels: tuple[str, ...] | None
     features: tuple[str, ...] | None
-    word_count: int | None
+    words: Words | None
     clients: int
     train_samples: int = 0
     test_samples: int = 0
@@ -65,20 +65,10 @@ class Description:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def words(self) -> Words | None:
-        """What a model has to know of word ids; None if the samples are numbers."""
-        return None if self.word_count is None else Words(self.word_count)
-
-    @property
     def facts(self) -> dict[str, Any]:
         """What the data holds, in a few numbers."""
-        return {
-            "name": self.name,
-            "clients": self.clients,
-            "train_samples": self.train_samples,
-            "test_samples": self.test_samples,
-            "classes": self.classes,
-        }
+        told = ("name", "clients", "train_samples", "test_samples", "classes")
+        return {name: getattr(self, name) for name in told}
 
 
 class Roster:
@@ -123,13 +113,9 @@ class Roster:
 
     def _disagreements(self) -> list[str]:
         """How the data of clients that wait differ from the first one's."""
-        remarks = []
-        for facts in self._introduced.values():
-            first = next(iter(self._introduced.values()))
-            differs = difference(facts, first)
-            if differs:
-                remarks.append(f"{_name(facts)} has other data than {_name(first)}: {differs}")
-        return remarks[:5]
+        everyone = list(self._introduced.values())
+        found = [(_name(facts), difference(facts, everyone[0])) for facts in everyone]
+        return [f"{name} has other data than {found[0][0]}: {differs}" for name, differs in found if differs][:5]
 
     def refuse(self, node: int, why: str, name: str | None = None) -> None:
         """Notes and logs that a node cannot take part; it is asked again some minutes later."""
@@ -227,7 +213,7 @@ class Roster:
             schema["classes"],
             None if schema["labels"] is None else tuple(schema["labels"]),
             None if schema["features"] is None else tuple(schema["features"]),
-            schema["words"],
+            None if schema["words"] is None else Words(schema["words"]),
             self.clients,
             int(self.sizes("train").sum()),
             int(self.sizes("test").sum()),
