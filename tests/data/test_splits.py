@@ -212,6 +212,8 @@ def test_groups_keep_users_whole(seed, divided):
         ({"split": "paper", "test_fraction": 0.1}, None),
         ({"client_column": "x"}, "client_column is for your own files"),
         ({"clients": 500}, "use fewer clients"),
+        ({"clients": 0}, "clients must be a whole number >= 1"),
+        ({"split": "iid", "clients": -1}, "clients must be a whole number >= 1"),
         ({"labels_per_client": 11}, "labels_per_client must be 1 to 10"),
         ({"glove": "g.txt"}, "glove is for texts"),
     ],

@@ -153,9 +153,10 @@ def load(
             raise SettingError(f"{name} is for your own files, not for the dataset {dataset!r}")
     known, arguments = find(dataset)
     seed = known.seed if seed is None else seed
+    count = known.clients if clients is None else settings_.check("clients", clients, settings_.Count)
     if known.population:
-        _refuse_too_large(known.population(clients or known.clients, seed, **arguments))
-    pool = known.pool(data_dir, clients or known.clients, seed, **arguments)
+        _refuse_too_large(known.population(count, seed, **arguments))
+    pool = known.pool(data_dir, count, seed, **arguments)
     return _split(pool, known, seed=seed, **options)
 
 
@@ -234,6 +235,8 @@ def _split(
         clients = known.clients
     if clients is None and "clients" in parameters and parameters["clients"].default is inspect.Parameter.empty:
         raise SettingError(f"the split {shown} needs a number of clients")
+    if clients is not None:
+        settings_.check("clients", clients, settings_.Count)
     if clients is not None and clients > len(pool.y) and not callable(split):  # before a split makes room for them
         raise SettingError(f"{pool.name} has {len(pool.y)} samples, too few for {clients} clients: use fewer clients")
     if labels_per_client is not None and "labels_per_client" not in parameters:
