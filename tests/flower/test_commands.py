@@ -63,9 +63,9 @@ def test_the_pages_commands(section, tmp_path):
                 started.append(process)
                 lasts = "flower-super" in commands
                 if lasts:
-                    assert until(lambda text=commands: _listens(text), 60), said.read_text()
+                    assert until(lambda text=commands: _listens(text), 120, 0.2), said.read_text()
                 else:
-                    assert process.wait(300) == 0, said.read_text()
+                    assert process.wait(600) == 0, said.read_text()
     finally:
         for process in reversed(started):
             with suppress(ProcessLookupError):
