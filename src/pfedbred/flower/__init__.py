@@ -16,6 +16,8 @@
     client_data    a client's samples
     client_home    what a client keeps on its disk
     processes      starting SuperLinks, SuperNodes and runs on this machine
+    lifeline       running a command that ends with the process that started it
+    gateway        the address that clients connect to, in front of a SuperLink
     certificates   keys and certificates for development
     demo           a whole federation on this machine
 
