@@ -141,17 +141,7 @@ def test_a_sweep_leaves_a_folder_in_use_alone(call, tmp_path, finished):
     """As a live run's: its files are there afterwards, and the sweep says who has the folder."""
     shutil.copytree(finished / "run", tmp_path / "run")
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
-    command = (
-        "sweep",
-        "--dataset",
-        finished / "own.npz",
-        "--rounds",
-        1,
-        "--algorithm",
-        "fedavg",
-        "--grid",
-        "alpha=0.1",
-    )
+    command = ("sweep", "--dataset", finished / "own.npz", "--rounds", 1, "--set", "R=1", "--grid", "lam=5,15")
     with locked(tmp_path / "run"):
         code, _, err = call(*command, "--overwrite", "--out", "run")
     assert code == 2

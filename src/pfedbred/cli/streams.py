@@ -63,5 +63,5 @@ def lasting_streams() -> Iterator[Stream]:
         except OSError:  # closed by the caller: no file of a run may take its place
             os.open(os.devnull, os.O_RDWR)
     output, errors = (Stream(_Closed() if stream is None else stream) for stream in (sys.stdout, sys.stderr))
-    with redirect_stdout(output), redirect_stderr(errors):  # type: ignore[type-var]
+    with redirect_stdout(output), redirect_stderr(errors):
         yield output

@@ -13,6 +13,8 @@ from typing import Any
 from pfedbred import aggregation, algorithms, data, models
 from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Algorithm
+from pfedbred.data.federation import Federation
+from pfedbred.data.population import Population
 from pfedbred.engine import executors, metrics, selection
 from pfedbred.engine.backend import DataInfo
 from pfedbred.errors import SettingError, nearest
@@ -75,7 +77,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         object.__setattr__(self, "_given", given)
         return self
 
-    def on(self, federation: DataInfo) -> Experiment:
+    def on(self, federation: Federation | Population) -> Experiment:
         """The same experiment on other data: what its own dataset decided is open again."""
         return dataclasses.replace(self._as_given(), dataset=federation)
 
