@@ -7,6 +7,7 @@ from conftest import small_federation
 
 import pfedbred
 from pfedbred.engine import devices
+from pfedbred.io.memory import container_limits
 
 V2 = {"proc/self/cgroup": "0::/job/step\n", "sys/fs/cgroup/job/memory.max": "3000000\n"}
 V2_INSIDE = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "4000000\n"}
@@ -34,7 +35,7 @@ def test_the_limit_of_a_container_is_read(files, smallest, tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert min(devices.container_limits(tmp_path), default=None) == smallest
+    assert min(container_limits(tmp_path), default=None) == smallest
 
 
 @pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])

@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfedbred.errors import SettingError
-from pfedbred.io.memory import container_limits as container_limits
 from pfedbred.io.memory import host_memory as host_memory
 from pfedbred.types import Tree
 
