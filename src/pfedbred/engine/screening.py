@@ -1,14 +1,24 @@
 r"""Screening: which clients' updates of a round are valid.
 
-An update is rejected if it is not finite or far out of line with the others of the round. With the norms
-m_i = ||upload - unchanged||, where ``unchanged`` is the upload of a client whose training changed nothing, the update
-of client i is rejected if
+An update is rejected if its upload or its new state is not finite, or if it is plainly out of line with the others of
+the round. Let m_i = ||upload - unchanged||, where ``unchanged`` is the upload of a client whose training changed
+nothing. Of updates that a server averages, one is out of line if
 
-    its upload or its new state is not finite,  or  m_i > 100 median_j m_j  and  m_i > ||unchanged||
+- it is too long: m_i > exp(max(log 5, 5 s)) median_j m_j and m_i > ||unchanged|| / 10, with s the spread of the log m_j
+  (1.4826 times the median deviation from their median). The second condition spares a client that still learns while
+  the others have settled;
+- it repeats another one: the cosine with it is above 0.999, and their norms differ by less than 0.1 %. The first
+  counts. Clients that conspire send the same;
+- it is opposed to the others: its score, sum_j c_ij^3 / sum_j |c_ij|^3 with c the cosines between updates, is below
+  -0.4, and 0.7 below the median score. The cubes let those clients decide whose data is similar: with few labels per
+  client, honest updates point in all directions, but a reversed one is opposite to some of them. The worst goes first,
+  then the scores are computed without it, until no update is opposed or half of them are gone.
 
-with the median over the finite updates of the round; if that is 0, no norm is out of line. The second condition spares
-a client that still learns while others have settled: to do harm, an update must be longer than the model it is added
-to. Numbers whose squares overflow count as not finite.
+Fewer than six updates have no majority to compare with: of them only the norms are looked at. If the server does not
+average, clients can hardly harm each other, and an update is out of line only if m_i > 100 median_j m_j and
+m_i > ||unchanged||. Numbers whose squares overflow count as not finite.
+
+What it catches, and what not, is measured by ``benchmarks/attacks.py``.
 """
 
 from __future__ import annotations
@@ -21,11 +31,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfedbred.aggregation.base import along_first, flat_rows
 from pfedbred.aggregation.median import masked_median
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.types import Array, Tree
 
-FAR = 100
+FAR, LONG = 100, 5  # times the median norm, without and with an average
+_DEVIATIONS, _LARGE = 5, 0.1
+_SIGMA = 1.4826  # the standard deviation of a Gaussian is its median deviation times this
+_SAME = 0.999
+_OPPOSED, _APART = 0.4, 0.7
+_FEWEST = 6  # updates that can be compared
+_COMPARED = 64  # of a large cohort, all are compared with so many
 STALLED = 10  # rounds skipped in a row after which a run is given up
 
 
@@ -51,13 +68,67 @@ def measure(unchanged: Tree, upload: Tree, state: Tree) -> Norms:
     return Norms(jnp.where(finite, update, jnp.nan), _norm(start) if alike else jnp.zeros_like(update))
 
 
-def valid(norms: Norms) -> Array:
-    """Which updates are valid, from the norms of all clients along the first axis."""
+def valid(norms: Norms, averaged: bool) -> Array:
+    """Which updates are finite and not too long, from the norms of all clients along the first axis."""
     update, reference = norms
     finite = jnp.isfinite(update)
     middle = masked_median(update, finite)
-    out_of_line = (update > FAR * middle) & (update > reference) & (middle > 0)
-    return finite & ~out_of_line
+    if averaged:
+        spread = _SIGMA * masked_median(jnp.abs(jnp.log(update / middle)), finite)
+        limit, large = middle * jnp.maximum(LONG, jnp.exp(_DEVIATIONS * spread)), _LARGE * reference
+    else:
+        limit, large = FAR * middle, reference
+    return finite & ~((update > limit) & (update > large) & (middle > 0))
+
+
+def in_line(unchanged: Tree, uploads: Tree, update: Array, counted: Array) -> Array:
+    """Which of the ``counted`` updates are no copies of others and not opposed to them.
+
+    ``unchanged`` and ``uploads`` have the clients along the first axis, ``update`` are the norms. Uploads of another
+    structure than ``unchanged`` have no direction to compare.
+    """
+    if len(update) < _FEWEST or _shapes(unchanged) != _shapes(uploads):
+        return counted
+    columns = np.unique(np.linspace(0, len(update) - 1, min(len(update), _COMPARED)).round().astype(int))
+    cosines = _cosines(unchanged, uploads, jnp.where(counted & (update > 0), update, jnp.inf), columns)
+    return _not_opposed(cosines, columns, _not_copied(cosines, columns, update, counted))
+
+
+def _cosines(unchanged: Tree, uploads: Tree, norms: Array, columns: np.ndarray) -> Array:
+    """Of each client's update (rows) with those of some (columns); 0 with itself, and where the norm is infinite."""
+    found = jnp.zeros((len(norms), len(columns)), norms.dtype)
+    for new, old in zip(_numbers(uploads), _numbers(unchanged), strict=True):
+        # An update that does not count may be NaN, and NaN / inf is NaN.
+        each = jnp.where(along_first(jnp.isfinite(norms), new), (new - old) / along_first(norms, new), 0)
+        flat = flat_rows(each).astype(norms.dtype)
+        found += jnp.matmul(flat, flat[columns].T, precision=jax.lax.Precision.HIGHEST)
+    return found.at[columns, np.arange(len(columns))].set(0)
+
+
+def _not_copied(cosines: Array, columns: np.ndarray, update: Array, counted: Array) -> Array:
+    """Of several equal updates only the first counts, unless most updates are equal."""
+    alike = (cosines > _SAME) & (jnp.abs(update[:, None] / update[columns] - 1) < 1 - _SAME) & counted[columns]
+    copies = counted & jnp.any(alike & (columns < np.arange(len(update))[:, None]), axis=1)
+    return counted & ~(copies & (2 * jnp.sum(copies) < jnp.sum(counted)))
+
+
+def _not_opposed(cosines: Array, columns: np.ndarray, counted: Array) -> Array:
+    """Leaves out one opposed update after another, the worst first, while more than half of all count."""
+    cubes = cosines**3
+
+    def worst(counted: Array) -> tuple[Array, Array]:
+        """The update with the lowest score, and whether it is opposed."""
+        among = counted[columns].astype(cubes.dtype)
+        scores = cubes @ among / jnp.maximum(jnp.abs(cubes) @ among, jnp.finfo(cubes.dtype).tiny)
+        scores = jnp.where(counted, scores, jnp.inf)
+        lowest = jnp.argmin(scores)
+        apart = masked_median(scores, counted) - scores[lowest]
+        return lowest, (scores[lowest] < -_OPPOSED) & (apart > _APART)
+
+    def more(counted: Array) -> Array:
+        return worst(counted)[1] & (2 * jnp.sum(counted) > len(counted))
+
+    return jax.lax.while_loop(more, lambda counted: counted.at[worst(counted)[0]].set(False), counted)
 
 
 def finite(trees: Tree) -> Array:

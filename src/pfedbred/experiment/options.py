@@ -107,8 +107,10 @@ class ProtocolOptions:
     select: str | list[int] | Callable[..., Any] = option(
         "uniform", "how they are selected: uniform, by-data, or client numbers such as 0,3,5", deployed=True
     )
-    weights: Literal["data", "uniform"] = option(
-        "data", "averaging weights: by training samples, or uniform", deployed=True
+    weights: Literal["data", "unbounded", "uniform"] = option(
+        "data",
+        "averaging weights: by training samples, with or without a limit on a client's share, or uniform",
+        deployed=True,
     )
     aggregate: str | Callable[..., Any] = option(
         "mean",

@@ -152,7 +152,7 @@ class DeployedBackend:
         replies = self._exchange(dict.fromkeys(trains, "train"), state, server, chosen)
         replies = {i: replies[i] for i in trains if i in replies}
         uploads, said, seconds = self._read(replies, half.shapes.upload[1], _TRAINED, chosen, number)
-        valid = self._screen(server, uploads, said, number) & (answered | (set(trains) - set(chosen)))
+        valid = self._screen(server, uploads, said, chosen, number) & (answered | (set(trains) - set(chosen)))
         counted = {i: uploads[i] for i in chosen if i in uploads and i in valid}
         learns = bool(enough(jnp.asarray([i in counted for i in chosen])))
         if learns:
@@ -241,7 +241,9 @@ class DeployedBackend:
                 log(f"round {number}: the update of {name} is rejected: {problem}")
         return uploads, said, slowest
 
-    def _screen(self, server: Tree, uploads: wire.Trees, said: Mapping[int, Any], number: int) -> set[int]:
+    def _screen(
+        self, server: Tree, uploads: wire.Trees, said: Mapping[int, Any], chosen: Sequence[int], number: int
+    ) -> set[int]:
         """The clients whose update is valid. The server measures uploads itself; other clients are believed."""
         norms: dict[int, Any] = {}
         for i, facts in said.items():
@@ -251,11 +253,17 @@ class DeployedBackend:
         if not norms:
             return set()
         update, reference = (jnp.asarray(each, jnp.float32) for each in zip(*norms.values(), strict=True))
-        valid = dict(zip(norms, np.asarray(screening.valid(screening.Norms(update, reference))), strict=True))
+        found = screening.valid(screening.Norms(update, reference), self._half.algorithm.server.averages)
+        valid = dict(zip(norms, np.asarray(found).tolist(), strict=True))
+        self._log_rejected(number, valid, "it is not finite or far too large")
+        sent = {i: (uploads[i], norms[i][0]) for i in chosen if i in uploads and valid.get(i)}
+        in_line = self._half.in_line(server, sent, chosen)
+        self._log_rejected(number, in_line, "it is opposed to the others, or a copy of one")
+        return {i for i, counts in (valid | in_line).items() if counts}
+
+    def _log_rejected(self, number: int, valid: Mapping[int, bool], why: str) -> None:
         for i in (i for i, counts in valid.items() if not counts):
-            name = self._roster.name(i)
-            log(f"round {number}: the update of {name} is rejected: it is not finite or far too large")
-        return {i for i, counts in valid.items() if counts}
+            log(f"round {number}: the update of {self._roster.name(i)} is rejected: {why}")
 
 
 def _average(infos: Sequence[Mapping[str, float | None]], names: Sequence[str]) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,9 +55,15 @@ class ServerHalf:
         self._sends_alike = server.welcome is None
         self._sent: tuple[Tree, Tree, ArrayRecord] | None = None
         self._aggregate = jax.jit(self._aggregate_uploads, static_argnums=0)
+        self._compare = jax.jit(self._in_line)
         self._measure = jax.jit(
             lambda message, upload: screening.measure(self.algorithm.client.unchanged(message), upload, ())
         )
+
+    def _in_line(self, state: Tree, uploads: Tree, numbers: Array, norms: Array, counted: Array) -> Array:
+        client, server = self.algorithm.client, self.algorithm.server
+        unchanged = jax.vmap(lambda number: client.unchanged(server.send(state, number)))(numbers)
+        return screening.in_line(unchanged, uploads, norms, counted)
 
     def _tally(self, global_: Tree, personal: Tree) -> Tallies:
         """The statistics of one sample, for their shapes."""
@@ -105,6 +112,16 @@ class ServerHalf:
     def norms(self, state: Tree, client: int, upload: Tree) -> screening.Norms:
         """The norms of a client's update, from the message it was sent and the upload it sent back."""
         return self._measure(self._message(state, client)[0], upload)
+
+    def in_line(self, state: Tree, sent: Mapping[int, tuple[Tree, Any]], chosen: Sequence[int]) -> dict[int, bool]:
+        """Which uploads, given with their norms, are in line with each other; see :func:`screening.in_line`."""
+        if not sent or not self.algorithm.server.averages:
+            return {}
+        uploads = wire.stacked({i: upload for i, (upload, _) in sent.items()}, self.shapes.upload[1], chosen)
+        norms = np.asarray([sent[i][1] if i in sent else 0 for i in chosen], np.float32)
+        counted = np.asarray([i in sent for i in chosen])
+        found = np.asarray(self._compare(state, uploads, np.asarray(chosen, np.int32), norms, counted))
+        return {i: bool(found[place]) for place, i in enumerate(chosen) if i in sent}
 
     def aggregate(
         self, state: Tree, uploads: wire.Trees, chosen: Sequence[int], sizes: np.ndarray, round_: int, stage: int
