@@ -154,6 +154,8 @@ class Client(NamedTuple):
         server accepts.
       unchanged: the upload of a client whose training changed nothing, by default the message: the norm of an update
         is measured from it. What a client uploads and keeps must be finite, else its update is rejected.
+      comparable: whether the updates of honest clients move the model in a common direction, as far as their data
+        does, so that one opposed to the others is rejected.
     """
 
     init: Callable[[Tree], Tree]
@@ -164,6 +166,7 @@ class Client(NamedTuple):
     prepare: Callable[[Tree, Tree, ClientData], Tree] | None = None
     synced: bool = False
     unchanged: Callable[[Tree], Tree] = lambda message: message
+    comparable: bool = True
 
 
 class Server(NamedTuple):

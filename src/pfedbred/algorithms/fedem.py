@@ -86,4 +86,5 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20) -
     server = Server(
         init, plain.send, plain.aggregate, model=lambda state: Mixture(state.model, equal_weights(state.model))
     )
-    return Algorithm(Client(equal_weights, train, personal, draws=R), server, predict)
+    # Clients whose data is of different components move each of them in their own direction.
+    return Algorithm(Client(equal_weights, train, personal, draws=R, comparable=False), server, predict)

@@ -100,6 +100,7 @@ class Plan:
       rule: how uploads are combined.
       metrics: what is evaluated.
       diagnostics: whether the methods' diagnostics are collected.
+      screening: whether updates are compared by norm and direction, or by norm alone.
     """
 
     select: selection.Select
@@ -111,11 +112,16 @@ class Plan:
     rule: Rule = weighted_mean
     metrics: tuple[metrics.Metric, ...] = metrics.resolve("")
     diagnostics: bool = False
+    screening: Literal["directions", "norms"] = "directions"
 
     def check_rule(self, algorithm: Algorithm, name: str = "this algorithm") -> None:
         """Rejects an aggregation rule for a server that has no average to apply it to."""
         if self.rule is not weighted_mean and not algorithm.server.averages:
             raise SettingError(f"aggregate must be mean for {name}: its server does not average uploads")
+
+    def compares(self, algorithm: Algorithm) -> bool:
+        """Whether screening looks at the directions of the updates."""
+        return self.screening == "directions" and algorithm.server.averages and algorithm.client.comparable
 
     def gather(self, uploads: Tree, numbers: Array, sizes: Array, valid: Array, key: Key) -> Uploads:
         """What the server aggregates: uploads along the first axis, the clients' numbers and their sample counts."""
@@ -255,7 +261,7 @@ class Round:
         if answered is not None:
             valid = valid.at[among].set(valid[among] & answered)
         uploads, counted = _pick(trained.upload, among), valid[among]
-        if server.averages:
+        if self._plan.compares(self._usual):
             unchanged = jax.vmap(lambda number: client.unchanged(server.send(shared.server, number)))
             numbers = shared.shards.numbers[chosen]
             counted = screening.in_line(unchanged(numbers), uploads, trained.norms.update[among], counted)

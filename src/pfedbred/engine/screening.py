@@ -9,12 +9,14 @@ nothing. Of updates that a server averages, one is out of line if
   the others have settled;
 - it repeats another one: the cosine with it is above 0.999, and their norms differ by less than 0.1 %. The first
   counts. Clients that conspire send the same;
-- it is opposed to the others: its score, sum_j c_ij^3 / sum_j |c_ij|^3 with c the cosines between updates, is below
-  -0.4, and 0.7 below the median score. The cubes let those clients decide whose data is similar: with few labels per
-  client, honest updates point in all directions, but a reversed one is opposite to some of them. The worst goes first,
-  then the scores are computed without it, until no update is opposed or half of them are gone.
+- it is opposed to the others: its cosine c_ij with at least one of them is below -0.7, and its score, sum_j c_ij^3 /
+  sum_j |c_ij|^3, is below 0 and 0.3 below the median score. With few labels per client honest updates point in all
+  directions, but a reversed one is nearly opposite to those of similar data, and cubes let these decide. The worst goes
+  first, then the scores are computed without it, until no update is opposed or half of them are gone.
 
-Fewer than six updates have no majority to compare with: of them only the norms are looked at. If the server does not
+Fewer than six updates have no majority to compare with: of them only the norms are looked at. The same holds for a
+method whose updates have no common direction (``comparable``), and in a run whose screening is by ``norms`` alone:
+where there are two labels and clients hold one of them, honest updates are opposed as well. If the server does not
 average, clients can hardly harm each other, and an update is out of line only if m_i > 100 median_j m_j and
 m_i > ||unchanged||. Numbers whose squares overflow count as not finite.
 
@@ -40,7 +42,7 @@ FAR, LONG = 100, 5  # times the median norm, without and with an average
 _DEVIATIONS, _LARGE = 5, 0.1
 _SIGMA = 1.4826  # the standard deviation of a Gaussian is its median deviation times this
 _SAME = 0.999
-_OPPOSED, _APART = 0.4, 0.7
+_OPPOSITE, _APART = -0.7, 0.3
 _FEWEST = 6  # updates that can be compared
 _COMPARED = 64  # of a large cohort, all are compared with so many
 STALLED = 10  # rounds skipped in a row after which a run is given up
@@ -101,7 +103,8 @@ def _cosines(unchanged: Tree, uploads: Tree, norms: Array, columns: np.ndarray) 
         # An update that does not count may be NaN, and NaN / inf is NaN.
         each = jnp.where(along_first(jnp.isfinite(norms), new), (new - old) / along_first(norms, new), 0)
         flat = flat_rows(each).astype(norms.dtype)
-        found += jnp.matmul(flat, flat[columns].T, precision=jax.lax.Precision.HIGHEST)
+        some = flat if len(columns) == len(flat) else flat[columns]
+        found += jnp.matmul(flat, some.T, precision=jax.lax.Precision.HIGHEST)
     return found.at[columns, np.arange(len(columns))].set(0)
 
 
@@ -114,21 +117,24 @@ def _not_copied(cosines: Array, columns: np.ndarray, update: Array, counted: Arr
 
 def _not_opposed(cosines: Array, columns: np.ndarray, counted: Array) -> Array:
     """Leaves out one opposed update after another, the worst first, while more than half of all count."""
-    cubes = cosines**3
+    cubes, opposite = cosines**3, cosines < _OPPOSITE
 
     def worst(counted: Array) -> tuple[Array, Array]:
-        """The update with the lowest score, and whether it is opposed."""
+        """The update with the lowest score of those opposite to another, and whether it is opposed to all."""
         among = counted[columns].astype(cubes.dtype)
         scores = cubes @ among / jnp.maximum(jnp.abs(cubes) @ among, jnp.finfo(cubes.dtype).tiny)
-        scores = jnp.where(counted, scores, jnp.inf)
-        lowest = jnp.argmin(scores)
+        suspect = counted & jnp.any(opposite & counted[columns], axis=1)
+        lowest = jnp.argmin(jnp.where(suspect, scores, jnp.inf))
         apart = masked_median(scores, counted) - scores[lowest]
-        return lowest, (scores[lowest] < -_OPPOSED) & (apart > _APART)
+        return lowest, suspect[lowest] & (scores[lowest] < 0) & (apart > _APART)
 
     def more(counted: Array) -> Array:
         return worst(counted)[1] & (2 * jnp.sum(counted) > len(counted))
 
-    return jax.lax.while_loop(more, lambda counted: counted.at[worst(counted)[0]].set(False), counted)
+    def without(counted: Array) -> Array:
+        return jax.lax.while_loop(more, lambda counted: counted.at[worst(counted)[0]].set(False), counted)
+
+    return jax.lax.cond(jnp.any(opposite), without, lambda counted: counted, counted)  # hardly ever needed
 
 
 def finite(trees: Tree) -> Array:

@@ -112,6 +112,7 @@ def make_plan(experiment: Experiment) -> Plan:
         aggregation.get(experiment.aggregate, outliers=experiment.outliers),
         metrics.resolve(experiment.metrics),
         experiment.diagnostics,
+        experiment.screening,
     )
 
 

@@ -112,6 +112,11 @@ class ProtocolOptions:
         "averaging weights: by training samples, with or without a limit on a client's share, or uniform",
         deployed=True,
     )
+    screening: Literal["directions", "norms"] = option(
+        "directions",
+        "reject updates out of line with the others by norm and direction, or by norm alone",
+        deployed=True,
+    )
     aggregate: str | Callable[..., Any] = option(
         "mean",
         "aggregation rule: mean, or median, trimmed, clipped or krum, which are robust to faulty clients",

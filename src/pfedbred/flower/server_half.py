@@ -49,6 +49,7 @@ class ServerHalf:
         self.diagnostics = self._diagnostics() if experiment.diagnostics else []
         server = self.algorithm.server
         self.key: Key = jax.random.key(np.uint32(experiment.seed))
+        self.compares = self.plan.compares(self.algorithm)
         self.prepares = bool(self.algorithm.client.prepare and server.prepare)
         self._init = jax.jit(server.init, static_argnums=1)
         self._send, self.model = jax.jit(server.send), jax.jit(server.model)
@@ -115,7 +116,7 @@ class ServerHalf:
 
     def in_line(self, state: Tree, sent: Mapping[int, tuple[Tree, Any]], chosen: Sequence[int]) -> dict[int, bool]:
         """Which uploads, given with their norms, are in line with each other; see :func:`screening.in_line`."""
-        if not sent or not self.algorithm.server.averages:
+        if not sent or not self.compares:
             return {}
         uploads = wire.stacked({i: upload for i, (upload, _) in sent.items()}, self.shapes.upload[1], chosen)
         norms = np.asarray([sent[i][1] if i in sent else 0 for i in chosen], np.float32)
