@@ -102,7 +102,7 @@ def expected_in_line(updates, counted):
                 cosine[i, j] = rows[i] @ rows[j] / (length[i] * length[j])
     kept = list(counted)
     copies = [
-        counted[i] and any(cosine[i, j] > 0.999 and abs(length[i] / length[j] - 1) < 0.001 for j in range(i))
+        counted[i] and any(cosine[i, j] > 0.99999 and abs(length[i] / length[j] - 1) < 0.00001 for j in range(i))
         for i in range(n)
     ]
     if 2 * sum(copies) < sum(counted):
@@ -113,7 +113,7 @@ def expected_in_line(updates, counted):
             if kept[i]:
                 cubes = [cosine[i, j] ** 3 for j in range(n) if kept[j]]
                 scores[i] = sum(cubes) / sum(map(abs, cubes)) if any(cubes) else 0.0
-                if any(cosine[i, j] < -0.7 for j in range(n) if kept[j]):
+                if any(cosine[i, j] < -0.8 for j in range(n) if kept[j]):
                     suspects[i] = scores[i]
         worst = min(suspects, key=suspects.get, default=None)
         if worst is None or scores[worst] >= 0 or np.median(list(scores.values())) - scores[worst] <= 0.3:
@@ -127,7 +127,7 @@ def test_which_updates_are_in_line(seed):
     """Clients of three kinds of data; some updates are reversed, some copied, one is zero, some do not count."""
     rng = np.random.default_rng(seed)
     kinds = rng.normal(size=(3, 12))
-    updates = kinds[rng.integers(0, 3, 14)] + 0.4 * rng.normal(size=(14, 12))
+    updates = kinds[rng.integers(0, 3, 14)] + 0.3 * rng.normal(size=(14, 12))
     updates[rng.choice(14, 3, replace=False)] *= -1
     updates[5] = updates[2] if seed % 2 else 0
     counted = rng.random(14) < 0.9

@@ -7,9 +7,9 @@ nothing. Of updates that a server averages, one is out of line if
 - it is too long: m_i > exp(max(log 5, 5 s)) median_j m_j and m_i > ||unchanged|| / 10, with s the spread of the log m_j
   (1.4826 times the median deviation from their median). The second condition spares a client that still learns while
   the others have settled;
-- it repeats another one: the cosine with it is above 0.999, and their norms differ by less than 0.1 %. The first
+- it repeats another one: the cosine with it is above 0.99999, and their norms differ by less than 0.001 %. The first
   counts. Clients that conspire send the same;
-- it is opposed to the others: its cosine c_ij with at least one of them is below -0.7, and its score, sum_j c_ij^3 /
+- it is opposed to the others: its cosine c_ij with at least one of them is below -0.8, and its score, sum_j c_ij^3 /
   sum_j |c_ij|^3, is below 0 and 0.3 below the median score. With few labels per client honest updates point in all
   directions, but a reversed one is nearly opposite to those of similar data, and cubes let these decide. The worst goes
   first, then the scores are computed without it, until no update is opposed or half of them are gone.
@@ -41,8 +41,8 @@ from pfedbred.types import Array, Tree
 FAR, LONG = 100, 5  # times the median norm, without and with an average
 _DEVIATIONS, _LARGE = 5, 0.1
 _SIGMA = 1.4826  # the standard deviation of a Gaussian is its median deviation times this
-_SAME = 0.999
-_OPPOSITE, _APART = -0.7, 0.3
+_SAME = 0.99999
+_OPPOSITE, _APART = -0.8, 0.3
 _FEWEST = 6  # updates that can be compared
 _COMPARED = 64  # of a large cohort, all are compared with so many
 STALLED = 10  # rounds skipped in a row after which a run is given up
