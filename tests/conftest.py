@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if hasattr(signal, "SIGHUP"):  # under nohup it is ignored, in every process that tests start
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Tests compile the same programs again and again. They share them in a folder that is removed at the end; pytest's
 # workers inherit its name, and the user's own cache is left alone.
 PROGRAMS = None

@@ -442,7 +442,7 @@ def faulty_fedavg(monkeypatch):
 def test_rejected_clients_are_named(call, faulty_fedavg, tmp_path):
     code, out, _ = call("run", "--algorithm", "faulty", "--clients", 8, "--rounds", 5, "--eval-every", 2, "--out", "a")
     assert code == 0
-    words = "updates of 1 client were rejected because they were not finite or far too large: 3 (5 times)\n"
+    words = "updates of 1 client were rejected because they were not finite or out of line: 3 (5 times)\n"
     assert words in out
     lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [line["rejected"] for line in lines] == [[{"3": 2}], [{"3": 2}], [{"3": 1}]]

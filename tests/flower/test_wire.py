@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'pfedbred[flower]'")
 
+from conftest import small_federation
 from flwr.app import Array, ArrayRecord, Error, Message
 from support.flower_grid import (
     ALL,
@@ -23,6 +24,7 @@ from support.flower_grid import (
     with_tally,
 )
 
+from pfedbred.data import prepared as prepared_file
 from pfedbred.io import tensors
 from pfedbred.runs import saved_models
 
@@ -132,6 +134,44 @@ def test_an_update_far_out_of_line_is_rejected(prepared, tmp_path, capsys):
     summary = run(grid, tmp_path / "run", algorithm="fedavg", rounds=2, **ALL)
     assert "the update of clinic-1 is rejected: it is not finite or far too large" in capsys.readouterr().out
     assert summary["rejected"] == [{"clinic-1": 2}]
+
+
+def test_updates_are_compared_with_the_others_and_weights_bounded(tmp_path, capsys):
+    """Of seven clients one reverses its update, one copies another's, and one claims to have 2^24 samples."""
+    made = small_federation((8,) * 7)
+    path = tmp_path / "seven.fed"
+    prepared_file.save(made, path)
+    rng = np.random.default_rng(0)
+
+    def tamper(node, message, reply):
+        if message.metadata.message_type == "query.meet" and node == 106:
+            return with_facts(reply, train=2**24)
+        if "upload" in reply.content:
+            record, start = reply.content["upload"], message.content["message"]
+            for name, array in start.items():
+                sent = array.numpy()
+                if node == 105:
+                    record[name] = Array(uploads[104][name])
+                    continue
+                update = np.linspace(0.01, 0.02, sent.size).reshape(sent.shape) + 0.004 * rng.normal(size=sent.shape)
+                record[name] = Array((sent + (-update if node == 103 else update)).astype(sent.dtype))
+            uploads[node] = {name: array.numpy() for name, array in record.items()}
+        return reply
+
+    uploads = {}
+    grid = Loopback(nodes_of(path, 7, tmp_path), tamper)
+    summary = run(grid, tmp_path / "run", algorithm="fedavg", rounds=1, **{**ALL, "clients": 7, "aggregated": 7})
+    said = capsys.readouterr().out
+    copy = "clinic-4" if "clinic-4" in summary["rejected"][0] else "clinic-5"  # whichever was selected second
+    assert summary["rejected"] == [{"clinic-3": 1, copy: 1}]
+    for clinic in ("clinic-3", copy):
+        assert f"the update of {clinic} is rejected: it is opposed to the others, or a copy of one" in said
+    assert "clinic-6 claims 16,777,216 samples; its weight in the average is that of 28" in said  # 0.7 * 5 * 8
+    model = tensors.named(saved_models.load_model(tmp_path / "run" / "global.safetensors").params)
+    weights = {100: 8 / 60, 101: 8 / 60, 102: 8 / 60, 104: 8 / 60, 106: 28 / 60}
+    for name, array in model.items():
+        expected = sum(weight * uploads[node][name] for node, weight in weights.items())
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("mg-meta", marks=pytest.mark.full)])

@@ -134,7 +134,8 @@ def _opened(how: RunOptions, built: Built[Any], plain: Mapping[str, Any], what: 
         check_unchanged(how.out, plain)
     folder = options_.chosen_folder(how.out, options_.run_name(built.experiment, what))
     with open_folder(folder, overwrite=how.overwrite, resume=how.resume):
-        show_federation(built.backend, built.newcomers.clients if built.newcomers else 0)
+        held_out = built.newcomers.clients if built.newcomers else 0
+        show_federation(built.backend, held_out, built.experiment.aggregated or 0)
         yield folder
 
 

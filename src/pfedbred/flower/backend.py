@@ -21,7 +21,7 @@ import numpy as np
 from pfedbred.engine import screening
 from pfedbred.engine.backend import Pending, Saved, check_seed
 from pfedbred.engine.evaluation import Evaluation
-from pfedbred.engine.round import Servers, enough
+from pfedbred.engine.round import Servers, enough, largest_weight
 from pfedbred.errors import SettingError
 from pfedbred.flower import server_state, wire
 from pfedbred.flower.gathering import Gathering
@@ -47,6 +47,7 @@ class DeployedBackend:
         self.algorithm, self.task, self.plan = half.algorithm, half.task, half.plan
         self.compile_seconds = 0.0
         self._pending: Pending | None = None
+        self._bounded: set[int] = set()
 
     samples = None
     store = "clients"
@@ -156,6 +157,7 @@ class DeployedBackend:
         counted = {i: uploads[i] for i in chosen if i in uploads and i in valid}
         learns = bool(enough(jnp.asarray([i in counted for i in chosen])))
         if learns:
+            self._log_bounded(number, list(counted), sizes)
             state.server = half.aggregate(server, counted, chosen, sizes, state.round, stage=0)
         else:
             log(f"round {number} is skipped: {len(counted)} of {len(chosen)} uploads are valid")
@@ -260,6 +262,16 @@ class DeployedBackend:
         in_line = self._half.in_line(server, sent, chosen)
         self._log_rejected(number, in_line, "it is opposed to the others, or a copy of one")
         return {i for i, counts in (valid | in_line).items() if counts}
+
+    def _log_bounded(self, number: int, clients: Sequence[int], sizes: np.ndarray) -> None:
+        """Names, once each, the clients that count for less than the samples they claim."""
+        claimed = jnp.asarray(sizes[clients])
+        limit = float(largest_weight(claimed, jnp.ones(len(clients), bool)))
+        for i in clients if self._half.plan.weights == "data" else ():
+            if sizes[i] > limit and i not in self._bounded:
+                self._bounded.add(i)
+                name, samples = self._roster.name(i), f"{sizes[i]:,} samples"
+                log(f"round {number}: {name} claims {samples}; its weight in the average is that of {limit:,.0f}")
 
     def _log_rejected(self, number: int, valid: Mapping[int, bool], why: str) -> None:
         for i in (i for i, counts in valid.items() if not counts):

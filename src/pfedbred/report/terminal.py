@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from rich import box
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pfedbred.engine.backend import Backend
+from pfedbred.engine.round import largest_weight
 from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
 from pfedbred.runs.record import RunRecord
@@ -76,8 +78,8 @@ def _print(table: Table) -> None:
     (console if console.is_terminal else Console(width=120, **_LITERAL)).print(table)  # type: ignore[arg-type]
 
 
-def show_federation(backend: Backend[Any], held_out: int = 0) -> None:
-    """One line on the data."""
+def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -> None:
+    """One line on the data, and a note if some clients hold more than they count for in an average of so many."""
     data, samples = backend.federation, "samples generated on demand"
     words = f", word vectors {data.about.get('embedding', 'given')}" if data.words else ""
     held = f"; {held_out} more clients held out" if held_out else ""
@@ -85,6 +87,12 @@ def show_federation(backend: Backend[Any], held_out: int = 0) -> None:
         train, test = backend.samples.train, backend.samples.test
         samples = f"{len(train.y):,} training and {len(test.y):,} test samples"
     print(printable(f"{data.name}: {data.clients:,} clients, {samples}, {data.classes} labels{words}{held}"))
+    if backend.samples is not None and backend.plan.weights == "data":
+        sizes = backend.samples.train.sizes
+        limit = float(largest_weight(jnp.full(cohort, np.median(sizes)), jnp.ones(cohort, bool)))
+        if large := int(np.sum(sizes > limit)):
+            who = "1 client holds" if large == 1 else f"{large:,} clients hold"
+            print(f"  {who} more samples than count in an average, about {limit:,.0f}; see --weights")
     if backend.evaluated is not None:
         where = "in memory" if backend.store == "memory" else "in a file"
         print(f"  client states are kept {where}; {len(backend.evaluated):,} clients are evaluated")
@@ -120,7 +128,7 @@ def show_rejections(summaries: Sequence[Mapping[str, Any]], most: int = 5) -> No
             named = [f"{name} ({'once' if n == 1 else f'{n} times'})" for name, n in times.most_common(most)]
             more = f" and {len(times) - most:,} more" if len(times) > most else ""
             print(
-                f"{whose}updates of {clients} were rejected because they were not finite or far too large: "
+                f"{whose}updates of {clients} were rejected because they were not finite or out of line: "
                 f"{', '.join(named)}{more}"
             )
         skipped = sum(summary["skipped_rounds"])
