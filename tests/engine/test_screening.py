@@ -101,6 +101,8 @@ def expected_in_line(updates, counted):
             if i != j and counted[i] and counted[j] and length[i] > 0 and length[j] > 0:
                 cosine[i, j] = rows[i] @ rows[j] / (length[i] * length[j])
     kept = list(counted)
+    if sum(kept) < 6:
+        return kept
     copies = [
         counted[i] and any(cosine[i, j] > 0.99999 and abs(length[i] / length[j] - 1) < 0.00001 for j in range(i))
         for i in range(n)
@@ -143,6 +145,14 @@ def test_one_reversed_update_among_similar_ones_is_rejected():
     assert in_line(updates) == [i != 3 for i in range(8)]
     assert in_line(updates[:5]) == [True] * 5  # too few to tell
     assert in_line(updates, np.arange(8) != 3) == [i != 3 for i in range(8)]
+
+
+def test_of_fewer_than_six_that_count_none_is_compared():
+    rng = np.random.default_rng(1)
+    updates = np.ones(5) + 0.3 * rng.normal(size=(8, 5))
+    updates[3] *= -1
+    counted = np.arange(8) < 5
+    assert in_line(updates, counted) == counted.tolist()
 
 
 def test_clients_that_share_nothing_are_in_line():

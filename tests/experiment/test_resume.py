@@ -287,6 +287,15 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_taken(stopped):
         checkpoints.latest(stopped, lambda message: None)
 
 
+def test_checkpoints_that_cannot_be_opened_are_not_called_damaged(stopped):
+    for each in checkpoints.files(stopped):
+        each.unlink()
+        each.mkdir()
+    with pytest.raises(pfedbred.SettingError, match=r"no checkpoint in .* can be read: cannot read .*") as told:
+        checkpoints.latest(stopped, lambda message: None)
+    assert "overwrite" not in str(told.value)
+
+
 def test_a_run_is_resumed_from_the_checkpoint_before_a_damaged_one(stopped, tmp_path):
     checkpoints.files(stopped)[0].write_bytes(b"nonsense")
     warnings = []
@@ -297,6 +306,15 @@ def test_a_run_is_resumed_from_the_checkpoint_before_a_damaged_one(stopped, tmp_
         "checkpoint-00000007.safetensors",
         "checkpoint-00000002.safetensors",
     ]
+
+
+def test_rules_that_changed_since_a_run_began_are_told(stopped):
+    config = stopped / layout.CONFIG
+    kept = [line for line in config.read_text().splitlines(keepends=True) if not line.startswith("screening")]
+    config.write_text("".join(kept))
+    warnings = []
+    run_into(stopped, built(**LONGER), resume=True, warn=warnings.append)
+    assert warnings == ["this run began before updates were screened by direction and weights bounded; now they are"]
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,8 @@ def test_keys(tmp_path):
     assert done.exit_code == 0, done.output
     for private in ("superlink.key", "north"):
         assert stat.S_IMODE((tmp_path / "keys" / private).stat().st_mode) == 0o600
+    for public in ("ca.crt", "superlink.crt", "north.pub"):
+        assert stat.S_IMODE((tmp_path / "keys" / public).stat().st_mode) == 0o644
     certificate = x509.load_pem_x509_certificate((tmp_path / "keys" / "superlink.crt").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["hub.example"]

@@ -77,6 +77,21 @@ def test_other_versions_are_refused(roster, said):
     ]
 
 
+@pytest.mark.parametrize("version", ["x", None, [2], 2.5])
+def test_a_version_that_is_no_number_is_refused(roster, said, version):
+    roster.admit({1: told("odd", protocol=version), 2: told("same")})
+    assert names(roster) == ["same"]
+    assert "odd does not take part: the version of its messages must be a number" in said[0]
+
+
+def test_who_has_taken_part_still_may_though_the_limit_is_higher_now(roster, said):
+    roster.admit({1: told("a", train=2), 2: told("b", train=9)})
+    again = Roster(None, said.append, min_samples=5)
+    again.restore(json.loads(json.dumps(roster.facts())))
+    again.admit({3: told("a", train=2), 4: told("b", train=9)})
+    assert again.nodes == {0: 3, 1: 4}
+
+
 def test_a_dataset_is_never_taken_for_an_import_path(roster):
     roster.admit({1: told("a", dataset="os:getcwd")})
     roster.close()

@@ -136,9 +136,10 @@ class Plan:
 
 
 def largest_weight(sizes: Array, valid: Array) -> Array:
-    """The most samples a client counts for in an average of n: 0.7 n times their median, which is up to 7/17 of it.
+    """The most samples a client counts for in an average of n: 0.7 n times their median.
 
-    A client's number of samples is its own claim. Of fewer than five clients nobody can say what is usual.
+    If the others hold about as many as each other, that is less than half of the average (7/15 of five clients, 7/17 of
+    very many). A client's number of samples is its own claim; of fewer than five nobody can say what is usual.
     """
     clients = jnp.sum(valid)
     return jnp.where(clients < 5, jnp.inf, 0.7 * clients * masked_median(sizes, valid))

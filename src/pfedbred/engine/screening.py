@@ -93,7 +93,8 @@ def in_line(unchanged: Tree, uploads: Tree, update: Array, counted: Array) -> Ar
         return counted
     columns = np.unique(np.linspace(0, len(update) - 1, min(len(update), _COMPARED)).round().astype(int))
     cosines = _cosines(unchanged, uploads, jnp.where(counted & (update > 0), update, jnp.inf), columns)
-    return _not_opposed(cosines, columns, _not_copied(cosines, columns, update, counted))
+    found = _not_opposed(cosines, columns, _not_copied(cosines, columns, update, counted))
+    return jnp.where(jnp.sum(counted) < _FEWEST, counted, found)
 
 
 def _cosines(unchanged: Tree, uploads: Tree, norms: Array, columns: np.ndarray) -> Array:

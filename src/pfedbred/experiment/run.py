@@ -25,7 +25,7 @@ from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import check_unchanged, latest_checkpoint, load_progress, open_folder, what_is_saved
 from pfedbred.io.atomic import WriteError, writing_into
 from pfedbred.runs import checkpoints, layout
-from pfedbred.runs.config_file import write_config
+from pfedbred.runs.config_file import read_config, write_config
 
 
 def warn(message: str) -> None:
@@ -132,7 +132,10 @@ def run_into(
     source = how.source or folder
     start, metrics_size = None, 0
     if how.resume and layout.started(source):
-        check_unchanged(source, built.experiment.plain())
+        before = read_config(source / layout.CONFIG)
+        check_unchanged(source, built.experiment.plain(), before)
+        if "screening" not in before:
+            how.warn("this run began before updates were screened by direction and weights bounded; now they are")
         found = latest_checkpoint(source, how.warn)
         if found:
             start, metrics_size = load_progress(source, built, found)

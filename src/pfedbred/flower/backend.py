@@ -153,7 +153,8 @@ class DeployedBackend:
         replies = self._exchange(dict.fromkeys(trains, "train"), state, server, chosen)
         replies = {i: replies[i] for i in trains if i in replies}
         uploads, said, seconds = self._read(replies, half.shapes.upload[1], _TRAINED, chosen, number)
-        valid = self._screen(server, uploads, said, chosen, number) & (answered | (set(trains) - set(chosen)))
+        compared = [i for i in chosen if i in answered]
+        valid = self._screen(server, uploads, said, compared, number) & (answered | (set(trains) - set(chosen)))
         counted = {i: uploads[i] for i in chosen if i in uploads and i in valid}
         learns = bool(enough(jnp.asarray([i in counted for i in chosen])))
         if learns:

@@ -132,15 +132,15 @@ def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat)
 
 
 def _write(files: Mapping[Path, bytes], private: Path) -> None:
-    """Writes all of these new files or none of them; only its owner can read the private one."""
+    """Writes all of these new files or none of them; only its owner can read the private one, and all the others."""
     for path in files:
         if path.exists():
             raise SettingError(f"{path} already exists")
     try:
         for path, content in files.items():
             with replacing(path) as file:
-                if path == private:
-                    Path(file.name).chmod(0o600)
+                if path != private:
+                    Path(file.name).chmod(0o644)
                 file.write(content)
     except BaseException:
         for path in files:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import httpx
 import uvicorn
@@ -26,6 +26,7 @@ from pfedbred.flower.certificates import Authority
 
 _ADDRESS = re.compile(r"[\w.-]+:\d{1,5}|\[[\da-fA-F:]+\]:\d{1,5}")
 _CALL = re.compile(r"/v1/fleet/[a-z-]+")  # the interface for SuperNodes
+_LARGEST = 2**30  # bytes of a request; the SuperLink reads all of it before it looks at who has sent it
 _PATIENCE = 60.0  # seconds for the SuperLink to reply
 _HEADERS = ("content-type", "accept")  # and those of Flower's own: who has signed a message, and the sender's version
 
@@ -68,15 +69,31 @@ def application(superlink: str, trusted: ssl.SSLContext) -> Starlette:
             _log(f"refused: {request.method} {path} from {request.client.host if request.client else 'unknown'}")
             return Response("this address is for SuperNodes only", 404)
         try:
-            reply = await client.post(path, content=request.stream(), headers=_passed(request.headers))
+            reply = await client.post(path, content=_limited(request), headers=_passed(request.headers))
         except ClientDisconnect:
             return Response(status_code=400)
+        except _TooLarge:
+            _log(f"refused: {path} with more than {_LARGEST:,} bytes")
+            return Response("the request is too large", 413)
         except httpx.HTTPError as problem:
             _log(f"no reply from the SuperLink: {problem!r}")
             return Response("no reply from the SuperLink", 502)  # SuperNodes try again
         return Response(reply.content, reply.status_code, _passed(reply.headers))
 
     return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+
+
+class _TooLarge(Exception):
+    """A request with too many bytes."""
+
+
+async def _limited(request: Request) -> AsyncIterator[bytes]:
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > _LARGEST:
+            raise _TooLarge
+        yield piece
 
 
 def _passed(headers: Mapping[str, str]) -> dict[str, str]:

@@ -46,7 +46,7 @@ class Gathering:
             "protocol": wire.PROTOCOL,
             "classes": self._options.classes,
             "labels": self._options.labels,
-            "min_samples": self._options.min_samples,
+            "min_samples": self.roster.min_samples,
         }
         requests = dict.fromkeys(nodes, Request("query.meet", wire.content(facts)))
         deadline = min(self._options.deadline, _INTRODUCTION_DEADLINE)

@@ -37,6 +37,8 @@ _LARGEST = 2**24  # numbers in a sample, words, or samples of a client
 def unusable(facts: Facts, min_samples: int) -> str | None:
     """Why a client cannot take part, by what it tells of itself; None if it can."""
     version = facts.get("protocol", 1)  # the first version did not tell
+    if not isinstance(version, int):
+        return f"the version of its messages must be a number, not {str(version)[:100]!r}"
     if version != PROTOCOL:
         age = "older" if version < PROTOCOL else "newer"
         return f"its pfedbred is {age} than the server's: version {version} of the messages, not {PROTOCOL}"

@@ -11,26 +11,30 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
-_PATIENCE = 10.0  # seconds for the command to end politely
+_PATIENCE = 10.0  # seconds for the command, and what it has started, to end politely
 
 
 def main(command: list[str]) -> int:
     """Runs the command; returns its exit code."""
     signal.signal(signal.SIGTERM, lambda *_: None)  # sent to the whole group: wait for the command, which has it too
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    threading.Thread(target=_end_with_input, args=(process,), daemon=True).start()
-    return process.wait()
+    process, closed = subprocess.Popen(command, stdin=subprocess.DEVNULL), threading.Event()
+    watch = threading.Thread(target=_end_with_input, args=(closed,), daemon=True)
+    watch.start()
+    code = process.wait()
+    if closed.is_set():
+        watch.join()
+    return code
 
 
-def _end_with_input(process: subprocess.Popen[bytes]) -> None:
+def _end_with_input(closed: threading.Event) -> None:
     while os.read(0, 1024):
         pass
+    closed.set()
     os.killpg(0, signal.SIGTERM)
-    try:
-        process.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    time.sleep(_PATIENCE)
+    os.killpg(0, signal.SIGKILL)  # what the command has started need not end with it; this process ends, too
 
 
 if __name__ == "__main__":

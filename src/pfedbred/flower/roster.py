@@ -81,7 +81,7 @@ class Roster:
 
         ``agreeing`` is how many must have data of one kind before that is the federation's.
         """
-        self.clients, self._log, self._agreeing, self._min_samples = clients, log, agreeing, min_samples
+        self.clients, self._log, self._agreeing, self.min_samples = clients, log, agreeing, min_samples
         self.members: dict[int, Member] = {}
         self.schema: dict[str, Any] | None = None
         self.nodes: dict[int, int] = {}
@@ -133,7 +133,7 @@ class Roster:
         waiting = {node: facts for node, facts in self._introduced.items() if facts["client"] not in again} | dict(said)
         self._introduced = {}
         if self.schema is None:
-            clients = {facts["client"]: facts for facts in waiting.values() if not unusable(facts, self._min_samples)}
+            clients = {facts["client"]: facts for facts in waiting.values() if not unusable(facts, self.min_samples)}
             self.schema = majority(list(clients.values()), self._agreeing)
         new: set[int] = set()
         for node, facts in sorted(waiting.items(), key=_by_number_and_name):
@@ -161,7 +161,7 @@ class Roster:
 
     def _check(self, facts: Facts) -> None:
         """Refuses a client that cannot take part, or whose data differ from the others'."""
-        problem = unusable(facts, self._min_samples)
+        problem = unusable(facts, self.min_samples)
         if problem:
             raise SettingError(problem)
         differs = difference(facts, self.schema) if self.schema else None
@@ -229,6 +229,8 @@ class Roster:
         """From a checkpoint. Nobody's node is known yet."""
         self.clients, self.schema = facts["clients"], facts["schema"]
         self.members = {int(number): Member(**member) for number, member in facts["members"].items()}
+        # Who has taken part still may, though the run began with a lower limit, or before there was one.
+        self.min_samples = min([self.min_samples, *(member.train for member in self.members.values())])
 
 
 def _by_number_and_name(entry: tuple[int, Facts]) -> tuple[bool, str, int]:

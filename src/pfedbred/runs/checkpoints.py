@@ -73,7 +73,7 @@ def latest(
 
     ``fits`` may raise Damaged for a checkpoint that does not fit what else is in the folder.
     """
-    found = files(folder)
+    found, problems = files(folder), []
     for path in found:
         try:
             checkpoint = read(path)
@@ -81,9 +81,14 @@ def latest(
             return checkpoint
         except (tensors.Damaged, Unreadable) as problem:
             warn(f"{problem}; trying the one before")
+            problems.append(problem)
+    for problem in problems:
+        if isinstance(problem, Unreadable):  # it may be intact, so that nothing must be thrown away
+            raise SettingError(f"no checkpoint in {folder} can be read: {problem}")
     if found:
         raise SettingError(
-            f"all checkpoints in {folder} are damaged: start again with --overwrite, or remove the folder"
+            f"all checkpoints in {folder} are damaged: start again with --overwrite, or remove the folder "
+            f"({problems[0]})"
         )
     return None
 
