@@ -73,7 +73,7 @@ def latest(
 
     ``fits`` may raise Damaged for a checkpoint that does not fit what else is in the folder.
     """
-    found, problems = files(folder), []
+    found, problems = files(folder), list[SettingError]()
     for path in found:
         try:
             checkpoint = read(path)
@@ -82,15 +82,14 @@ def latest(
         except (tensors.Damaged, Unreadable) as problem:
             warn(f"{problem}; trying the one before")
             problems.append(problem)
-    for problem in problems:
-        if isinstance(problem, Unreadable):  # it may be intact, so that nothing must be thrown away
-            raise SettingError(f"no checkpoint in {folder} can be read: {problem}")
-    if found:
-        raise SettingError(
-            f"all checkpoints in {folder} are damaged: start again with --overwrite, or remove the folder "
-            f"({problems[0]})"
-        )
-    return None
+    if not found:
+        return None
+    unreadable = [each for each in problems if isinstance(each, Unreadable)]
+    if unreadable:  # they may be intact, so that nothing should be thrown away
+        raise SettingError(f"no checkpoint in {folder} can be read: {unreadable[0]}")
+    raise SettingError(
+        f"all checkpoints in {folder} are damaged: start again with --overwrite, or remove the folder ({problems[0]})"
+    )
 
 
 def remove_after(folder: Path, round_: int) -> None:
