@@ -27,12 +27,12 @@ class Histograms(NamedTuple):
 def _scores(outputs: Array) -> Array:
     """(classes, n) log-odds of the softmax probabilities, relative to those of a uniform guess."""
     classes = outputs.shape[-1]
-    each = exponentials(outputs)
-    top = each == 1
+    logits, each = shifted(outputs), exponentials(outputs)
+    top = logits == 0
     # What the largest leaves is summed without it: subtracting it from the total would lose all digits near p = 1.
     left = jnp.sum(jnp.where(top, 0, each), 0) + (jnp.sum(top, 0) - 1)
     rest = jnp.where(top, left, left + 1 - each)
-    odds = shifted(outputs) - jnp.log(rest) + math.log(max(classes - 1, 1))
+    odds = logits - jnp.log(rest) + math.log(max(classes - 1, 1))
     return jnp.clip(odds, -_FARTHEST, _FARTHEST)
 
 
