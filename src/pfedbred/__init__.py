@@ -22,9 +22,9 @@ from pfedbred.algorithms.base import (
     Task,
     Uploads,
     averaging_server,
-    descend,
     method,
 )
+from pfedbred.algorithms.local_steps import Step, Work, descend, draws, local_steps
 from pfedbred.bregman import means, priors
 from pfedbred.bregman import proximal as prox
 from pfedbred.data import DATASETS, Federation, from_arrays, from_clients, from_dataset, load
@@ -82,20 +82,24 @@ __all__ = [
     "ServerState",
     "SettingError",
     "State",
+    "Step",
     "StreamedBackend",
     "Sweep",
     "Task",
     "TrainedModel",
     "Uploads",
+    "Work",
     "__version__",
     "averaging_server",
     "descend",
+    "draws",
     "export",
     "from_arrays",
     "from_clients",
     "from_dataset",
     "load",
     "load_model",
+    "local_steps",
     "make",
     "means",
     "method",

@@ -28,6 +28,7 @@ from pfedbred.engine.round import (
     new_record,
     shards_of,
 )
+from pfedbred.engine.varying import Varying
 from pfedbred.io import tensors
 from pfedbred.types import Array, Key, Tree, tree_bytes
 
@@ -73,9 +74,17 @@ class ResidentBackend:
         task: Task,
         federation: Federation,
         plan: Plan,
-        vary: Callable[[Mapping[str, Array]], Algorithm] | None = None,
+        varying: Varying | None = None,
     ) -> None:
-        """``vary(settings)`` is the algorithm with other hyper-parameters, for the settings given to ``init``."""
+        """A backend for all clients of a federation.
+
+        Args:
+          algorithm: what is run.
+          task: the model and its loss.
+          federation: the clients.
+          plan: how rounds are run.
+          varying: for hyper-parameters given to ``init``, or with a schedule.
+        """
         self.algorithm, self.task, self.plan = algorithm, task, plan
         self.federation = self.samples = federation
         self.executor = executors.choose(plan.executor, plan.chunk)
@@ -87,7 +96,7 @@ class ResidentBackend:
         self._evaluator = evaluation.Evaluator(
             algorithm, task, federation, self.shards.x, self.executor, self.mesh, plan.metrics
         )
-        self.round = Round(algorithm, plan, self.executor, self.mesh, vary)
+        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, federation.train.sizes)
         self._model_one = jax.jit(self.round.model_client)
         self._replicate = jax.jit(lambda counts: counts, out_shardings=self._everywhere)
         self._advance = self._compiled(self._rounds, in_place=True)
@@ -146,9 +155,9 @@ class ResidentBackend:
 
     def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
         everyone = jnp.arange(self.federation.clients)
-        shared = Shared(shards, state.key, state.server, state.settings)
+        shared = Shared(shards, state.key, state.server, state.settings, state.round)
         personal = self.round.model(shared, (everyone, state.clients))
-        return self.round.algorithm(state.settings).server.model(state.server), personal
+        return self.round.algorithm(state.settings, state.round).server.model(state.server), personal
 
     # All seeds --------------------------------------------------------------------------------------------------
 
@@ -317,7 +326,7 @@ class ResidentBackend:
         check_client(self.federation.clients, client)
         state = jax.tree.map(lambda leaf: leaf[seed], states)
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
-        shared = Shared(self.shards, state.key, state.server, state.settings)
+        shared = Shared(self.shards, state.key, state.server, state.settings, state.round)
         return self._model_one(shared, (jnp.int32(client), record))
 
 

@@ -26,6 +26,7 @@ from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
 from pfedbred.engine.keys import init_key, select_key
 from pfedbred.engine.round import ClientRecord, Outcome, Plan, Round, Servers, Shards, Shared, new_record, shards_of
+from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.io.tensors import Pieces
@@ -73,8 +74,20 @@ class StreamedBackend:
         *,
         folder: str | None = None,
         evaluated: int | None = None,
+        varying: Varying | None = None,
     ) -> None:
-        """``folder`` is for the file of client records; ``evaluated`` is how many clients, by default 1,000 at most."""
+        """A backend for a population.
+
+        Args:
+          algorithm: what is run.
+          task: the model and its loss.
+          population: the clients.
+          plan: how rounds are run.
+          store: where clients are between rounds.
+          folder: for the file of client records.
+          evaluated: how many clients are, by default 1,000 at most.
+          varying: for hyper-parameters with a schedule.
+        """
         if plan.participation != "sample":
             raise SettingError(
                 f"store {store!r} needs participation 'sample': clients are loaded for their rounds only"
@@ -90,7 +103,8 @@ class StreamedBackend:
         self.executor = executors.choose(plan.executor, plan.chunk)
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
         self._sharding = devices.everywhere(self.mesh) if self.mesh else None
-        self.round = Round(algorithm, plan, self.executor, self.mesh)
+        known = self.samples.train.sizes if self.samples else None
+        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, known)
         sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # a population does not know them
         if self.samples:
             sizes = jnp.asarray(self.samples.train.sizes)
@@ -228,7 +242,7 @@ class StreamedBackend:
         tallies = []
         for place in range(len(states.round)):
             key, server, store = _one_seed(states, place)
-            shared = Shared(self._evaluated_shards, key, server, {})
+            shared = Shared(self._evaluated_shards, key, server, {}, states.round[place])
             records = store.read(self.evaluated.tolist())
             tallies.append(self._run(self._tally, shared, self._evaluator.sets, records))
         return self._evaluator.summarise(jax.tree.map(lambda *leaves: np.stack(leaves), *tallies))
@@ -303,7 +317,7 @@ class StreamedBackend:
 
     def _personal(self, states: StreamedState, numbers: np.ndarray, seed: int) -> Tree:
         key, server, store = _one_seed(states, seed)
-        shared = Shared(self._fetch(numbers), key, server, {})
+        shared = Shared(self._fetch(numbers), key, server, {}, states.round[seed])
         return self._run(self._models_of, shared, store.read(numbers.tolist()))
 
     def models(self, states: StreamedState) -> tuple[Tree, Tree]:
@@ -350,7 +364,7 @@ class StreamedBackend:
         shared = Shared(shards, key, server, {}, devices.place(jnp.int32(0), place))
         run = self._trace_program if self.executor != "loop" else jax.eval_shape
         run(self._train, shared, records(self._each_round))
-        evaluated = Shared(self._evaluated_shards, key, server, {})
+        evaluated = Shared(self._evaluated_shards, key, server, {}, devices.place(jnp.int32(0), place))
         run(self._tally, evaluated, self._evaluator.sets, records(len(self.evaluated)))
         self.compile_seconds += time.perf_counter() - started
 

@@ -12,15 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred import aggregation, algorithms, data, models
+from pfedbred import settings as settings_
+from pfedbred.algorithms import local_optimizers
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.exchange import state_bytes
+from pfedbred.algorithms.kept_optimizers import keep_optimizers
+from pfedbred.algorithms.local_steps import drawn
+from pfedbred.data import augmentation
 from pfedbred.data.federation import Federation
 from pfedbred.data.minibatches import Batch
 from pfedbred.data.population import Population
 from pfedbred.engine import Backend, Plan, ResidentBackend, StreamedBackend, client_store, devices, metrics, selection
+from pfedbred.engine.backend import DataInfo
+from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.sigma import with_sigma
+from pfedbred.settings import schedules
 from pfedbred.types import Array
 
 S = TypeVar("S")
@@ -46,10 +54,13 @@ def build(experiment: Experiment, federation: Federation | Population | None = N
     backend: Backend[Any]
     if store == "device":
         assert isinstance(federation, Federation)
-        backend = ResidentBackend(algorithm, task, federation, plan)
+        backend = ResidentBackend(algorithm, task, federation, plan, varying(experiment, task, federation))
     else:
         folder, evaluated = experiment.store_dir, experiment.scored_clients
-        backend = StreamedBackend(algorithm, task, federation, plan, store, folder=folder, evaluated=evaluated)
+        changes = varying(experiment, task, federation)
+        backend = StreamedBackend(
+            algorithm, task, federation, plan, store, folder=folder, evaluated=evaluated, varying=changes
+        )
     _check_memory(experiment, backend)
     backend.trace(experiment.seeds)
     where: Any = backend.store
@@ -64,12 +75,8 @@ def build_sweep(
     if parts.store != "device":
         raise SettingError("a sweep keeps all clients on the device at every point: use fewer clients, or store device")
     assert isinstance(parts.federation, Federation)
-    settings = with_sigma(parts.experiment.settings)
-
-    def vary(own: Mapping[str, Array]) -> Algorithm:
-        return algorithms.factory(experiment.algorithm)(parts.task, **{**settings, **own})
-
-    backend = ResidentBackend(parts.algorithm, parts.task, parts.federation, parts.plan, vary)
+    changes = varying(parts.experiment, parts.task, parts.federation)
+    backend = ResidentBackend(parts.algorithm, parts.task, parts.federation, parts.plan, changes)
     _check_memory(parts.experiment, backend)
     try:
         backend.trace_shapes(dict.fromkeys(swept, np.ones(1, np.float32)))
@@ -113,12 +120,59 @@ def make_plan(experiment: Experiment) -> Plan:
         metrics.resolve(experiment.metrics),
         experiment.diagnostics,
         experiment.screening,
+        experiment.last_batch,
+        local_optimizers.get(experiment.local_optimizer),
+        augmentation.get(experiment.augment),
     )
 
 
-def make_algorithm(experiment: Experiment, task: Task) -> Algorithm:
-    """The algorithm, with files that its settings name read."""
-    return algorithms.build(experiment.algorithm, task, with_sigma(experiment.settings))
+def make_algorithm(
+    experiment: Experiment, task: Task, data: DataInfo, own: Mapping[str, Array] | None = None
+) -> Algorithm:
+    """The algorithm, with files that its settings name read; ``own`` replaces some of its settings.
+
+    A setting with a schedule has its value in the first round.
+    """
+    settings = {**with_sigma(experiment.settings), **first_values(experiment), **(own or {})}
+    algorithm = algorithms.build(experiment.algorithm, task, settings)
+    if experiment.keep_optimizer:
+        optimizer = local_optimizers.get(experiment.local_optimizer)
+        algorithm = keep_optimizers(algorithm, optimizer, example_batch(data))
+    return algorithm
+
+
+def example_batch(data: DataInfo) -> Batch:
+    """A batch of one sample, for the shapes of what an algorithm computes."""
+    kind = jnp.int32 if data.words else jnp.float32
+    return Batch(jnp.zeros((1, *data.shape), kind), jnp.zeros(1, jnp.int32))
+
+
+def varying(experiment: Experiment, task: Task, data: DataInfo) -> Varying:
+    """The algorithm as a function of the settings that vary, and those that have a schedule."""
+
+    def build(own: Mapping[str, Array]) -> Algorithm:
+        return make_algorithm(experiment, task, data, own)
+
+    params = jax.eval_shape(task.model.init, jax.random.key(0))
+    kind = jnp.result_type(*jax.tree.leaves(params))
+    return Varying(build, {name: values.astype(kind) for name, values in schedule_tables(experiment).items()})
+
+
+def schedule_tables(experiment: Experiment) -> dict[str, np.ndarray]:
+    """The value in every round of each setting that has a schedule."""
+    if isinstance(experiment.algorithm, Algorithm):
+        return {}
+    known = settings_.declared(algorithms.factory(experiment.algorithm))
+    return {
+        name: schedules.table(name, value, experiment.rounds, known[name].annotation)
+        for name, value in experiment.settings.items()
+        if schedules.may_vary(known[name].annotation) and schedules.is_schedule(value)
+    }
+
+
+def first_values(experiment: Experiment) -> dict[str, float]:
+    """Of the settings that have a schedule."""
+    return {name: float(values[0]) for name, values in schedule_tables(experiment).items()}
 
 
 class _Parts(NamedTuple):
@@ -144,7 +198,7 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
             raise SettingError("held_out_clients needs the samples of all clients, but these are generated on demand")
         federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
     task = Task(models.get(experiment.model, federation.shape, federation.classes, federation.words))
-    algorithm, plan = make_algorithm(experiment, task), make_plan(experiment)
+    algorithm, plan = make_algorithm(experiment, task, federation), make_plan(experiment)
     plan.check_rule(algorithm, experiment.algorithm_name)
     store = _decide_store(experiment, federation, algorithm, task)
     return _Parts(experiment, federation, newcomers, task, algorithm, plan, store)
@@ -188,10 +242,16 @@ def _decide_store(
     return store
 
 
+def _most_minibatches(backend: Backend[Any]) -> int:
+    """In a pass of the largest client, if its size is known."""
+    return int(backend.plan.batching.per_pass(max(backend.samples.train.sizes, default=1))) if backend.samples else 1
+
+
 def _check_memory(experiment: Experiment, backend: Backend[Any]) -> None:
     """Rejects what the device has no memory for. A run that merely takes long is the user's decision."""
     client, federation = backend.algorithm.client, backend.federation
-    samples = max(client.draws, client.model_draws) * experiment.batch_size
+    most = _most_minibatches(backend)
+    samples = max(drawn(each, most) for each in (client.draws, client.model_draws)) * experiment.batch_size
     if samples >= 2**31:
         raise SettingError(
             f"a client would read {samples:,} samples in a round, which must be below 2**31: "

@@ -12,7 +12,9 @@ from typing import Any
 
 from pfedbred import aggregation, algorithms, data, models
 from pfedbred import settings as settings_
+from pfedbred.algorithms import local_optimizers
 from pfedbred.algorithms.base import Algorithm
+from pfedbred.data import augmentation
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
 from pfedbred.engine import executors, metrics, selection
@@ -57,6 +59,8 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             for name, hint in settings_.hints(Experiment).items()
         }
         values["settings"] = self._settings(values["algorithm"])
+        values["local_optimizer"] = local_optimizers.text(values["local_optimizer"])
+        augmentation.get(values["augment"])
         chosen = metrics.resolve(values["metrics"])
         values["metrics"] = [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
         experiment = dataclasses.replace(self, **values)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import optax
+
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
 from pfedbred.engine.metrics import Metric
@@ -85,13 +87,22 @@ class MethodOptions:
 
     algorithm: Any = option("mg-meta", "algorithm by name (see 'pfedbred list algorithms')", deployed=True, sent=True)
     settings: Any = option(dict, sent=True)
+    local_optimizer: str | dict[str, Any] | optax.GradientTransformation | Callable[..., Any] = option(
+        "sgd",
+        "optimizer of local steps, an optax one by name: sgd(momentum=0.9), adam(clip=1, weight_decay=0.001)",
+        deployed=True,
+        sent=True,
+    )
+    keep_optimizer: bool = option(
+        False, "clients keep their optimizer's state from round to round", deployed=True, sent=True
+    )
 
 
 @dataclass(frozen=True)
 class ProtocolOptions:
     """How rounds go and how they are evaluated, whatever the algorithm."""
 
-    rounds: Count = option(100, "rounds of training", deployed=True)
+    rounds: Count = option(100, "rounds of training", deployed=True, sent=True)
     seeds: Count = option(1, "how many seeds to run side by side")
     seed: NonNegativeCount = option(0, "the first seed; the others follow it", deployed=True, sent=True)
     joining_rounds: Count = option(5, "rounds of local training for a held-out client that joins")
@@ -126,6 +137,15 @@ class ProtocolOptions:
         0.2, "fraction of a round's uploads that trimmed (at each end) and krum drop", deployed=True
     )
     batch_size: Count = option(20, "samples in a minibatch", deployed=True, sent=True)
+    last_batch: Literal["keep", "drop"] = option(
+        "keep",
+        "the smaller last minibatch of a pass, in training by epochs: keep or drop it",
+        deployed=True,
+        sent=True,
+    )
+    augment: str | Callable[..., Any] | None = option(
+        None, "random changes to training images: crop, flip or crop-flip", deployed=True, sent=True
+    )
     eval_every: Count = option(1, "rounds between evaluations", deployed=True)
     metrics: str | list[str | Metric] = option(
         "accuracy,loss",

@@ -121,13 +121,13 @@ class Participant:
     def prepare(self, message: RecordDict) -> RecordDict:
         """Uploads what the algorithm needs before training."""
         with self._understood(message) as order:
-            upload = order.half.prepare(order.message, order.record)
+            upload = order.half.prepare(order.message, order.record, order.said["round"] - 1)
         return order.reply(upload=upload)
 
     def train(self, message: RecordDict) -> RecordDict:
         """Trains for a round, keeps its state, and uploads what the algorithm defines if its upload is wanted."""
         with self._understood(message) as order:
-            trained, after = order.half.train(order.message, order.record)
+            trained, after = order.half.train(order.message, order.record, order.said["round"] - 1)
             kept = home_.Kept(order.said["round"], order.record, after)
             with _details_withheld("it cannot save its state", unable=True):
                 home_.save(order.folder, kept)
@@ -146,7 +146,7 @@ class Participant:
     def _tallies(self, global_: Tree, order: Order) -> Tallies:
         """Evaluates G and P, and writes P where ``pfedbred predict`` finds it."""
         half, done = order.half, order.said["round"] - 1
-        personal = half.model(order.message, order.record)
+        personal = half.model(order.message, order.record, done)
         path, number = order.folder / PERSONAL, order.said["number"]
         with _details_withheld("it cannot save its model", unable=True):
             options = order.experiment.plain()

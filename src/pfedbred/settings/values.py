@@ -19,6 +19,12 @@ class Rule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
+class InPlaceOf(NamedTuple):
+    """Marks a setting that can be given in place of another: only one of the two is ever set."""
+
+    other: str
+
+
 LARGEST_FLOAT = 3.4028234e38  # beyond it a float32 is infinite
 
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
@@ -28,6 +34,7 @@ Minority = Annotated[float, Rule("a number >= 0 and below 0.5", lambda value: 0 
 Count = Annotated[int, Rule("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
 Few = Annotated[int, Rule("a whole number from 1 to 1000", lambda value: 1 <= value <= 1000)]
 Seed = Annotated[int, Rule("a whole number from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32)]
+Epochs = Annotated[Count | None, InPlaceOf("R")]
 NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]
 
 
@@ -36,6 +43,8 @@ def check(name: str, value: Any, annotation: Any) -> Any:
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         kind, rule = typing.get_args(annotation)
+        if isinstance(rule, InPlaceOf):
+            return check(name, value, kind)
         number = _number(value, kind)
         if number is not None and kind is float and abs(number) > LARGEST_FLOAT:
             raise SettingError(
