@@ -87,8 +87,8 @@ def main(models: str = "mclr,dnn,cnn", repeats: int = 7, algorithm: str = "fedav
             scaled = times[:, 1] / steps.sum() / (times[:, 0] / (len(sizes) * round(steps.mean())))
             even, uneven, alone = np.median(times, axis=0) * 1e3
             print(
-                f"{model}, {len(sizes)} clients, {name}: {steps.sum()} steps, equal {even:.1f} ms, unequal {uneven:.1f}, "
-                f"ratio {statistics.median(scaled):.2f}; the largest client alone {alone:.1f} ms",
+                f"{model}, {len(sizes)} clients, {name}: {steps.sum()} steps, equal {even:.1f} ms, "
+                f"unequal {uneven:.1f}, ratio {statistics.median(scaled):.2f}; the largest client alone {alone:.1f} ms",
                 flush=True,
             )
 

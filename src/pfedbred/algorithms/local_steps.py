@@ -13,11 +13,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithms.unequal_loops import repeat
-from pfedbred.data.minibatches import Batch, ClientData
+from pfedbred.algorithms.unequal_loops import Inputs, repeat
+from pfedbred.data.minibatches import Batch, ClientData, Place
 from pfedbred.types import Array, Tree
-
-_BLOCK = 16
 
 
 class Work(NamedTuple):
@@ -30,11 +28,11 @@ class Work(NamedTuple):
     epochs: int | None = None
     batches: int = 1
 
-    def count(self, minibatches: int | Array) -> Any:
+    def count(self, minibatches: Any) -> Any:
         """Steps of a client with so many minibatches in a pass."""
         return self.steps if self.epochs is None else -(-self.epochs * minibatches // self.batches)
 
-    def draws(self, minibatches: int | Array) -> Any:
+    def draws(self, minibatches: Any) -> Any:
         """Minibatches that these steps use."""
         return self.batches * self.count(minibatches)
 
@@ -128,25 +126,23 @@ def local_steps(
             states.end(end.optimizer)
         return LocalResult(end.params, end.carry, jax.tree.map(jnp.mean, seen))
 
-    # On a CPU, looking up the samples of many minibatches at once takes a fraction of the time. Side by side on a GPU,
-    # all clients of a block would wait for the longest.
-    block = _BLOCK if jax.default_backend() == "cpu" else 1
+    assert data.passes is not None
+    batch_size, each = data.passes.batch_size, work.batches
 
-    def advance_block(state: tuple[_State, Any], number: Array) -> tuple[_State, Any]:
-        done = number * block
-        window = data.window(first + done * work.batches, block * work.batches)
+    def add(state: tuple[_State, Any], r: Array, rows: tuple[Array, Array]) -> tuple[_State, Any]:
+        after, info = advance(state[0], r, data.with_rows(*rows, first + r * each))
+        return after, jax.tree.map(lambda total, value: total + value, state[1], info)
 
-        def add(r: Array, state: tuple[_State, Any]) -> tuple[_State, Any]:
-            after, info = advance(state[0], done + r, window)
-            return after, jax.tree.map(lambda total, value: total + value, state[1], info)
+    def rows_of(place: Place, step: Array, steps: int) -> tuple[Array, Array]:
+        rows, real = place.rows(step * each, steps * each, batch_size)
+        return rows.reshape(steps, each, batch_size), real.reshape(steps, each, batch_size)
 
-        if block == 1:
-            return add(jnp.int32(0), state)
-        return jax.lax.fori_loop(0, jnp.minimum(block, count - done), add, state)
-
+    place = data.passes.place
+    place = place._replace(used=place.used + jnp.asarray(first, jnp.uint32))
     _, shapes = jax.eval_shape(advance, begin, jnp.int32(0))
     none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), shapes)
-    end, totals = repeat(advance_block, (begin, none), -(-count // block))
+    counts = None if data.passes.everyone is None else work.count(data.passes.everyone)
+    end, totals = repeat(add, (begin, none), count, Inputs(rows_of, place), counts)
     if states:
         states.end(end.optimizer)
     return LocalResult(end.params, end.carry, jax.tree.map(lambda total: total / count, totals))

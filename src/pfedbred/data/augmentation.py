@@ -29,7 +29,7 @@ def crop(key: Key, x: Array) -> Array:
     _check(x)
     edges = [(0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING), *[(0, 0)] * (x.ndim - 3)]
     padded = jnp.pad(x, edges)
-    corners = jax.random.randint(key, (len(x), 2), 0, 2 * _PADDING + 1)
+    corners = jax.random.randint(key, (len(x), 2), 0, 2 * _PADDING + 1, jnp.int32)
 
     def cut(image: Array, corner: Array) -> Array:
         start = (*corner, *(jnp.int32(0) for _ in image.shape[2:]))

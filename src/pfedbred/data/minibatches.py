@@ -106,36 +106,55 @@ def _on_host(samples: Any) -> bool:
     return isinstance(samples, int | np.ndarray | np.integer)
 
 
-class Passes(NamedTuple):
-    """Minibatches that follow the passes over a client's samples: every pass begins a new minibatch.
-
-    The last minibatch of a pass may have fewer samples than the others. Where every pass fills its minibatches, these
-    are the minibatches that :func:`draw_rows` draws.
+class Place(NamedTuple):
+    """Where a client is in its passes, as arrays.
 
     Attributes:
       key: the client's key.
-      used: minibatches that the client has used in earlier rounds, as uint32.
-      batch_size: samples in a minibatch.
+      used: minibatches that it has used so far, as uint32.
       minibatches: in a pass.
-      padded: whether a minibatch may have fewer samples.
+      offset: the client's first row.
+      size: number of the client's rows.
     """
 
     key: Key
     used: Array
+    minibatches: Array
+    offset: Array
+    size: Array
+
+    def rows(self, first: int | Array, count: int, batch_size: int) -> tuple[Array, Array]:
+        """The samples of ``count`` minibatches from number ``first`` on, and which of them are not padding.
+
+        Every pass begins a new minibatch, so that the last one of a pass may have fewer samples. Where every pass fills
+        its minibatches, these are the minibatches that :func:`draw_rows` draws.
+        """
+        n, per_pass = self.size.astype(jnp.uint32), self.minibatches.astype(jnp.uint32)
+        batch = self.used + jnp.asarray(first, jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
+        within = (batch % per_pass) * jnp.uint32(batch_size)
+        place = within[:, None] + jnp.arange(batch_size, dtype=jnp.uint32)
+        stream = jnp.broadcast_to((batch // per_pass)[:, None], place.shape)
+        # Unrolled where it runs in every step: a loop would take longer than what it computes.
+        order = permute(self.key, stream, jnp.minimum(place, n - 1), n, unroll=count == 1)
+        return self.offset + order.astype(self.offset.dtype), place < n
+
+
+class Passes(NamedTuple):
+    """Minibatches that follow the passes over a client's samples, for local work counted in epochs.
+
+    Attributes:
+      place: where the client is.
+      batch_size: samples in a minibatch.
+      minibatches: in a pass: a number if it is the same for all clients.
+      padded: whether a minibatch may have fewer samples.
+      everyone: the minibatches in a pass of every client of the program, if they are known when it is compiled.
+    """
+
+    place: Place
     batch_size: int
     minibatches: int | Array
     padded: bool
-
-    def rows(self, first: int | Array, count: int, size: Array) -> tuple[Array, Array]:
-        """The samples of ``count`` minibatches from number ``first`` on, among the client's ``size``, one row each;
-        and which of them are not padding."""
-        n = size.astype(jnp.uint32)
-        batch = self.used + jnp.asarray(first, jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
-        per_pass = jnp.asarray(self.minibatches, jnp.uint32)
-        within = (batch % per_pass) * jnp.uint32(self.batch_size)
-        place = within[:, None] + jnp.arange(self.batch_size, dtype=jnp.uint32)
-        stream = jnp.broadcast_to((batch // per_pass)[:, None], place.shape)
-        return permute(self.key, stream, jnp.minimum(place, n - 1), n, unroll=count == 1), place < n
+    everyone: np.ndarray | None = None
 
 
 class OptimizerStates:
@@ -207,9 +226,12 @@ class ClientData(NamedTuple):
     def window(self, first: int | Array, count: int) -> ClientData:
         """The same data with the samples of ``count`` minibatches from number ``first`` on looked up beforehand."""
         assert self.passes is not None
-        places, real = self.passes.rows(first, count, self.size)
-        rows = self.offset + places.astype(self.offset.dtype)
-        return self._replace(rows=rows, real=real if self.passes.padded else None, start=first)
+        return self.with_rows(*self.passes.place.rows(first, count, self.passes.batch_size), first)
+
+    def with_rows(self, rows: Array, real: Array, start: int | Array) -> ClientData:
+        """The same data with the samples of some minibatches, from number ``start`` on, given."""
+        padded = self.passes is None or self.passes.padded
+        return self._replace(rows=rows, real=real if padded else None, start=start)
 
     def fold(self, step: Callable[[Tree, Batch, Array], Tree], start: Tree) -> Tree:
         """Goes through all of the client's training samples once, a piece at a time.
@@ -227,8 +249,9 @@ class ClientData(NamedTuple):
 
 def example_data(sample: Batch) -> ClientData:
     """A client whose only sample is this one, for the shapes of what an algorithm computes."""
-    passes = Passes(jax.random.key(0), jnp.uint32(0), 1, 1, False)
-    return ClientData(Inputs(sample.x), sample.y, None, jnp.int32(0), jnp.int32(1), passes)
+    zero, one = jnp.int32(0), jnp.int32(1)
+    passes = Passes(Place(jax.random.key(0), jnp.uint32(0), one, zero, one), 1, 1, False)
+    return ClientData(Inputs(sample.x), sample.y, None, zero, one, passes)
 
 
 def draw_rows(key: Key, offset: Array, size: Array, drawn: Array, draws: int, batch_size: int) -> Array:

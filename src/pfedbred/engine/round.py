@@ -20,7 +20,7 @@ from pfedbred.algorithms.local_optimizers import Optimizer
 from pfedbred.algorithms.local_steps import Draws, drawn
 from pfedbred.data.augmentation import Augment
 from pfedbred.data.federation import Federation
-from pfedbred.data.minibatches import Batching, ClientData, Inputs, Passes, common, draw_rows
+from pfedbred.data.minibatches import Batching, ClientData, Inputs, Passes, Place, common, draw_rows
 from pfedbred.engine import executors, metrics, screening, selection
 from pfedbred.engine.keys import aggregation_key, augmentation_key, data_key
 from pfedbred.engine.varying import Varying
@@ -216,6 +216,7 @@ class Round:
         self._plan, self._usual, self._varying = plan, algorithm, varying
         self._in_epochs = callable(algorithm.client.draws) or callable(algorithm.client.model_draws)
         self._common = common(plan.batching, sizes)
+        self._everyone = None if sizes is None else plan.batching.per_pass(sizes)
         every = partial(executors.every, executor=executor, chunk=plan.chunk, mesh=mesh)
         self.prepare, self.train, self.model = map(every, (self.prepare_client, self.train_client, self.model_client))
 
@@ -242,7 +243,9 @@ class Round:
         amount: Any = draws
         if self._in_epochs:
             minibatches = self._minibatches(size)
-            passes = Passes(key, read // jnp.uint32(batch_size), batch_size, minibatches, self._common.padded)
+            where = Place(key, read // jnp.uint32(batch_size), jnp.asarray(minibatches), offset, size)
+            everyone = self._everyone if self._plan.participation == "all" else None
+            passes = Passes(where, batch_size, minibatches, self._common.padded, everyone)
             amount = drawn(draws, minibatches) if self._common.filled else None
         if isinstance(amount, int):
             rows = draw_rows(key, offset, size, read, amount, batch_size)

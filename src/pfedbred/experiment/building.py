@@ -131,10 +131,10 @@ def make_algorithm(
 ) -> Algorithm:
     """The algorithm, with files that its settings name read; ``own`` replaces some of its settings.
 
-    A setting with a schedule has its value in the first round.
+    Unless ``own`` is given, a setting with a schedule has its value in the first round.
     """
-    settings = {**with_sigma(experiment.settings), **first_values(experiment), **(own or {})}
-    algorithm = algorithms.build(experiment.algorithm, task, settings)
+    own = first_values(experiment) if own is None else own
+    algorithm = algorithms.build(experiment.algorithm, task, {**with_sigma(experiment.settings), **own})
     if experiment.keep_optimizer:
         optimizer = local_optimizers.get(experiment.local_optimizer)
         algorithm = keep_optimizers(algorithm, optimizer, example_batch(data))
@@ -150,12 +150,10 @@ def example_batch(data: DataInfo) -> Batch:
 def varying(experiment: Experiment, task: Task, data: DataInfo) -> Varying:
     """The algorithm as a function of the settings that vary, and those that have a schedule."""
 
-    def build(own: Mapping[str, Array]) -> Algorithm:
-        return make_algorithm(experiment, task, data, own)
-
     params = jax.eval_shape(task.model.init, jax.random.key(0))
     kind = jnp.result_type(*jax.tree.leaves(params))
-    return Varying(build, {name: values.astype(kind) for name, values in schedule_tables(experiment).items()})
+    tables = {name: values.astype(kind) for name, values in schedule_tables(experiment).items()}
+    return Varying(lambda own: make_algorithm(experiment, task, data, own), tables)
 
 
 def schedule_tables(experiment: Experiment) -> dict[str, np.ndarray]:

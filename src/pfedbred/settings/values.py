@@ -76,7 +76,7 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
         if option is Any or (isinstance(option, type) and isinstance(value, option)):
             return value
         origin = typing.get_origin(option)
-        if (origin is Callable and callable(value)) or (origin is list and isinstance(value, list)):
+        if (origin is Callable and callable(value)) or (origin in (list, dict) and isinstance(value, origin)):
             return value
         if typing.get_origin(option) in (Annotated, Literal):
             try:
@@ -88,7 +88,7 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
 
 def _kinds(options: tuple[Any, ...]) -> str:
     """What a value may be, in words: a name, a Model or a function."""
-    known = {str: "a name", list: "a list", Callable: "a function", type(None): ""}
+    known = {str: "a name", list: "a list", dict: "a mapping", Callable: "a function", type(None): ""}
     words = [known.get(typing.get_origin(each) or each) for each in options]
     words = [f"a {each.__name__}" if word is None else word for word, each in zip(words, options, strict=True)]
     *others, last = [word for word in words if word]
