@@ -1,6 +1,7 @@
 """The fields of an experiment: declared once, in groups, with what the library needs to know of each."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import yaml
@@ -26,10 +27,17 @@ def test_every_field_belongs_to_exactly_one_group():
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_has_its_metadata(name):
     metadata = FIELDS[name].metadata
-    assert metadata.keys() == {"help", "result", "identifies", "deployed", "sent"}
+    assert metadata.keys() == {"help", "result", "identifies", "deployed", "sent", "path"}
     assert bool(metadata["help"]) == (name != "settings")
-    assert all(isinstance(metadata[each], bool) for each in ("result", "identifies", "deployed", "sent"))
+    assert all(isinstance(metadata[each], bool) for each in metadata if each != "help")
     assert metadata["deployed"] or name == "settings" or not metadata["sent"]  # clients learn nothing that nobody sets
+
+
+def test_paths_are_recorded_as_absolute_ones():
+    given = dict.fromkeys(field_names(path=True), "here")
+    assert set(given) == {"data_dir", "store_dir", "glove"}
+    recorded = Experiment(**given).checked().plain()
+    assert {name: recorded[name] for name in given} == {name: str(Path("here").resolve()) for name in given}
 
 
 def test_what_cannot_change_the_results_does_not_identify_them():

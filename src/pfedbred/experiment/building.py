@@ -103,16 +103,16 @@ def make_plan(experiment: Experiment) -> Plan:
     chosen = experiment.fixed_clients()
     assert experiment.aggregated is not None
     return Plan(
-        selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
-        experiment.participation,
-        experiment.weights,
-        experiment.batch_size,
-        experiment.executor,
-        experiment.chunk,
-        aggregation.get(experiment.aggregate, outliers=experiment.outliers),
-        metrics.resolve(experiment.metrics),
-        experiment.diagnostics,
-        experiment.screening,
+        select=selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
+        participation=experiment.participation,
+        weights=experiment.weights,
+        batch_size=experiment.batch_size,
+        executor=experiment.executor,
+        chunk=experiment.chunk,
+        rule=aggregation.get(experiment.aggregate, outliers=experiment.outliers),
+        metrics=metrics.resolve(experiment.metrics),
+        diagnostics=experiment.diagnostics,
+        screening=experiment.screening,
     )
 
 

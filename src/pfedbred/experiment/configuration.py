@@ -113,12 +113,9 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
 
     def _with_data_defaults(self) -> Experiment:
         """The dataset's own numbers filled in, and paths made absolute, to mean the same wherever they are read."""
-        experiment = dataclasses.replace(
-            self,
-            data_dir=self.data_dir and absolute_path(self.data_dir),
-            store_dir=self.store_dir and absolute_path(self.store_dir),
-            glove=self.glove and absolute_path(self.glove),
-        )
+        given = {name: getattr(self, name) for name in field_names(path=True)}
+        paths: dict[str, Any] = {name: absolute_path(path) for name, path in given.items() if path}
+        experiment = dataclasses.replace(self, **paths)
         if not isinstance(self.dataset, str):
             return experiment
         if data.is_file(self.dataset):

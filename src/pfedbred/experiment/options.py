@@ -7,6 +7,7 @@ A field's metadata says what the rest of the library needs to know of it:
     identifies   whether it is part of what identifies a result of the paper's tables
     deployed     whether a real federation's run config may set it
     sent         whether it is sent to the clients of a real federation
+    path         whether it is a path, recorded as an absolute one
 """
 
 from __future__ import annotations
@@ -31,9 +32,17 @@ def option(
     identifies: bool = True,
     deployed: bool = False,
     sent: bool = False,
+    path: bool = False,
 ) -> Any:
     """A field with its metadata. A mutable default is given as a function that makes it."""
-    metadata = {"help": help, "result": result, "identifies": identifies, "deployed": deployed, "sent": sent}
+    metadata = {
+        "help": help,
+        "result": result,
+        "identifies": identifies,
+        "deployed": deployed,
+        "sent": sent,
+        "path": path,
+    }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -63,8 +72,9 @@ class DataOptions:
         "folder with the data; by default $PFEDBRED_DATA, the cache, or a download",
         result=False,
         identifies=False,
+        path=True,
     )
-    glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned")
+    glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned", path=True)
     held_out_clients: Fraction | None = option(
         None, "fraction of the clients kept out of training; they join at the end and are evaluated"
     )
@@ -157,6 +167,7 @@ class ExecutionOptions:
         "folder for the file of client states; by default the system's for temporary files",
         result=False,
         identifies=False,
+        path=True,
     )
     scored_clients: Count | None = option(
         None,
