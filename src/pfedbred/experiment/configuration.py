@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pfedbred import aggregation, algorithms, data, models
 from pfedbred import settings as settings_
@@ -57,8 +60,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             for name, hint in settings_.hints(Experiment).items()
         }
         values["settings"] = self._settings(values["algorithm"])
-        chosen = metrics.resolve(values["metrics"])
-        values["metrics"] = [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
+        values["metrics"] = _chosen_metrics(values["metrics"])
         experiment = dataclasses.replace(self, **values)
         executors.choose(experiment.executor)
         models.check(experiment.model)
@@ -222,10 +224,24 @@ def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def _resolved(name: str, value: Any, hint: Any) -> Any:
-    """The value, imported if the field takes objects and this is an import path; a tuple as a list."""
-    if isinstance(value, tuple) and type(value) is tuple:
+    """The value, imported if the field takes objects and this is an import path.
+
+    A tuple or an array becomes a list, a path the text of an absolute one, so that it is not taken for a name.
+    """
+    if isinstance(value, os.PathLike):
+        return absolute_path(value)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, tuple) and type(value) is tuple:
         value = list(value)
     return references.resolve(value, name) if _takes_objects(hint) else value
+
+
+def _chosen_metrics(given: Any) -> list[str | metrics.Metric]:
+    """The metrics to evaluate: names, and objects for those that no table knows."""
+    listed = references.resolve(metrics.listed(given), "metrics")
+    chosen = metrics.resolve([references.built(each, metrics.get) for each in listed])
+    return [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
 
 
 def _takes_objects(hint: Any) -> bool:
@@ -242,9 +258,9 @@ def _is_client_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= 10
 
 
-def absolute_path(path: str) -> str:
+def absolute_path(path: str | os.PathLike[str]) -> str:
     """The path, wherever the program is run from."""
     try:
         return str(Path(path).resolve())
     except (OSError, ValueError, RuntimeError):  # a zero byte, or links that go round in a circle
-        raise SettingError(f"{path!r} is not a valid path") from None
+        raise SettingError(f"{str(path)!r} is not a valid path") from None

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
-from pfedbred.engine.metrics import Metric
+from pfedbred.engine.metrics import Given, Metric
 from pfedbred.models import Model
 from pfedbred.settings.values import Count, Fraction, Minority, NonNegativeCount, Seed
 
@@ -137,7 +137,7 @@ class ProtocolOptions:
     )
     batch_size: Count = option(20, "samples in a minibatch", deployed=True, sent=True)
     eval_every: Count = option(1, "rounds between evaluations", deployed=True)
-    metrics: str | list[str | Metric] = option(
+    metrics: str | list[Given] | Metric | Callable[..., Any] = option(
         "accuracy,loss",
         "metrics on the test samples: accuracy, loss, f1, auroc, ece, brier (see 'pfedbred list metrics')",
         identifies=False,

@@ -49,6 +49,17 @@ def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: each for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
+def build_part(what: str, function: Callable[..., Any], available: Mapping[str, Any]) -> Any:
+    """What a function given as ``what`` builds, called with those of the available settings that it takes."""
+    taken = {each.name: available[each.name] for each in parameters(function) if each.name in available}
+    try:
+        inspect.signature(function).bind(**taken)
+    except TypeError as problem:
+        may = f"may take {' and '.join(available)}" if available else "takes no arguments"
+        raise SettingError(f"a function given as {what} {may}: {problem}") from None
+    return function(**taken)
+
+
 def hints(owner: Any) -> dict[str, Any]:
     """The annotations of a class, constraints included."""
     return typing.get_type_hints(owner, include_extras=True)
