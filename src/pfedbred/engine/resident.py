@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from pfedbred.engine.round import (
     new_record,
     shards_of,
 )
+from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.types import Array, Key, Tree, tree_bytes
 
@@ -180,7 +182,8 @@ class ResidentBackend:
         """
         params = jax.tree.leaves(jax.eval_shape(self.task.model.init, jax.random.key(0)))
         own = {name: jnp.asarray(values, jnp.result_type(*params)) for name, values in (settings or {}).items()}
-        return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
+        with _settings_as_inputs(own):
+            return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
 
     def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
         """A new state on its devices, made by a program that runs once and so is compiled quickly, not well."""
@@ -216,7 +219,7 @@ class ResidentBackend:
     def trace(self, seeds: int) -> None:
         """Traces a round and its evaluation: what cannot work fails here. The traces are compiled when first used."""
         if self.executor == "loop":
-            self.trace_shapes()
+            jax.eval_shape(self._trace_loop, jnp.zeros(1, jnp.uint32))
             return
         states = self._with_shardings(jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32)))
         started = time.perf_counter()
@@ -233,14 +236,9 @@ class ResidentBackend:
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
         )
 
-    def trace_shapes(self, settings: Mapping[str, Any] | None = None) -> tuple[State, evaluation.Packed]:
-        """Shapes and types after a round and its evaluation, without computing them."""
-
-        def both(seeds: Array, settings: Mapping[str, Array]) -> tuple[State, evaluation.Packed]:
-            state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds, settings)))
-            return state, self._tally_one(self.shards, self._evaluator.sets, state)
-
-        return jax.eval_shape(both, jnp.zeros(1, jnp.uint32), dict(settings or {}))
+    def _trace_loop(self, seeds: Array) -> tuple[State, evaluation.Packed]:
+        state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds)))
+        return state, self._tally_one(self.shards, self._evaluator.sets, state)
 
     def state_bytes(self) -> int:
         """Memory of one run's state."""
@@ -321,6 +319,17 @@ class ResidentBackend:
         return self._model_one(shared, (jnp.int32(client), record))
 
 
+@contextmanager
+def _settings_as_inputs(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Turns the failure of a trace that needs the value of a swept setting into one line."""
+    try:
+        yield
+    except jax.errors.ConcretizationTypeError:
+        if not settings:
+            raise
+        raise SettingError(f"{' or '.join(settings)} cannot be swept: it changes the compiled program") from None
+
+
 class _SeedProgram:
     """A function of all seeds: traced, then compiled, once per number of seeds; a Python loop for the executor loop."""
 
@@ -345,7 +354,8 @@ class _SeedProgram:
                 donate_argnums=(2,) if self._in_place else (),
                 out_shardings=backend._shardings(states) if self._in_place else backend._everywhere,
             )
-            self._traced[count] = jitted.trace(shards, extra, states)
+            with _settings_as_inputs(states.settings):
+                self._traced[count] = jitted.trace(shards, extra, states)
 
     def __call__(self, shards: Shards, extra: Any, states: State) -> Any:
         backend, count = self._backend, len(states.round)

@@ -178,6 +178,8 @@ class TrainedClient(NamedTuple):
 class Round:
     """What happens in a round, as pure functions of the clients' records and the server's state."""
 
+    _info_shapes: Info | None = None
+
     def __init__(
         self,
         algorithm: Algorithm,
@@ -228,9 +230,9 @@ class Round:
 
     def info_shapes(self, shared: Shared, record: ClientRecord) -> Info:
         """Names, shapes and types of the diagnostics; empty if they are not collected."""
-        if not self._plan.diagnostics:
-            return {}
-        return jax.eval_shape(self.train_client, shared, (jnp.int32(0), record)).info
+        if self._plan.diagnostics and self._info_shapes is None:  # a trace takes long, and all would give the same
+            self._info_shapes = jax.eval_shape(self.train_client, shared, (jnp.int32(0), record)).info
+        return self._info_shapes or {}
 
     def prepare_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
         """A client's upload in the exchange before training."""

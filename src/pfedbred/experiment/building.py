@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from pfedbred import aggregation, algorithms, data, models
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.exchange import state_bytes
 from pfedbred.data.federation import Federation
-from pfedbred.data.minibatches import Batch
 from pfedbred.data.population import Population
 from pfedbred.engine import Backend, Plan, ResidentBackend, StreamedBackend, client_store, devices, metrics, selection
 from pfedbred.errors import SettingError
@@ -56,10 +51,8 @@ def build(experiment: Experiment, federation: Federation | Population | None = N
     return Built(dataclasses.replace(experiment, store=where), backend, newcomers)
 
 
-def build_sweep(
-    experiment: Experiment, federation: Federation | None, swept: Sequence[str]
-) -> tuple[Experiment, ResidentBackend]:
-    """Likewise, with a program whose inputs are the ``swept`` settings."""
+def build_sweep(experiment: Experiment, federation: Federation | None) -> tuple[Experiment, ResidentBackend]:
+    """Likewise, with a program whose inputs are the settings given to the backend's ``init``."""
     parts = _prepare(experiment, federation)
     if parts.store != "device":
         raise SettingError("a sweep keeps all clients on the device at every point: use fewer clients, or store device")
@@ -71,12 +64,6 @@ def build_sweep(
 
     backend = ResidentBackend(parts.algorithm, parts.task, parts.federation, parts.plan, vary)
     _check_memory(parts.experiment, backend)
-    try:
-        backend.trace_shapes(dict.fromkeys(swept, np.ones(1, np.float32)))
-    except jax.errors.ConcretizationTypeError:
-        raise SettingError(
-            f"{' or '.join(swept)} decides how the program is built, and a sweep is one program"
-        ) from None
     return dataclasses.replace(parts.experiment, store="device"), backend
 
 
@@ -146,7 +133,7 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     task = Task(models.get(experiment.model, federation.shape, federation.classes, federation.words))
     algorithm, plan = make_algorithm(experiment, task), make_plan(experiment)
     plan.check_rule(algorithm, experiment.algorithm_name)
-    store = _decide_store(experiment, federation, algorithm, task)
+    store = _decide_store(experiment, federation, algorithm)
     return _Parts(experiment, federation, newcomers, task, algorithm, plan, store)
 
 
@@ -162,14 +149,12 @@ def _choose_store(experiment: Experiment, federation: Federation | Population, s
 
 
 def _decide_store(
-    experiment: Experiment, federation: Federation | Population, algorithm: Algorithm, task: Task
+    experiment: Experiment, federation: Federation | Population, algorithm: Algorithm
 ) -> Literal["device", "memory", "file"]:
     """Where the clients are between their rounds."""
     states = 0
     if experiment.participation == "sample":
-        one = federation.take(np.arange(1))
-        sample = Batch(jnp.asarray(one.inputs(one.train).take(np.arange(1))), jnp.asarray(one.train.y[:1]))
-        states = federation.clients * experiment.seeds * state_bytes(algorithm, task, sample)
+        states = federation.clients * experiment.seeds * state_bytes(algorithm)
     store: Any = _choose_store(experiment, federation, states)
     if isinstance(federation, Population):
         cohort, room = (experiment.aggregated or 0) * federation.client_bytes, devices.host_memory()
