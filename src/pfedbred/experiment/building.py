@@ -97,7 +97,7 @@ def make_plan(experiment: Experiment) -> Plan:
         executor=experiment.executor,
         chunk=experiment.chunk,
         rule=aggregation.get(experiment.aggregate, outliers=experiment.outliers),
-        metrics=metrics.resolve(experiment.metrics),
+        metrics=tuple(map(metrics.get, metrics.as_list(experiment.metrics))),
         diagnostics=experiment.diagnostics,
         screening=experiment.screening,
     )
@@ -121,10 +121,11 @@ class _Parts(NamedTuple):
 
 
 def _prepare(experiment: Experiment, federation: Federation | Population | None) -> _Parts:
-    given = federation is not None
+    # Of other data the dataset's own numbers say nothing.
+    experiment = experiment.checked(data_elsewhere=federation is not None)
     if federation is None:
         federation = load_data(experiment)
-    experiment = experiment.for_data(federation, data_elsewhere=given)  # its dataset's own numbers say nothing of it
+    experiment = experiment.for_data(federation)
     newcomers = None
     if experiment.held_out_clients:
         if isinstance(federation, Population):

@@ -239,7 +239,7 @@ def _resolved(name: str, value: Any, hint: Any) -> Any:
 
 def _chosen_metrics(given: Any) -> list[str | metrics.Metric]:
     """The metrics to evaluate: names, and objects for those that no table knows."""
-    listed = references.resolve(metrics.listed(given), "metrics")
+    listed = references.resolve(metrics.as_list(given), "metrics")
     chosen = metrics.resolve([references.built(each, metrics.get) for each in listed])
     return [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
 

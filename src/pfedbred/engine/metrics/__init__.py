@@ -16,7 +16,7 @@ from pfedbred.engine.metrics.regression import mae, r2, rmse
 from pfedbred.errors import SettingError, nearest
 from pfedbred.settings.signatures import build_part
 
-__all__ = ["METRICS", "Given", "Metric", "Predictions", "check_task", "get", "listed", "resolve"]
+__all__ = ["METRICS", "Given", "Metric", "Predictions", "as_list", "check_task", "get", "resolve"]
 
 Given: TypeAlias = str | Metric | Callable[[], Metric]
 """A metric by its name, as an object, or as a function that builds one."""
@@ -63,7 +63,7 @@ def resolve(
     The loss, and for classification the accuracy before it, are always included and come first; the others follow in
     the order given.
     """
-    chosen = [get(each) for each in listed(metrics)]
+    chosen = [get(each) for each in as_list(metrics)]
     names = [each.name for each in chosen]
     for name in names:
         if names.count(name) > 1:
@@ -73,7 +73,7 @@ def resolve(
     return (*always, *(each for each in chosen if each not in always))
 
 
-def listed(metrics: Sequence[Given] | Given) -> list[Given]:
+def as_list(metrics: Sequence[Given] | Given) -> list[Given]:
     """One metric, several, or ``"accuracy,f1,ece"`` as a list."""
     if isinstance(metrics, str):
         return [name.strip() for name in metrics.split(",")] if metrics.strip() else []
