@@ -42,6 +42,9 @@ def test_every_module_is_on_the_map_and_nothing_else_is():
     assert mapped() == modules
 
 
-def test_every_folder_of_tests_is_a_folder_of_the_tree():
-    folders = {each.name for each in (ROOT / "tests").iterdir() if each.is_dir() and each.name != "__pycache__"}
-    assert folders - {"support"} <= {each.name for each in SOURCE.iterdir() if each.is_dir()}
+def folders(parent):
+    return {each.name for each in parent.iterdir() if each.is_dir() and each.name != "__pycache__"}
+
+
+def test_the_folders_of_tests_are_those_of_the_tree():
+    assert folders(ROOT / "tests") - {"support"} == folders(SOURCE)
