@@ -15,6 +15,7 @@ import numpy as np
 
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.data.federation import Federation
+from pfedbred.data.text import Text
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.round import Plan, Servers
 from pfedbred.engine.screening import Rejections
@@ -51,6 +52,26 @@ class DataInfo(Protocol):
     @property
     def names(self) -> Sequence[str] | None:
         """Of the clients, if they have names."""
+
+    @property
+    def labels(self) -> Sequence[str] | None:
+        """Names of the labels, if they have any."""
+
+    @property
+    def features(self) -> Sequence[str] | None:
+        """Names of the columns, if samples come from a table."""
+
+    @property
+    def text(self) -> Text | None:
+        """The vocabulary, if samples are word ids and it is here."""
+
+    @property
+    def shift(self) -> np.ndarray | None:
+        """Stored samples become inputs as (x - shift) * scale; None where each client normalises its own."""
+
+    @property
+    def scale(self) -> np.ndarray | None:
+        """See ``shift``."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -108,6 +129,11 @@ class Backend(Protocol[S]):
     @property
     def evaluated(self) -> np.ndarray | None:
         """The numbers of the clients that are evaluated; None for all."""
+
+    @property
+    def checkpoint_always(self) -> bool:
+        """Whether clients rely on what the server remembers, so that a checkpoint is also written before the first
+        round and after rounds that changed nothing."""
 
     def trace(self, seeds: int) -> None:
         """Traces a round and its evaluation without computing them, so that what cannot work fails early."""

@@ -99,6 +99,7 @@ class ResidentBackend:
 
     store = "device"
     evaluated = None
+    checkpoint_always = False
 
     @property
     def _everywhere(self) -> NamedSharding | None:
@@ -143,7 +144,7 @@ class ResidentBackend:
             return state
         return jax.lax.fori_loop(0, rounds, lambda _, state: self._round(shards, state), state)
 
-    def _tally_one(self, shards: Shards, sets: Any, state: State) -> evaluation.Packed:
+    def _tally_one(self, shards: Shards, sets: list[evaluation.EvaluationSet], state: State) -> evaluation.Packed:
         return self._evaluator.pack(self._evaluator.tally(sets, *self._models_one(shards, (), state)))
 
     def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
@@ -309,7 +310,7 @@ class ResidentBackend:
         check_seed(len(states.round), seed)
         return self.algorithm.server.model(jax.tree.map(lambda leaf: leaf[seed], states.server))
 
-    def personal_model(self, states: State, client: Any, seed: int = 0) -> Tree:
+    def personal_model(self, states: State, client: int, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
         check_seed(len(states.round), seed)
         check_client(self.federation.clients, client)

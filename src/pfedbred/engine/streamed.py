@@ -109,6 +109,8 @@ class StreamedBackend:
         self._programs: dict[Any, Any] = {}
         self.compile_seconds = 0.0
 
+    checkpoint_always = False
+
     # The compiled programs --------------------------------------------------------------------------------------
 
     def _train(self, shared: Shared, records: ClientRecord) -> Outcome:
@@ -117,7 +119,7 @@ class StreamedBackend:
     def _models_of(self, shared: Shared, records: ClientRecord) -> Tree:
         return self.round.model(shared, (_places(shared), records))
 
-    def _tally(self, shared: Shared, sets: Any, records: ClientRecord) -> evaluation.Packed:
+    def _tally(self, shared: Shared, sets: list[evaluation.EvaluationSet], records: ClientRecord) -> evaluation.Packed:
         global_ = self.algorithm.server.model(shared.server)
         return self._evaluator.pack(self._evaluator.tally(sets, global_, self._models_of(shared, records)))
 
@@ -295,7 +297,7 @@ class StreamedBackend:
         check_seed(len(states.round), seed)
         return self.algorithm.server.model(_one_seed(states, seed)[1])
 
-    def personal_model(self, states: StreamedState, client: Any, seed: int = 0) -> Tree:
+    def personal_model(self, states: StreamedState, client: int, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
         check_seed(len(states.round), seed)
         check_client(self.federation.clients, client)

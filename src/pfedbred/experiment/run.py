@@ -53,7 +53,6 @@ class FolderOptions:
       source: the folder to resume from, if it is not the one written into.
       warn: is called with what is wrong but not fatal.
       extra: more content for summary.json.
-      checkpoint_always: whether to write one also before the first round, and after rounds that changed nothing.
     """
 
     checkpoint_every: int | None = None
@@ -63,7 +62,6 @@ class FolderOptions:
     source: Path | None = None
     warn: Callable[[str], None] = warn
     extra: Callable[[Run[Any]], dict[str, Any]] | None = None
-    checkpoint_always: bool = False
 
 
 def run(
@@ -140,7 +138,7 @@ def run_into(
         if found:
             start, metrics_size = load_progress(source, built, found)
     metrics = MetricsWriter(folder, keep=metrics_size if source == folder else 0)
-    saver = Checkpoints(folder, metrics, how.checkpoint_every, always=how.checkpoint_always)
+    saver = Checkpoints(folder, metrics, how.checkpoint_every)
     outcome = [Outcome(folder, how.keep_models, how.extra)] if how.outcome else []
     try:
         with writing_into(folder):

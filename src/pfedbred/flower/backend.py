@@ -25,6 +25,7 @@ from pfedbred.engine.round import Servers, enough, largest_weight
 from pfedbred.errors import SettingError
 from pfedbred.flower import server_state, wire
 from pfedbred.flower.gathering import Gathering
+from pfedbred.flower.introductions import Facts
 from pfedbred.flower.messaging import Reply, Request, has_trained, log, read_facts
 from pfedbred.flower.roster import Description
 from pfedbred.flower.run_config import ServerOptions
@@ -52,6 +53,7 @@ class DeployedBackend:
     samples = None
     store = "clients"
     evaluated = None
+    checkpoint_always = True
 
     @property
     def federation(self) -> Description:
@@ -225,8 +227,8 @@ class DeployedBackend:
         return replies
 
     def _read(
-        self, replies: Mapping[int, Reply], like: Tree, shape: Any, uploading: Sequence[int], number: int
-    ) -> tuple[dict[int, Tree], dict[int, Any], float]:
+        self, replies: Mapping[int, Reply], like: Tree, shape: Mapping[str, Any], uploading: Sequence[int], number: int
+    ) -> tuple[dict[int, Tree], dict[int, Facts], float]:
         """The uploads that can be read, the facts with them, and how long the slowest client worked."""
         uploads, said, slowest = {}, {}, 0.0
         for i, reply in replies.items():
@@ -245,12 +247,12 @@ class DeployedBackend:
         return uploads, said, slowest
 
     def _screen(
-        self, server: Tree, uploads: wire.Trees, said: Mapping[int, Any], chosen: Sequence[int], number: int
+        self, server: Tree, uploads: wire.Trees, said: Mapping[int, Facts], chosen: Sequence[int], number: int
     ) -> set[int]:
         """The clients whose update is valid. The server measures uploads itself; other clients are believed."""
-        norms: dict[int, Any] = {}
+        norms: dict[int, screening.Norms] = {}
         for i, facts in said.items():
-            norms[i] = _floats((facts["update_norm"], facts["reference_norm"]))
+            norms[i] = screening.Norms(*_floats((facts["update_norm"], facts["reference_norm"])))
             if i in uploads and facts["update_norm"] is not None:  # else its state is not finite: only it can know
                 norms[i] = self._half.norms(server, i, uploads[i])
         if not norms:

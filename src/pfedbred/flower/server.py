@@ -18,7 +18,7 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import latest_checkpoint, open_folder
 from pfedbred.experiment.run import FolderOptions, run_into
-from pfedbred.flower import wire
+from pfedbred.flower import messaging, wire
 from pfedbred.flower.backend import DeployedBackend
 from pfedbred.flower.gathering import Gathering
 from pfedbred.flower.messaging import log
@@ -37,7 +37,7 @@ _PATIENCE = 60.0  # seconds: an earlier server may not have noticed yet that it 
 class Coordinator:
     """Runs an experiment over a grid, into a run folder."""
 
-    def __init__(self, grid: Any, options: ServerOptions, fields: Mapping[str, Any]) -> None:
+    def __init__(self, grid: messaging.Grid, options: ServerOptions, fields: Mapping[str, Any]) -> None:
         """``fields`` are the experiment's."""
         wire.refuse_objects(fields)
         if isinstance(fields["settings"].get("sigma"), str):
@@ -57,7 +57,6 @@ class Coordinator:
             built = self._build()
             how = FolderOptions(
                 checkpoint_every=1,
-                checkpoint_always=True,
                 resume=True,
                 keep_models=True,
                 warn=log,
