@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pfedbred.aggregation import RULES
+from pfedbred.data.partition import SPLITS
+from pfedbred.engine.selection import SELECTIONS
 from pfedbred.experiment.configuration import Experiment, changed_options, field_names, plain_defaults
 from pfedbred.experiment.options import GROUPS
 
@@ -31,6 +34,11 @@ def test_every_field_has_its_metadata(name):
     assert bool(metadata["help"]) == (name != "settings")
     assert all(isinstance(metadata[each], bool) for each in metadata if each != "help")
     assert metadata["deployed"] or name == "settings" or not metadata["sent"]  # clients learn nothing that nobody sets
+
+
+@pytest.mark.parametrize(("name", "table"), [("split", SPLITS), ("select", SELECTIONS), ("aggregate", RULES)])
+def test_the_help_names_all_there_is(name, table):
+    assert all(each in FIELDS[name].metadata["help"] for each in table)
 
 
 def test_paths_are_recorded_as_absolute_ones():

@@ -17,9 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pfedbred.aggregation import RULES
 from pfedbred.data.federation import Federation
+from pfedbred.data.partition import SPLITS
 from pfedbred.data.population import Population
-from pfedbred.engine.metrics import Given, Metric
+from pfedbred.engine.metrics import METRICS, Given, Metric
+from pfedbred.engine.selection import SELECTIONS
 from pfedbred.models import Model
 from pfedbred.settings.values import Count, Fraction, Minority, NonNegativeCount, Seed
 
@@ -56,7 +59,9 @@ class DataOptions:
         "digits", "dataset by name (see 'pfedbred list datasets'), or your own file"
     )
     split: str | Callable[..., Any] | None = option(
-        None, "paper, column, iid, dirichlet(0.5), labels(3) or quantity(0.5); by default the dataset's usual one"
+        None,
+        f"how samples are split over clients: paper, {', '.join(SPLITS)}, with settings in parentheses as in "
+        "dirichlet(0.5); by default the dataset's usual split",
     )
     clients: Count | None = option(
         None, "clients to split the data over; by default the dataset's own number", identifies=False
@@ -115,11 +120,13 @@ class ProtocolOptions:
         None, "clients whose uploads a round averages; by default a fifth of them", deployed=True
     )
     select: str | list[int] | Callable[..., Any] = option(
-        "uniform", "how they are selected: uniform, by-data, or client numbers such as 0,3,5", deployed=True
+        "uniform",
+        f"how the averaged clients are selected: {', '.join(SELECTIONS)}, or client numbers such as 0,3,5",
+        deployed=True,
     )
     weights: Literal["data", "unbounded", "uniform"] = option(
         "data",
-        "averaging weights: by training samples, with or without a limit on a client's share, or uniform",
+        "averaging weights: by training samples, capped (data) or not (unbounded), or uniform",
         deployed=True,
     )
     screening: Literal["directions", "norms"] = option(
@@ -129,7 +136,7 @@ class ProtocolOptions:
     )
     aggregate: str | Callable[..., Any] = option(
         "mean",
-        "aggregation rule: mean, or median, trimmed, clipped or krum, which are robust to faulty clients",
+        f"aggregation rule: {', '.join(RULES)}; all but mean are robust to faulty clients",
         deployed=True,
     )
     outliers: Minority = option(
@@ -139,7 +146,7 @@ class ProtocolOptions:
     eval_every: Count = option(1, "rounds between evaluations", deployed=True)
     metrics: str | list[Given] | Metric | Callable[..., Any] = option(
         "accuracy,loss",
-        "metrics on the test samples: accuracy, loss, f1, auroc, ece, brier (see 'pfedbred list metrics')",
+        f"metrics on the test samples, such as {','.join(list(METRICS)[2:5])} (see 'pfedbred list metrics')",
         identifies=False,
         deployed=True,
         sent=True,
@@ -159,7 +166,7 @@ class ExecutionOptions:
 
     store: Literal["auto", "device", "memory", "file"] = option(
         "auto",
-        "where clients are kept between their rounds: device, memory, file, or auto: the first with room",
+        "where clients are kept between their rounds: device, memory or file; auto picks the first that fits",
         identifies=False,
     )
     store_dir: str | None = option(
