@@ -18,7 +18,9 @@ from pfedbred.experiment.building import Built, build
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.checkpointing import Checkpoints
 from pfedbred.experiment.callbacks.metrics_writer import MetricsWriter
+from pfedbred.experiment.callbacks.model_writer import ModelWriter
 from pfedbred.experiment.callbacks.outcome import Outcome
+from pfedbred.experiment.callbacks.pictures import Pictures
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
 from pfedbred.experiment.result import Run
@@ -139,7 +141,9 @@ def run_into(
             start, metrics_size = load_progress(source, built, found)
     metrics = MetricsWriter(folder, keep=metrics_size if source == folder else 0)
     saver = Checkpoints(folder, metrics, how.checkpoint_every)
-    outcome = [Outcome(folder, how.keep_models, how.extra)] if how.outcome else []
+    outcome: list[Callback] = []
+    if how.outcome:
+        outcome = [ModelWriter(folder, how.keep_models), Pictures(folder), Outcome(folder, how.extra)]
     try:
         with writing_into(folder):
             for each in layout.leftovers(folder):
