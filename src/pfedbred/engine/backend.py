@@ -31,7 +31,7 @@ class DataInfo(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the data."""
+        """Name of the data."""
 
     @property
     def clients(self) -> int:
@@ -47,7 +47,7 @@ class DataInfo(Protocol):
 
     @property
     def words(self) -> Words | None:
-        """What a model has to know of word ids; None if the samples are numbers."""
+        """Vocabulary size and embedding; None if the samples are numbers."""
 
     @property
     def names(self) -> Sequence[str] | None:
@@ -75,7 +75,7 @@ class DataInfo(Protocol):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the data holds, in a few numbers."""
+        """Summary statistics of the data."""
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -181,7 +181,7 @@ class Backend(Protocol[S]):
         """G by seed, and P by seed and client; None where personal models stay with their clients."""
 
     def model_bytes(self) -> int | None:
-        """What ``models`` takes for one seed; None where that is not to be asked for by default."""
+        """What ``models`` takes for one seed; None if models are not saved by default."""
 
 
 def check_seed(seeds: int, seed: Any) -> None:

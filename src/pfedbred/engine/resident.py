@@ -187,7 +187,7 @@ class ResidentBackend:
             return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
 
     def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
-        """A new state on its devices, made by a program that runs once and so is compiled quickly, not well."""
+        """A new state on its devices, made by a program that is compiled without optimisation, because it runs once."""
         shapes = jax.eval_shape(start, *arguments)
         quickly: Any = {"xla_backend_optimization_level": 0}
         return jax.jit(start, out_shardings=self._shardings(shapes), compiler_options=quickly)(*arguments)

@@ -139,7 +139,7 @@ def largest_weight(sizes: Array, valid: Array) -> Array:
     """The most samples a client counts for in an average of n: 0.7 n times their median.
 
     If the others hold about as many as each other, that is less than half of the average (7/15 of five clients, 7/17 of
-    very many). A client's number of samples is its own claim; of fewer than five nobody can say what is usual.
+    very many). A client's number of samples is self-reported; with fewer than five clients the median is unreliable.
     """
     clients = jnp.sum(valid)
     return jnp.where(clients < 5, jnp.inf, 0.7 * clients * masked_median(sizes, valid))
@@ -287,7 +287,7 @@ class Round:
         return Outcome(after, kept, ~learns, info)
 
     def _prepared(self, shared: Shared, chosen: Array, records: ClientRecord) -> tuple[Shared, Array | None]:
-        """The exchange before training, if there is one: what comes of it, and whose answer was finite."""
+        """The exchange before training, if there is one: the updated shared state, and which replies were finite."""
         client, server = self.algorithm(shared.settings)[:2]
         if not (client.prepare and server.prepare):
             return shared, None

@@ -190,7 +190,7 @@ class StreamedBackend:
         return StreamedState(keys, none, servers, stores, none, none, info=info)
 
     def advance(self, states: StreamedState, rounds: int) -> StreamedState:
-        """The state ``rounds`` rounds later. ``states`` is used up: its stores go on in the result."""
+        """The state ``rounds`` rounds later. ``states`` is consumed: the result takes over its stores."""
         seeds = [self._advance_one(states, place, rounds) for place in range(len(states.round))]
         server, skipped, in_row, info = jax.tree.map(lambda *leaves: jnp.stack(leaves), *seeds)
         return states._replace(

@@ -135,7 +135,8 @@ def run_into(
         before = read_config(source / layout.CONFIG)
         check_unchanged(source, built.experiment.plain(), before)
         if "screening" not in before:
-            how.warn("this run began before updates were screened by direction and weights bounded; now they are")
+            now = "updates are now also screened by direction, and averaging weights capped"
+            how.warn(f"resuming a run of an earlier version: {now}")
         found = latest_checkpoint(source, how.warn)
         if found:
             start, metrics_size = load_progress(source, built, found)

@@ -1,7 +1,8 @@
 """The deployed backend: clients are processes on other machines.
 
 A round is the simulation's: the same clients are selected, the same updates are rejected, and the same weights and the
-same server half make the next state. What is different is that a client may be late, or gone, or send nonsense.
+same server half make the next state. What is different is that clients may be late,
+disconnected, or sending invalid uploads.
 
 A request costs a client a new process, so a round is one exchange: where the model of the round before is to be
 evaluated, clients do that before they train, with the message they train on.
@@ -188,7 +189,7 @@ class DeployedBackend:
             if chosen:
                 return present, chosen
             if not told:
-                log("waiting for one of the clients that select names")
+                log("waiting for a client listed in select")
             told = True
             time.sleep(1)
 
@@ -263,7 +264,7 @@ class DeployedBackend:
         self._log_rejected(number, valid, "it is not finite or far too large")
         sent = {i: (uploads[i], norms[i][0]) for i in chosen if i in uploads and valid.get(i)}
         in_line = self._half.in_line(server, sent, chosen)
-        self._log_rejected(number, in_line, "it is opposed to the others, or a copy of one")
+        self._log_rejected(number, in_line, "it points against the other updates, or duplicates one")
         return {i for i, counts in (valid | in_line).items() if counts}
 
     def _log_bounded(self, number: int, clients: Sequence[int], sizes: np.ndarray) -> None:

@@ -69,7 +69,7 @@ class Coordinator:
     def _admit_clients(self) -> None:
         """The clients of the run in the folder, or else those that are connected.
 
-        A resumed run takes in others only once it goes on, so that its data are those of its checkpoint.
+        A resumed run admits new clients only after resuming, so that the data matches the checkpoint.
         """
         roster = self._gathering.roster
         found = latest_checkpoint(self._folder, lambda _: None)  # warnings come when it is loaded
@@ -114,7 +114,7 @@ class Coordinator:
         show_rejections([record.summary])
         warn_of_divergence([record])
         beyond = record.summary["federation"]["seconds_beyond_clients"]
-        print(f"a round takes {beyond:.1f} s beyond the slowest client's own work\nrun:     {self._folder}", flush=True)
+        print(f"overhead per round: {beyond:.1f} s on top of the slowest client\nrun:     {self._folder}", flush=True)
         return dict(record.summary)
 
 

@@ -36,7 +36,7 @@ def same_settings(base: Callable[..., Any], *, without: tuple[str, ...]) -> Call
 
 
 def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a function that the user gave; raises SettingError if it does not tell, as builtins do not."""
+    """The parameters of a function that the user gave; raises SettingError if it has no inspectable signature."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

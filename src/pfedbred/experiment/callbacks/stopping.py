@@ -65,7 +65,7 @@ class Interruption(Callback):
         return self.reason
 
     def most_rounds(self, progress: Progress[Any]) -> int:
-        """About a second's."""
+        """About one second's worth of rounds."""
         self._asked = time.monotonic()
         return rounds_in_a_second(progress)
 
