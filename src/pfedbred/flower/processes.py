@@ -53,6 +53,7 @@ def write_app(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _toml(value: Any) -> str:
+    """A flag, text or number as TOML; tomli-w would be a dependency for these three lines."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -1,4 +1,8 @@
-"""How much memory this process may use, as the system's files and limits tell."""
+"""How much memory this process may use, as the system's files and limits tell.
+
+psutil reports the machine's memory, but neither the limit of a container (cgroups) nor that of a process (RLIMIT_AS),
+which are what ends a run.
+"""
 
 from __future__ import annotations
 
