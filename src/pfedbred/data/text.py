@@ -2,7 +2,7 @@
 
 Id 0 is padding, id 1 an unknown word; the words of the vocabulary follow. The vocabulary is made from training texts
 only, so that test texts contain unknown words, as they will in use. Hugging Face's tokenizers would do this as well,
-but is a compiled dependency for one regular expression, and splits tweets otherwise than the paper's code.
+but is a compiled dependency for one regular expression.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How much memory this process may use, as the system's files and limits tell.
 
-psutil reports the machine's memory, but neither the limit of a container (cgroups) nor that of a process (RLIMIT_AS),
-which are what ends a run.
+psutil reports the machine's memory, but not the limit of a container (cgroups), which is what ends a run; limits of a
+process are in the standard library.
 """
 
 from __future__ import annotations
