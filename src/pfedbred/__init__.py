@@ -13,10 +13,11 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
 from pfedbred import models
 from pfedbred._version import __version__
 from pfedbred.aggregation import RULES, Gathered, Rule
-from pfedbred.algorithms import ALGORITHMS, make
+from pfedbred.algorithms import ALGORITHMS, body_and_head, make
 from pfedbred.algorithms.base import (
     Algorithm,
     Client,
+    Info,
     Server,
     ServerState,
     Task,
@@ -27,12 +28,16 @@ from pfedbred.algorithms.base import (
 from pfedbred.algorithms.local_steps import Step, Work, descend, draws, local_steps
 from pfedbred.bregman import means, priors
 from pfedbred.bregman import proximal as prox
-from pfedbred.data import DATASETS, Federation, from_arrays, from_clients, from_dataset, load
+from pfedbred.bregman.families.base import Family
+from pfedbred.bregman.means import Chosen, Context, Mean
+from pfedbred.data import DATASETS, Dataset, Federation, Pool, Population, from_arrays, from_clients, from_dataset, load
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.engine import Backend, Evaluation, Plan, ResidentBackend, State, StreamedBackend, use_all_cores
+from pfedbred.engine.backend import DataInfo
 from pfedbred.engine.history import Point
 from pfedbred.engine.metrics import METRICS, Metric, Predictions
-from pfedbred.engine.selection import SELECTIONS
+from pfedbred.engine.selection import SELECTIONS, Select
+from pfedbred.engine.streamed import StreamedState
 from pfedbred.errors import SettingError
 from pfedbred.experiment.callbacks import Callback, Interruption, Patience
 from pfedbred.experiment.configuration import Experiment
@@ -44,6 +49,7 @@ from pfedbred.models import MODELS, Model
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.saved_models import TrainedModel, export, load_model
 from pfedbred.settings import Count, Fraction, NonNegative, Positive
+from pfedbred.types import Array, Key, Tree, Words
 
 __all__ = [
     "ALGORITHMS",
@@ -53,24 +59,35 @@ __all__ = [
     "RULES",
     "SELECTIONS",
     "Algorithm",
+    "Array",
     "Backend",
     "Batch",
     "Callback",
+    "Chosen",
     "Client",
     "ClientData",
+    "Context",
     "Count",
+    "DataInfo",
+    "Dataset",
     "Evaluation",
     "Experiment",
+    "Family",
     "Federation",
     "Fraction",
     "Gathered",
+    "Info",
     "Interruption",
+    "Key",
+    "Mean",
     "Metric",
     "Model",
     "NonNegative",
     "Patience",
     "Plan",
     "Point",
+    "Pool",
+    "Population",
     "Positive",
     "Predictions",
     "Progress",
@@ -78,19 +95,24 @@ __all__ = [
     "Rule",
     "Run",
     "RunRecord",
+    "Select",
     "Server",
     "ServerState",
     "SettingError",
     "State",
     "Step",
     "StreamedBackend",
+    "StreamedState",
     "Sweep",
     "Task",
     "TrainedModel",
+    "Tree",
     "Uploads",
+    "Words",
     "Work",
     "__version__",
     "averaging_server",
+    "body_and_head",
     "descend",
     "draws",
     "export",

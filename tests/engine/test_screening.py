@@ -29,7 +29,7 @@ def make(name, federation, dtype=jnp.float64):
 
 
 def simulate(name, chosen, bad=(), *, seeds=(0,), what=None, **plan):
-    """Of five clients, some of them sick while ``states.settings["faulty"]`` is 1, as it is not at first."""
+    """Of five clients, some of them faulty while ``states.settings["faulty"]`` is 1, as it is not at first."""
     federation = small_federation(SIZES)
     algorithm, task = make(name, federation)
     plan = pfedbred.Plan(selection.fixed(chosen), **{"batch_size": 4, "executor": "vmap", **plan})

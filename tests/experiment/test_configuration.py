@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from conftest import small_federation
 
 import pfedbred
 from pfedbred import Experiment
+from pfedbred.engine import metrics
 from pfedbred.experiment.building import build, load_data
 
 
@@ -45,6 +47,18 @@ def test_an_experiment_made_by_hand_is_checked_and_filled_in():
     assert by_hand == build(experiment()).experiment
     with pytest.raises(pfedbred.SettingError, match="rounds must be"):
         pfedbred.run(Experiment(rounds=0))
+
+
+@pytest.mark.parametrize("given", [{"dataset": small_federation()}, {"clients": 10}], ids=["own data", "named"])
+def test_an_experiment_is_checked_once(given, monkeypatch):
+    """However it is built, and its metrics are resolved with it."""
+    checked, resolved = [], []
+    monkeypatch.setattr(Experiment, "_settings", lambda self, algorithm: checked.append(1) or {"R": 1})
+    resolve = metrics.resolve
+    monkeypatch.setattr(metrics, "resolve", lambda given, *kind: resolved.append(given) or resolve(given, *kind))
+    build(Experiment(algorithm="fedavg", metrics="f1", **given))
+    assert len(checked) == 1
+    assert len([each for each in resolved if each != ""]) == 1  # "" stands for the metrics of training samples
 
 
 def test_a_custom_federation_must_fit():

@@ -314,7 +314,9 @@ def test_rules_that_changed_since_a_run_began_are_told(stopped):
     config.write_text("".join(kept))
     warnings = []
     run_into(stopped, built(**LONGER), resume=True, warn=warnings.append)
-    assert warnings == ["this run began before updates were screened by direction and weights bounded; now they are"]
+    assert warnings == [
+        "resuming a run of an earlier version: updates are now also screened by direction, and averaging weights capped"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_broken_grids_are_refused(texts):
         ({"etta": [1.0]}, "unknown setting 'etta'; did you mean 'eta'"),
         ({"K": [1.0, 2.0]}, "K decides how the program is built.*lam, alpha"),
         ({"lam": [1.0, -1.0]}, "lam must be a number > 0"),
-        ({"tol": [0.0, 0.1]}, "tol decides how the program is built"),
+        ({"tol": [0.0, 0.1]}, "tol cannot be swept: it changes the compiled program"),
     ],
 )
 def test_impossible_sweeps_are_refused(grid, words):
@@ -110,7 +110,7 @@ def test_what_a_sweep_cannot_use_is_refused():
     held = pfedbred.Experiment(held_out_clients=0.25)
     with pytest.raises(pfedbred.SettingError, match="does not evaluate held-out clients"):
         pfedbred.sweep(held, {"lam": [1.0]}, federation=small_federation())
-    with pytest.raises(pfedbred.SettingError, match="sigma decides how the program is built"):
+    with pytest.raises(pfedbred.SettingError, match="sigma cannot be swept: it changes the compiled program"):
         pfedbred.sweep(pfedbred.Experiment(algorithm="fedamp"), {"sigma": [50.0, 60.0]}, federation=small_federation())
     samples = [(np.ones((2, 2)), np.array([0, 1]))] * 3
     untested = pfedbred.from_clients(samples, [(np.ones((0, 2)), [])] * 3)

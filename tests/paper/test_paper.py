@@ -364,6 +364,7 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
         assert code == 0, err
         for file in files:
             assert (tmp_path / "here" / file).read_bytes().startswith(b"\x89PNG")
+            assert (tmp_path / "here" / file).stat().st_mode & 0o777 == 0o600
 
     def no_more(*given, **more):
         raise AssertionError("run again")
@@ -386,5 +387,5 @@ def test_complexity_measures_what_the_method_has(call, tmp_path, monkeypatch):
     assert list(found["fedem"]) == list(complexity.METHODS["fedem"][0]) == list("NTRM")
     kept = found["fedem"]["M"]["bytes"]  # the server's components, and each client's weights of them
     assert 1.8 < kept[1] / kept[0] < 2.1
-    assert (tmp_path / "here" / "complexity.png").exists()
+    assert (tmp_path / "here" / "complexity.png").stat().st_mode & 0o777 == 0o600
     assert "O(NTRM)" in out

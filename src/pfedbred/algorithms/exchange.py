@@ -78,9 +78,9 @@ def costs(algorithm: Algorithm, task: Task, sample: Batch) -> Costs:
     return Costs(*(_entries(tree) / _entries(found.params) for tree in (found.message, found.upload, found.state)))
 
 
-def state_bytes(algorithm: Algorithm, task: Task, sample: Batch) -> int:
+def state_bytes(algorithm: Algorithm) -> int:
     """What one client keeps."""
-    return tree_bytes(exchange(algorithm, task, sample).state)
+    return tree_bytes(received(algorithm).state)
 
 
 def _entries(tree: Tree) -> int:

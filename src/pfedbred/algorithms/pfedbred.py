@@ -50,8 +50,8 @@ STARTS: dict[str, Start] = {
 def pfedbred(
     task: Task,
     *,
-    mean: str | means.Mean = "mg-meta",
-    prior: str | priors.Family = "gaussian",
+    mean: str | means.Mean | Callable[..., means.Mean] = "mg-meta",
+    prior: str | priors.Family | Callable[..., priors.Family] = "gaussian",
     sigma: Any = None,
     lam: Positive = 15.0,
     alpha: Positive = 0.01,
@@ -85,8 +85,8 @@ def pfedbred(
 
     Args:
       task: model and loss f.
-      mean: mu_i, by name or a :class:`~pfedbred.means.Mean`.
-      prior: g, by name or a :class:`~pfedbred.priors.Family`.
+      mean: mu_i, by name, a :class:`~pfedbred.means.Mean`, or a function that builds one from eta_a and eta.
+      prior: g, by name, a :class:`~pfedbred.priors.Family`, or a function that builds one.
       sigma: the Gaussian's Sigma: a number or an array; in an experiment also the path of a .npy file.
       lam: lambda, the strength of the prior.
       alpha: step size of the proximal solver.

@@ -4,7 +4,7 @@ An executor turns ``function(shared, item)`` into ``run(shared, items)``, where 
 for each client along the first axis. All of them give the same results to rounding.
 
     vmap     all clients at once, or ``chunk`` at a time: for GPUs
-    in-turn  one after another inside the compiled program: for CPUs, where one client's weights stay in the cache
+    in-turn  one after another inside the compiled program: for CPUs, where one client's params stay in the cache
     loop     one after another in Python: slow and plain, the reference that the others are tested against
 
 On several devices, each runs its share of the clients: as many as the others or, where the clients' costs are given,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from pfedbred.engine.round import (
     shards_of,
 )
 from pfedbred.engine.varying import Varying
+from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.types import Array, Key, Tree, tree_bytes
 
@@ -106,6 +108,7 @@ class ResidentBackend:
 
     store = "device"
     evaluated = None
+    checkpoint_always = False
 
     @property
     def _everywhere(self) -> NamedSharding | None:
@@ -150,7 +153,7 @@ class ResidentBackend:
             return state
         return jax.lax.fori_loop(0, rounds, lambda _, state: self._round(shards, state), state)
 
-    def _tally_one(self, shards: Shards, sets: Any, state: State) -> evaluation.Packed:
+    def _tally_one(self, shards: Shards, sets: list[evaluation.EvaluationSet], state: State) -> evaluation.Packed:
         return self._evaluator.pack(self._evaluator.tally(sets, *self._models_one(shards, (), state)))
 
     def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
@@ -189,10 +192,11 @@ class ResidentBackend:
         """
         params = jax.tree.leaves(jax.eval_shape(self.task.model.init, jax.random.key(0)))
         own = {name: jnp.asarray(values, jnp.result_type(*params)) for name, values in (settings or {}).items()}
-        return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
+        with _settings_as_inputs(own):
+            return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
 
     def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
-        """A new state on its devices, made by a program that runs once and so is compiled quickly, not well."""
+        """A new state on its devices, made by a program that is compiled without optimisation, because it runs once."""
         shapes = jax.eval_shape(start, *arguments)
         quickly: Any = {"xla_backend_optimization_level": 0}
         return jax.jit(start, out_shardings=self._shardings(shapes), compiler_options=quickly)(*arguments)
@@ -225,7 +229,7 @@ class ResidentBackend:
     def trace(self, seeds: int) -> None:
         """Traces a round and its evaluation: what cannot work fails here. The traces are compiled when first used."""
         if self.executor == "loop":
-            self.trace_shapes()
+            jax.eval_shape(self._trace_loop, jnp.zeros(1, jnp.uint32))
             return
         states = self._with_shardings(jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32)))
         started = time.perf_counter()
@@ -242,14 +246,9 @@ class ResidentBackend:
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
         )
 
-    def trace_shapes(self, settings: Mapping[str, Any] | None = None) -> tuple[State, evaluation.Packed]:
-        """Shapes and types after a round and its evaluation, without computing them."""
-
-        def both(seeds: Array, settings: Mapping[str, Array]) -> tuple[State, evaluation.Packed]:
-            state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds, settings)))
-            return state, self._tally_one(self.shards, self._evaluator.sets, state)
-
-        return jax.eval_shape(both, jnp.zeros(1, jnp.uint32), dict(settings or {}))
+    def _trace_loop(self, seeds: Array) -> tuple[State, evaluation.Packed]:
+        state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds)))
+        return state, self._tally_one(self.shards, self._evaluator.sets, state)
 
     def state_bytes(self) -> int:
         """Memory of one run's state."""
@@ -320,7 +319,7 @@ class ResidentBackend:
         check_seed(len(states.round), seed)
         return self.algorithm.server.model(jax.tree.map(lambda leaf: leaf[seed], states.server))
 
-    def personal_model(self, states: State, client: Any, seed: int = 0) -> Tree:
+    def personal_model(self, states: State, client: int, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
         check_seed(len(states.round), seed)
         check_client(self.federation.clients, client)
@@ -328,6 +327,17 @@ class ResidentBackend:
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
         shared = Shared(self.shards, state.key, state.server, state.settings, state.round)
         return self._model_one(shared, (jnp.int32(client), record))
+
+
+@contextmanager
+def _settings_as_inputs(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Turns the failure of a trace that needs the value of a swept setting into one line."""
+    try:
+        yield
+    except jax.errors.ConcretizationTypeError:
+        if not settings:
+            raise
+        raise SettingError(f"{' or '.join(settings)} cannot be swept: it changes the compiled program") from None
 
 
 class _SeedProgram:
@@ -354,7 +364,8 @@ class _SeedProgram:
                 donate_argnums=(2,) if self._in_place else (),
                 out_shardings=backend._shardings(states) if self._in_place else backend._everywhere,
             )
-            self._traced[count] = jitted.trace(shards, extra, states)
+            with _settings_as_inputs(states.settings):
+                self._traced[count] = jitted.trace(shards, extra, states)
 
     def __call__(self, shards: Shards, extra: Any, states: State) -> Any:
         backend, count = self._backend, len(states.round)

@@ -154,7 +154,7 @@ def largest_weight(sizes: Array, valid: Array) -> Array:
     """The most samples a client counts for in an average of n: 0.7 n times their median.
 
     If the others hold about as many as each other, that is less than half of the average (7/15 of five clients, 7/17 of
-    very many). A client's number of samples is its own claim; of fewer than five nobody can say what is usual.
+    very many). A client's number of samples is self-reported; with fewer than five clients the median is unreliable.
     """
     clients = jnp.sum(valid)
     return jnp.where(clients < 5, jnp.inf, 0.7 * clients * masked_median(sizes, valid))
@@ -192,6 +192,8 @@ class TrainedClient(NamedTuple):
 
 class Round:
     """What happens in a round, as pure functions of the clients' records and the server's state."""
+
+    _info_shapes: Info | None = None
 
     def __init__(
         self,
@@ -283,9 +285,9 @@ class Round:
 
     def info_shapes(self, shared: Shared, record: ClientRecord) -> Info:
         """Names, shapes and types of the diagnostics; empty if they are not collected."""
-        if not self._plan.diagnostics:
-            return {}
-        return jax.eval_shape(self.train_client, shared, (jnp.int32(0), record)).info
+        if self._plan.diagnostics and self._info_shapes is None:  # a trace takes long, and all would give the same
+            self._info_shapes = jax.eval_shape(self.train_client, shared, (jnp.int32(0), record)).info
+        return self._info_shapes or {}
 
     def prepare_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
         """A client's upload in the exchange before training."""
@@ -340,7 +342,7 @@ class Round:
         return Outcome(after, kept, ~learns, info)
 
     def _prepared(self, shared: Shared, chosen: Array, records: ClientRecord) -> tuple[Shared, Array | None]:
-        """The exchange before training, if there is one: what comes of it, and whose answer was finite."""
+        """The exchange before training, if there is one: the updated shared state, and which replies were finite."""
         client, server = self.algorithm(shared.settings, shared.round)[:2]
         if not (client.prepare and server.prepare):
             return shared, None

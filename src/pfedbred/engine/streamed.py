@@ -123,6 +123,8 @@ class StreamedBackend:
         self._programs: dict[Any, Any] = {}
         self.compile_seconds = 0.0
 
+    checkpoint_always = False
+
     # The compiled programs --------------------------------------------------------------------------------------
 
     def _train(self, shared: Shared, records: ClientRecord) -> Outcome:
@@ -131,7 +133,7 @@ class StreamedBackend:
     def _models_of(self, shared: Shared, records: ClientRecord) -> Tree:
         return self.round.model(shared, (_places(shared), records))
 
-    def _tally(self, shared: Shared, sets: Any, records: ClientRecord) -> evaluation.Packed:
+    def _tally(self, shared: Shared, sets: list[evaluation.EvaluationSet], records: ClientRecord) -> evaluation.Packed:
         global_ = self.algorithm.server.model(shared.server)
         return self._evaluator.pack(self._evaluator.tally(sets, global_, self._models_of(shared, records)))
 
@@ -202,7 +204,7 @@ class StreamedBackend:
         return StreamedState(keys, none, servers, stores, none, none, info=info)
 
     def advance(self, states: StreamedState, rounds: int) -> StreamedState:
-        """The state ``rounds`` rounds later. ``states`` is used up: its stores go on in the result."""
+        """The state ``rounds`` rounds later. ``states`` is consumed: the result takes over its stores."""
         seeds = [self._advance_one(states, place, rounds) for place in range(len(states.round))]
         server, skipped, in_row, info = jax.tree.map(lambda *leaves: jnp.stack(leaves), *seeds)
         return states._replace(
@@ -309,7 +311,7 @@ class StreamedBackend:
         check_seed(len(states.round), seed)
         return self.algorithm.server.model(_one_seed(states, seed)[1])
 
-    def personal_model(self, states: StreamedState, client: Any, seed: int = 0) -> Tree:
+    def personal_model(self, states: StreamedState, client: int, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
         check_seed(len(states.round), seed)
         check_client(self.federation.clients, client)

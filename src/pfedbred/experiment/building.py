@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
@@ -67,10 +67,8 @@ def build(experiment: Experiment, federation: Federation | Population | None = N
     return Built(dataclasses.replace(experiment, store=where), backend, newcomers)
 
 
-def build_sweep(
-    experiment: Experiment, federation: Federation | None, swept: Sequence[str]
-) -> tuple[Experiment, ResidentBackend]:
-    """Likewise, with a program whose inputs are the ``swept`` settings."""
+def build_sweep(experiment: Experiment, federation: Federation | None) -> tuple[Experiment, ResidentBackend]:
+    """Likewise, with a program whose inputs are the settings given to the backend's ``init``."""
     parts = _prepare(experiment, federation)
     if parts.store != "device":
         raise SettingError("a sweep keeps all clients on the device at every point: use fewer clients, or store device")
@@ -78,12 +76,6 @@ def build_sweep(
     changes = varying(parts.experiment, parts.task, parts.federation)
     backend = ResidentBackend(parts.algorithm, parts.task, parts.federation, parts.plan, changes)
     _check_memory(parts.experiment, backend)
-    try:
-        backend.trace_shapes(dict.fromkeys(swept, np.ones(1, np.float32)))
-    except jax.errors.ConcretizationTypeError:
-        raise SettingError(
-            f"{' or '.join(swept)} decides how the program is built, and a sweep is one program"
-        ) from None
     return dataclasses.replace(parts.experiment, store="device"), backend
 
 
@@ -110,19 +102,19 @@ def make_plan(experiment: Experiment) -> Plan:
     chosen = experiment.fixed_clients()
     assert experiment.aggregated is not None
     return Plan(
-        selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
-        experiment.participation,
-        experiment.weights,
-        experiment.batch_size,
-        experiment.executor,
-        experiment.chunk,
-        aggregation.get(experiment.aggregate, outliers=experiment.outliers),
-        metrics.resolve(experiment.metrics),
-        experiment.diagnostics,
-        experiment.screening,
-        experiment.last_batch,
-        local_optimizers.get(experiment.local_optimizer),
-        augmentation.get(experiment.augment),
+        select=selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
+        participation=experiment.participation,
+        weights=experiment.weights,
+        batch_size=experiment.batch_size,
+        executor=experiment.executor,
+        chunk=experiment.chunk,
+        rule=aggregation.get(experiment.aggregate, outliers=experiment.outliers),
+        metrics=tuple(map(metrics.get, metrics.as_list(experiment.metrics))),
+        diagnostics=experiment.diagnostics,
+        screening=experiment.screening,
+        last_batch=experiment.last_batch,
+        optimizer=local_optimizers.get(experiment.local_optimizer),
+        augment=augmentation.get(experiment.augment),
     )
 
 
@@ -133,8 +125,8 @@ def make_algorithm(
 
     Unless ``own`` is given, a setting with a schedule has its value in the first round.
     """
-    own = first_values(experiment) if own is None else own
-    algorithm = algorithms.build(experiment.algorithm, task, {**with_sigma(experiment.settings), **own})
+    settings: dict[str, Any] = {**with_sigma(experiment.settings), **(first_values(experiment) if own is None else own)}
+    algorithm = algorithms.build(experiment.algorithm, task, settings)
     if experiment.keep_optimizer:
         optimizer = local_optimizers.get(experiment.local_optimizer)
         algorithm = keep_optimizers(algorithm, optimizer, example_batch(data))
@@ -186,10 +178,11 @@ class _Parts(NamedTuple):
 
 
 def _prepare(experiment: Experiment, federation: Federation | Population | None) -> _Parts:
-    given = federation is not None
+    # Of other data the dataset's own numbers say nothing.
+    experiment = experiment.checked(data_elsewhere=federation is not None)
     if federation is None:
         federation = load_data(experiment)
-    experiment = experiment.for_data(federation, data_elsewhere=given)  # its dataset's own numbers say nothing of it
+    experiment = experiment.for_data(federation)
     newcomers = None
     if experiment.held_out_clients:
         if isinstance(federation, Population):
@@ -198,7 +191,7 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     task = Task(models.get(experiment.model, federation.shape, federation.classes, federation.words))
     algorithm, plan = make_algorithm(experiment, task, federation), make_plan(experiment)
     plan.check_rule(algorithm, experiment.algorithm_name)
-    store = _decide_store(experiment, federation, algorithm, task)
+    store = _decide_store(experiment, federation, algorithm)
     return _Parts(experiment, federation, newcomers, task, algorithm, plan, store)
 
 
@@ -214,14 +207,12 @@ def _choose_store(experiment: Experiment, federation: Federation | Population, s
 
 
 def _decide_store(
-    experiment: Experiment, federation: Federation | Population, algorithm: Algorithm, task: Task
+    experiment: Experiment, federation: Federation | Population, algorithm: Algorithm
 ) -> Literal["device", "memory", "file"]:
     """Where the clients are between their rounds."""
     states = 0
     if experiment.participation == "sample":
-        one = federation.take(np.arange(1))
-        sample = Batch(jnp.asarray(one.inputs(one.train).take(np.arange(1))), jnp.asarray(one.train.y[:1]))
-        states = federation.clients * experiment.seeds * state_bytes(algorithm, task, sample)
+        states = federation.clients * experiment.seeds * state_bytes(algorithm)
     store: Any = _choose_store(experiment, federation, states)
     if isinstance(federation, Population):
         cohort, room = (experiment.aggregated or 0) * federation.client_bytes, devices.host_memory()

@@ -22,7 +22,7 @@ def command(experiment: Mapping[str, Any], verb: str = "run", without: Sequence[
     if not references.reproducible(experiment):
         return None
     defaults = plain_defaults()
-    omitted = ("algorithm", "settings", *field_names(result=False))  # said otherwise, or true of one machine only
+    omitted = ("algorithm", "settings", *field_names(result=False))  # handled below, or machine-specific
     parts = [f"pfedbred {verb}", f"--algorithm {shlex.quote(experiment['algorithm'])}"]
     for name, value in experiment.items():
         if name in defaults and name not in omitted and value is not None and value != defaults[name]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pfedbred import aggregation, algorithms, data, models
 from pfedbred import settings as settings_
@@ -61,8 +64,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         values["settings"] = self._settings(values["algorithm"])
         values["local_optimizer"] = local_optimizers.text(values["local_optimizer"])
         augmentation.get(values["augment"])
-        chosen = metrics.resolve(values["metrics"])
-        values["metrics"] = [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
+        values["metrics"] = _chosen_metrics(values["metrics"])
         experiment = dataclasses.replace(self, **values)
         executors.choose(experiment.executor)
         models.check(experiment.model)
@@ -117,12 +119,9 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
 
     def _with_data_defaults(self) -> Experiment:
         """The dataset's own numbers filled in, and paths made absolute, to mean the same wherever they are read."""
-        experiment = dataclasses.replace(
-            self,
-            data_dir=self.data_dir and absolute_path(self.data_dir),
-            store_dir=self.store_dir and absolute_path(self.store_dir),
-            glove=self.glove and absolute_path(self.glove),
-        )
+        given = {name: getattr(self, name) for name in field_names(path=True)}
+        paths: dict[str, Any] = {name: absolute_path(path) for name, path in given.items() if path}
+        experiment = dataclasses.replace(self, **paths)
         if not isinstance(self.dataset, str):
             return experiment
         if data.is_file(self.dataset):
@@ -229,10 +228,24 @@ def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def _resolved(name: str, value: Any, hint: Any) -> Any:
-    """The value, imported if the field takes objects and this is an import path; a tuple as a list."""
-    if isinstance(value, tuple) and type(value) is tuple:
+    """The value, imported if the field takes objects and this is an import path.
+
+    A tuple or an array becomes a list, a path the text of an absolute one, so that it is not taken for a name.
+    """
+    if isinstance(value, os.PathLike):
+        return absolute_path(value)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, tuple) and type(value) is tuple:
         value = list(value)
     return references.resolve(value, name) if _takes_objects(hint) else value
+
+
+def _chosen_metrics(given: Any) -> list[str | metrics.Metric]:
+    """The metrics to evaluate: names, and objects for those that no table knows."""
+    listed = references.resolve(metrics.as_list(given), "metrics")
+    chosen = metrics.resolve([references.built(each, metrics.get) for each in listed])
+    return [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
 
 
 def _takes_objects(hint: Any) -> bool:
@@ -249,9 +262,9 @@ def _is_client_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= 10
 
 
-def absolute_path(path: str) -> str:
+def absolute_path(path: str | os.PathLike[str]) -> str:
     """The path, wherever the program is run from."""
     try:
         return str(Path(path).resolve())
     except (OSError, ValueError, RuntimeError):  # a zero byte, or links that go round in a circle
-        raise SettingError(f"{path!r} is not a valid path") from None
+        raise SettingError(f"{str(path)!r} is not a valid path") from None

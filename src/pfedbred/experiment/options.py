@@ -7,6 +7,7 @@ A field's metadata says what the rest of the library needs to know of it:
     identifies   whether it is part of what identifies a result of the paper's tables
     deployed     whether a real federation's run config may set it
     sent         whether it is sent to the clients of a real federation
+    path         whether it is a path, recorded as an absolute one
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from typing import Any, Literal
 
 import optax
 
+from pfedbred.aggregation import RULES
 from pfedbred.data.federation import Federation
+from pfedbred.data.partition import SPLITS
 from pfedbred.data.population import Population
-from pfedbred.engine.metrics import Metric
+from pfedbred.engine.metrics import METRICS, Given, Metric
+from pfedbred.engine.selection import SELECTIONS
 from pfedbred.models import Model
 from pfedbred.settings.values import Count, Fraction, Minority, NonNegativeCount, Seed
 
@@ -33,9 +37,17 @@ def option(
     identifies: bool = True,
     deployed: bool = False,
     sent: bool = False,
+    path: bool = False,
 ) -> Any:
     """A field with its metadata. A mutable default is given as a function that makes it."""
-    metadata = {"help": help, "result": result, "identifies": identifies, "deployed": deployed, "sent": sent}
+    metadata = {
+        "help": help,
+        "result": result,
+        "identifies": identifies,
+        "deployed": deployed,
+        "sent": sent,
+        "path": path,
+    }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -49,7 +61,9 @@ class DataOptions:
         "digits", "dataset by name (see 'pfedbred list datasets'), or your own file"
     )
     split: str | Callable[..., Any] | None = option(
-        None, "paper, column, iid, dirichlet(0.5), labels(3) or quantity(0.5); by default the dataset's usual one"
+        None,
+        f"how samples are split over clients: paper, {', '.join(SPLITS)}, with settings in parentheses as in "
+        "dirichlet(0.5); by default the dataset's usual split",
     )
     clients: Count | None = option(
         None, "clients to split the data over; by default the dataset's own number", identifies=False
@@ -65,8 +79,9 @@ class DataOptions:
         "folder with the data; by default $PFEDBRED_DATA, the cache, or a download",
         result=False,
         identifies=False,
+        path=True,
     )
-    glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned")
+    glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned", path=True)
     held_out_clients: Fraction | None = option(
         None, "fraction of the clients kept out of training; they join at the end and are evaluated"
     )
@@ -116,11 +131,13 @@ class ProtocolOptions:
         None, "clients whose uploads a round averages; by default a fifth of them", deployed=True
     )
     select: str | list[int] | Callable[..., Any] = option(
-        "uniform", "how they are selected: uniform, by-data, or client numbers such as 0,3,5", deployed=True
+        "uniform",
+        f"how the averaged clients are selected: {', '.join(SELECTIONS)}, or client numbers such as 0,3,5",
+        deployed=True,
     )
     weights: Literal["data", "unbounded", "uniform"] = option(
         "data",
-        "averaging weights: by training samples, with or without a limit on a client's share, or uniform",
+        "averaging weights: by training samples, capped (data) or not (unbounded), or uniform",
         deployed=True,
     )
     screening: Literal["directions", "norms"] = option(
@@ -130,7 +147,7 @@ class ProtocolOptions:
     )
     aggregate: str | Callable[..., Any] = option(
         "mean",
-        "aggregation rule: mean, or median, trimmed, clipped or krum, which are robust to faulty clients",
+        f"aggregation rule: {', '.join(RULES)}; all but mean are robust to faulty clients",
         deployed=True,
     )
     outliers: Minority = option(
@@ -147,9 +164,9 @@ class ProtocolOptions:
         None, "random changes to training images: crop, flip or crop-flip", deployed=True, sent=True
     )
     eval_every: Count = option(1, "rounds between evaluations", deployed=True)
-    metrics: str | list[str | Metric] = option(
+    metrics: str | list[Given] | Metric | Callable[..., Any] = option(
         "accuracy,loss",
-        "metrics on the test samples: accuracy, loss, f1, auroc, ece, brier (see 'pfedbred list metrics')",
+        f"metrics on the test samples, such as {','.join(list(METRICS)[2:5])} (see 'pfedbred list metrics')",
         identifies=False,
         deployed=True,
         sent=True,
@@ -169,7 +186,7 @@ class ExecutionOptions:
 
     store: Literal["auto", "device", "memory", "file"] = option(
         "auto",
-        "where clients are kept between their rounds: device, memory, file, or auto: the first with room",
+        "where clients are kept between their rounds: device, memory or file; auto picks the first that fits",
         identifies=False,
     )
     store_dir: str | None = option(
@@ -177,6 +194,7 @@ class ExecutionOptions:
         "folder for the file of client states; by default the system's for temporary files",
         result=False,
         identifies=False,
+        path=True,
     )
     scored_clients: Count | None = option(
         None,

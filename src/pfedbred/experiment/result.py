@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.summary import summary
+from pfedbred.types import Tree
 
 S = TypeVar("S")
 
@@ -67,11 +68,11 @@ class Run(Generic[S]):
         """Accuracy by evaluation and seed."""
         return self.curve("accuracy", model, part)
 
-    def global_model(self, seed: int = 0) -> Any:
+    def global_model(self, seed: int = 0) -> Tree:
         """The parameters of G, for the seed at that position."""
         return self.backend.global_model(self.state, seed)
 
-    def personal_model(self, client: int, seed: int = 0) -> Any:
+    def personal_model(self, client: int, seed: int = 0) -> Tree:
         """The parameters of a client's P, for the seed at that position."""
         return self.backend.personal_model(self.state, client, seed)
 

@@ -18,7 +18,9 @@ from pfedbred.experiment.building import Built, build
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.checkpointing import Checkpoints
 from pfedbred.experiment.callbacks.metrics_writer import MetricsWriter
+from pfedbred.experiment.callbacks.model_writer import ModelWriter
 from pfedbred.experiment.callbacks.outcome import Outcome
+from pfedbred.experiment.callbacks.pictures import Pictures
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
 from pfedbred.experiment.result import Run
@@ -53,7 +55,6 @@ class FolderOptions:
       source: the folder to resume from, if it is not the one written into.
       warn: is called with what is wrong but not fatal.
       extra: more content for summary.json.
-      checkpoint_always: whether to write one also before the first round, and after rounds that changed nothing.
     """
 
     checkpoint_every: int | None = None
@@ -63,7 +64,6 @@ class FolderOptions:
     source: Path | None = None
     warn: Callable[[str], None] = warn
     extra: Callable[[Run[Any]], dict[str, Any]] | None = None
-    checkpoint_always: bool = False
 
 
 def run(
@@ -135,13 +135,16 @@ def run_into(
         before = read_config(source / layout.CONFIG)
         check_unchanged(source, built.experiment.plain(), before)
         if "screening" not in before:
-            how.warn("this run began before updates were screened by direction and weights bounded; now they are")
+            now = "updates are now also screened by direction, and averaging weights capped"
+            how.warn(f"resuming a run of an earlier version: {now}")
         found = latest_checkpoint(source, how.warn)
         if found:
             start, metrics_size = load_progress(source, built, found)
     metrics = MetricsWriter(folder, keep=metrics_size if source == folder else 0)
-    saver = Checkpoints(folder, metrics, how.checkpoint_every, always=how.checkpoint_always)
-    outcome = [Outcome(folder, how.keep_models, how.extra)] if how.outcome else []
+    saver = Checkpoints(folder, metrics, how.checkpoint_every)
+    outcome: list[Callback] = []
+    if how.outcome:
+        outcome = [ModelWriter(folder, how.keep_models), Pictures(folder), Outcome(folder, how.extra)]
     try:
         with writing_into(folder):
             for each in layout.leftovers(folder):

@@ -138,7 +138,7 @@ def sweep(
     _check(experiment, grid)
     points = np.array(list(itertools.product(*grid.values())), float)
     first = {**(experiment.settings or {}), **_named(names, points[0])}
-    experiment, backend = build_sweep(dataclasses.replace(experiment, settings=first), federation, names)
+    experiment, backend = build_sweep(dataclasses.replace(experiment, settings=first), federation)
     seeds = experiment.seed_list
     if not len(backend.federation.test.y):
         raise SettingError("there are no test samples to compare the points by")

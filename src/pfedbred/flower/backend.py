@@ -1,7 +1,8 @@
 """The deployed backend: clients are processes on other machines.
 
 A round is the simulation's: the same clients are selected, the same updates are rejected, and the same weights and the
-same server half make the next state. What is different is that a client may be late, or gone, or send nonsense.
+same server half make the next state. What is different is that clients may be late,
+disconnected, or sending invalid uploads.
 
 A request costs a client a new process, so a round is one exchange: where the model of the round before is to be
 evaluated, clients do that before they train, with the message they train on.
@@ -25,6 +26,7 @@ from pfedbred.engine.round import Servers, enough, largest_weight
 from pfedbred.errors import SettingError
 from pfedbred.flower import server_state, wire
 from pfedbred.flower.gathering import Gathering
+from pfedbred.flower.introductions import Facts
 from pfedbred.flower.messaging import Reply, Request, has_trained, log, read_facts
 from pfedbred.flower.roster import Description
 from pfedbred.flower.run_config import ServerOptions
@@ -52,6 +54,7 @@ class DeployedBackend:
     samples = None
     store = "clients"
     evaluated = None
+    checkpoint_always = True
 
     @property
     def federation(self) -> Description:
@@ -186,7 +189,7 @@ class DeployedBackend:
             if chosen:
                 return present, chosen
             if not told:
-                log("waiting for one of the clients that select names")
+                log("waiting for a client listed in select")
             told = True
             time.sleep(1)
 
@@ -225,8 +228,8 @@ class DeployedBackend:
         return replies
 
     def _read(
-        self, replies: Mapping[int, Reply], like: Tree, shape: Any, uploading: Sequence[int], number: int
-    ) -> tuple[dict[int, Tree], dict[int, Any], float]:
+        self, replies: Mapping[int, Reply], like: Tree, shape: Mapping[str, Any], uploading: Sequence[int], number: int
+    ) -> tuple[dict[int, Tree], dict[int, Facts], float]:
         """The uploads that can be read, the facts with them, and how long the slowest client worked."""
         uploads, said, slowest = {}, {}, 0.0
         for i, reply in replies.items():
@@ -245,12 +248,12 @@ class DeployedBackend:
         return uploads, said, slowest
 
     def _screen(
-        self, server: Tree, uploads: wire.Trees, said: Mapping[int, Any], chosen: Sequence[int], number: int
+        self, server: Tree, uploads: wire.Trees, said: Mapping[int, Facts], chosen: Sequence[int], number: int
     ) -> set[int]:
         """The clients whose update is valid. The server measures uploads itself; other clients are believed."""
-        norms: dict[int, Any] = {}
+        norms: dict[int, screening.Norms] = {}
         for i, facts in said.items():
-            norms[i] = _floats((facts["update_norm"], facts["reference_norm"]))
+            norms[i] = screening.Norms(*_floats((facts["update_norm"], facts["reference_norm"])))
             if i in uploads and facts["update_norm"] is not None:  # else its state is not finite: only it can know
                 norms[i] = self._half.norms(server, i, uploads[i])
         if not norms:
@@ -261,7 +264,7 @@ class DeployedBackend:
         self._log_rejected(number, valid, "it is not finite or far too large")
         sent = {i: (uploads[i], norms[i][0]) for i in chosen if i in uploads and valid.get(i)}
         in_line = self._half.in_line(server, sent, chosen)
-        self._log_rejected(number, in_line, "it is opposed to the others, or a copy of one")
+        self._log_rejected(number, in_line, "it points against the other updates, or duplicates one")
         return {i for i, counts in (valid | in_line).items() if counts}
 
     def _log_bounded(self, number: int, clients: Sequence[int], sizes: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Who is connected: new nodes introduce themselves, and too few clients are waited for."""
+"""Registers new nodes and waits for the minimum number of clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients tell of themselves, and whether their data can be trained on together."""
+"""Client registration: what a client reports, and whether its data is compatible with the others'."""
 
 from __future__ import annotations
 

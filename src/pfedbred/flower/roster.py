@@ -24,7 +24,7 @@ _MOST_CLIENTS = 10**6
 
 
 def fingerprint(identity: str) -> str:
-    """By which a client is recognised: who reads it in a checkpoint cannot introduce himself with it."""
+    """SHA-256 of the identity; a checkpoint cannot be used to impersonate the client."""
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
@@ -115,12 +115,15 @@ class Roster:
         """How the data of clients that wait differ from the first one's."""
         everyone = list(self._introduced.values())
         found = [(_name(facts), difference(facts, everyone[0])) for facts in everyone]
-        return [f"{name} has other data than {found[0][0]}: {differs}" for name, differs in found if differs][:5]
+        first = found[0][0]
+        return [f"the data of {name} does not match that of {first}: {differs}" for name, differs in found if differs][
+            :5
+        ]
 
     def refuse(self, node: int, why: str, name: str | None = None) -> None:
         """Notes and logs that a node cannot take part; it is asked again some minutes later."""
         if self._asked.get(node, (0.0, ""))[1] != why:
-            self._log(f"{name or f'node {node}'} does not take part: {why}")
+            self._log(f"{name or f'node {node}'} was refused: {why}")
         self._asked[node] = (time.monotonic() + _PAUSE, why)
 
     def admit(self, said: Mapping[int, Facts]) -> None:
@@ -152,9 +155,9 @@ class Roster:
             if self.schema["features"] is None:  # arrays do not name their columns: the first table does
                 self.schema = {**self.schema, "features": facts["features"]}
             if number in self.nodes:
-                self._log(f"{name} is back as another node")
+                self._log(f"{name} reconnected under a different node ID")
                 # The old node is gone, though Flower may not know yet.
-                self._asked[self.nodes[number]] = (time.monotonic() + _PAUSE, "it is back as another node")
+                self._asked[self.nodes[number]] = (time.monotonic() + _PAUSE, "it reconnected under another node ID")
             new.add(number)
             self.members[number] = Member(fingerprint(facts["client"]), name, facts["train"], facts["test"])
             self.nodes[number] = node
@@ -173,7 +176,7 @@ class Roster:
         for number, member in self.members.items():
             if member.fingerprint == own:
                 if number in new or wish not in (None, number) or name != member.name:
-                    raise SettingError(f"it has the home of {member.name}: give each node its own home=")
+                    raise SettingError(f"it uses the same home folder as {member.name}; give each node its own home=")
                 return number
         if wish is not None:
             if wish in self.members:

@@ -35,6 +35,8 @@ DEFAULTS: dict[str, Any] = {
 }
 """Every key of the run config, with its value in a new app. 0 and "" leave it to the experiment or the clients."""
 
+_OPEN_AT_ZERO = [key for key, value in DEFAULTS.items() if value == 0 and _defaults.get(key) is None]
+
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -76,11 +78,7 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     for key in config:
         if key not in DEFAULTS:
             raise SettingError(f"the run config has an unknown key {key!r}{nearest(key, DEFAULTS)}")
-    given = {
-        key: value
-        for key, value in config.items()
-        if value != "" and (key not in ("clients", "aggregated", "classes") or value != 0)
-    }
+    given = {key: value for key, value in config.items() if value != "" and (key not in _OPEN_AT_ZERO or value != 0)}
 
     def number(key: str, hint: Any, default: Any) -> Any:
         return settings_.check(key, given[key], hint) if key in given else default

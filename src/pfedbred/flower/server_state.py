@@ -42,7 +42,7 @@ class DeployedState:
       rejected: clients by name, and in how many rounds their update was rejected.
       skipped: rounds without enough valid updates.
       skipped_in_row: how many of the most recent rounds were skipped, one after another.
-      verdicts: by client number, the last round it has trained in, and whether that work stands.
+      verdicts: by client number, the last round it has trained in, and whether its update was accepted.
       info: the last round's diagnostics.
     """
 

@@ -2,6 +2,9 @@
 
 Whatever the other side sends is either the arrays that were agreed on, or refused with one line. Nothing is unpickled,
 and no array is allocated that the message is too short to hold.
+
+Flower's own ArrayRecord.to_numpy_ndarrays gives a flat list without names, and checks neither types nor shapes.
+msgpack and flax.serialization rebuild whatever tree the other side describes; here the receiver says what it expects.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def draw_curves(request: Request) -> None:
                 beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
                 axes.legend(**beside, frameon=False, fontsize=8, title="best (%)", alignment="left")
         figure.suptitle(f"{ALL[column].title}: mean and range of {request.seeds} seeds", fontsize=11)
-        figure.savefig(path)
+        curves_.save(figure, path)
         request.say(f"picture: {path}")
 
 
@@ -130,7 +130,7 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
     figure.suptitle(f"{ALL[column].title}: deviation of the first client's personal model", fontsize=11)
-    figure.savefig(path)
+    curves_.save(figure, path)
 
 
 def draw_noniid(request: Request) -> None:

@@ -92,7 +92,7 @@ def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -
         limit = float(largest_weight(jnp.full(cohort, np.median(sizes)), jnp.ones(cohort, bool)))
         if large := int(np.sum(sizes > limit)):
             who = "1 client holds" if large == 1 else f"{large:,} clients hold"
-            print(f"  {who} more samples than count in an average, about {limit:,.0f}; see --weights")
+            print(f"  {who} more samples than the averaging-weight cap, about {limit:,.0f}; see --weights")
     if backend.evaluated is not None:
         where = "in memory" if backend.store == "memory" else "in a file"
         print(f"  client states are kept {where}; {len(backend.evaluated):,} clients are evaluated")

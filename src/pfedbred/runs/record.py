@@ -1,4 +1,4 @@
-"""A run as its folder tells it: what was run, its evaluations and its outcome, without models or programs."""
+"""A finished run, read from its folder: what was run, its evaluations and its outcome."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from pfedbred.algorithms.exchange import exchange
 from pfedbred.data.federation import check_classes, names_fit
 from pfedbred.data.minibatches import Batch, Inputs
 from pfedbred.data.text import Text
-from pfedbred.engine.backend import Backend
+from pfedbred.engine.backend import Backend, DataInfo
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io import tensors
 from pfedbred.io.shapes import COUNT, Maybe, Some, expect
@@ -51,8 +51,10 @@ _FACTS = {
 _OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
 _OF_MODEL = {"kind": str, "seed": COUNT}
 
+S = TypeVar("S")
 
-def write_models(folder: Path, experiment: Mapping[str, Any], backend: Backend[Any], state: Any, round_: int) -> None:
+
+def write_models(folder: Path, experiment: Mapping[str, Any], backend: Backend[S], state: S, round_: int) -> None:
     """Writes the models of a finished run into its folder; G alone where personal models stay with their clients.
 
     ``experiment`` are its options as plain values.
@@ -81,7 +83,7 @@ def write_model(
     path: Path,
     model: Tree,
     experiment: Mapping[str, Any],
-    data: Any,
+    data: DataInfo,
     round_: int,
     *,
     client: int | None = None,
@@ -103,7 +105,7 @@ def write_model(
     _save(path, arrays | _data_arrays(data), facts)
 
 
-def _facts(experiment: Mapping[str, Any], federation: Any, round_: int) -> dict[str, Any]:
+def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int) -> dict[str, Any]:
     """What made the models, and what their inputs and outputs stand for."""
     return {
         "model": experiment["model"] if experiment["model"] in models.MODELS else "custom",
@@ -131,7 +133,7 @@ def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _data_arrays(federation: Any) -> dict[str, np.ndarray]:
+def _data_arrays(federation: DataInfo) -> dict[str, np.ndarray]:
     """What turns a sample into the model's input."""
     vectors = federation.text.vectors if federation.text else None
     given = {"input.shift": federation.shift, "input.scale": federation.scale, "input.vectors": vectors}

@@ -40,7 +40,7 @@ def same_settings(
 
 
 def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a function that the user gave; raises SettingError if it does not tell, as builtins do not."""
+    """The parameters of a function that the user gave; raises SettingError if it has no inspectable signature."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -51,6 +51,17 @@ def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The settings of an algorithm: its keyword-only parameters."""
     parameters = inspect.signature(function, eval_str=True).parameters
     return {name: each for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def build_part(what: str, function: Callable[..., Any], available: Mapping[str, Any]) -> Any:
+    """What a function given as ``what`` builds, called with those of the available settings that it takes."""
+    taken = {each.name: available[each.name] for each in parameters(function) if each.name in available}
+    try:
+        inspect.signature(function).bind(**taken)
+    except TypeError as problem:
+        may = f"may take {' and '.join(available)}" if available else "takes no arguments"
+        raise SettingError(f"a function given as {what} {may}: {problem}") from None
+    return function(**taken)
 
 
 def hints(owner: Any) -> dict[str, Any]:

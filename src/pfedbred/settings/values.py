@@ -1,4 +1,7 @@
-"""The types of settings: what values are allowed, and a one-line error for those that are not."""
+"""The types of settings: what values are allowed, and a one-line error for those that are not.
+
+pydantic has constrained numbers too; why it is not used here is in :mod:`pfedbred.settings.signatures`.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 from pfedbred.engine.metrics.accuracy import accuracy
 from pfedbred.engine.metrics.auroc import auroc
@@ -14,8 +14,12 @@ from pfedbred.engine.metrics.f1 import f1
 from pfedbred.engine.metrics.loss import loss
 from pfedbred.engine.metrics.regression import mae, r2, rmse
 from pfedbred.errors import SettingError, nearest
+from pfedbred.settings.signatures import build_part
 
-__all__ = ["METRICS", "Metric", "Predictions", "check_task", "get", "resolve"]
+__all__ = ["METRICS", "Given", "Metric", "Predictions", "as_list", "check_task", "get", "resolve"]
+
+Given: TypeAlias = str | Metric | Callable[[], Metric]
+"""A metric by its name, as an object, or as a function that builds one."""
 
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy(),
@@ -32,8 +36,12 @@ METRICS: dict[str, Metric] = {
 _ALWAYS = {"classification": ("accuracy", "loss"), "regression": ("loss",)}
 
 
-def get(metric: str | Metric) -> Metric:
-    """The metric of that name; a :class:`Metric` is returned as it is."""
+def get(metric: Given) -> Metric:
+    """The metric of that name, or the one that a function builds; a :class:`Metric` is returned as it is."""
+    if callable(metric):
+        metric = build_part("metric", metric, {})
+        if not isinstance(metric, Metric):
+            raise SettingError(f"a function given as metric must return a Metric, not a {type(metric).__name__}")
     if isinstance(metric, Metric):
         if not metric.name.isidentifier():
             raise SettingError(f"a metric's name must be a plain word such as 'top_5', not {metric.name!r}")
@@ -48,16 +56,14 @@ def get(metric: str | Metric) -> Metric:
 
 
 def resolve(
-    metrics: Sequence[str | Metric] | str, task: Literal["classification", "regression"] = "classification"
+    metrics: Sequence[Given] | Given, task: Literal["classification", "regression"] = "classification"
 ) -> tuple[Metric, ...]:
-    """The metrics to evaluate, from names and :class:`Metric` objects, or from ``"accuracy,f1,ece"``.
+    """The metrics to evaluate, one or several of what :func:`get` takes, or ``"accuracy,f1,ece"``.
 
     The loss, and for classification the accuracy before it, are always included and come first; the others follow in
     the order given.
     """
-    if isinstance(metrics, str):
-        metrics = [name.strip() for name in metrics.split(",")] if metrics.strip() else []
-    chosen = [get(each) for each in metrics]
+    chosen = [get(each) for each in as_list(metrics)]
     names = [each.name for each in chosen]
     for name in names:
         if names.count(name) > 1:
@@ -65,6 +71,13 @@ def resolve(
     check_task(chosen, task)
     always = [METRICS[name] for name in _ALWAYS[task]]
     return (*always, *(each for each in chosen if each not in always))
+
+
+def as_list(metrics: Sequence[Given] | Given) -> list[Given]:
+    """One metric, several, or ``"accuracy,f1,ece"`` as a list."""
+    if isinstance(metrics, str):
+        return [name.strip() for name in metrics.split(",")] if metrics.strip() else []
+    return [metrics] if isinstance(metrics, Metric) or callable(metrics) else list(metrics)
 
 
 def check_task(metrics: Sequence[Metric], task: Literal["classification", "regression"]) -> None:

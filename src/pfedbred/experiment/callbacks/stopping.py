@@ -65,7 +65,7 @@ class Interruption(Callback):
         return self.reason
 
     def most_rounds(self, progress: Progress[Any]) -> int:
-        """About a second's."""
+        """About one second's worth of rounds."""
         self._asked = time.monotonic()
         return rounds_in_a_second(progress)
 
@@ -152,7 +152,10 @@ _LONGEST = 100 * 365 * 24 * 3600.0
 
 
 def process_started() -> float:
-    """When this process began, as a time of ``time.monotonic``; now, where the system does not tell."""
+    """When this process began, as a time of ``time.monotonic``; now, where the system does not tell.
+
+    psutil's create_time is a time of day, which changes when the clock is set.
+    """
     try:
         ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -162,7 +165,10 @@ def process_started() -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """A time such as 90, 90s, 30m, 1h30m or 1:30:00, in seconds."""
+    """A time such as 90, 90s, 30m, 1h30m or 1:30:00, in seconds.
+
+    pytimeparse reads these too, but has had no release since 2018, and takes what it cannot read for None.
+    """
     plain = text.strip().lower()
     clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)", plain)
     words = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", plain)
