@@ -93,7 +93,9 @@ def describe(federation: Federation) -> None:
     """Prints clients, samples and labels."""
     train, test = federation.train, federation.test
     shape = " x ".join(map(str, federation.shape))
-    kind = f"{shape} word ids of {federation.text.count:,}" if federation.text else f"{shape} {train.x.dtype} values"
+    kind = f"{shape} {train.x.dtype} values"
+    if federation.text:
+        kind = f"{shape} {federation.text.unit} ids of {federation.text.count:,}"
     clients = f"{federation.clients:,} clients, {federation.classes} labels"
     print(printable(f"{federation.name}: {clients}, samples of {kind}"))
     if federation.about:
