@@ -71,7 +71,7 @@ def _line(entry: Any) -> str:
     if isinstance(entry, metrics.Metric):
         return _metric_line(entry)
     if isinstance(entry, data.Dataset):
-        return _first_line(entry.pool) + (f" Usual: {', '.join(entry.models)}." if entry.models else "")
+        return _first_line(entry.pool) + (f" Usually with {' or '.join(entry.models)}." if entry.models else "")
     return _first_line(entry)
 
 

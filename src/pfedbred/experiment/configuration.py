@@ -121,6 +121,8 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         )
         if not isinstance(self.dataset, str):
             return experiment
+        if data.address(self.dataset)[0]:
+            return experiment
         if data.is_file(self.dataset):
             return dataclasses.replace(experiment, dataset=absolute_path(self.dataset))
         known, _ = data.find(self.dataset)

@@ -23,7 +23,7 @@ from pfedbred.data.sources.hub import Source
 from pfedbred.data.sources.samples import table_pool
 from pfedbred.data.sources.tables import Table
 
-SOURCE = Source("agnews", "fancyzhx/ag_news", "agnews", ("text", "label"), part_folder="agnews_test")
+SOURCE = Source("agnews", "fancyzhx/ag_news", "agnews", ("text", "label"), other_folder="agnews_test")
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 
 

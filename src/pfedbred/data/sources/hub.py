@@ -1,4 +1,4 @@
-"""Named datasets: files in a local folder or in the cache, or a download from the public hub.
+"""Datasets of the public hub: files in a local folder or in the cache, or a download.
 
 A dataset is looked for as ``FOLDER/NAME/train-*.parquet`` (and ``test-*``), the layout in which the hub serves it, or
 as LEAF's JSON files, where FOLDER is in turn ``--data-dir``, the environment variable PFEDBRED_DATA, and the cache. If
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from pfedbred.errors import SettingError
 
 
 class Source(NamedTuple):
-    """Where a named dataset is published.
+    """Where a dataset is published.
 
     Attributes:
       name: name of the dataset.
@@ -27,7 +28,9 @@ class Source(NamedTuple):
       columns: the columns it must have.
       revision: the revision to download, if not the hub's default.
       leaf: whether it can be read from LEAF's JSON files as well.
-      part_folder: name of a local folder that may hold a part of it.
+      other_folder: name of another local folder that may hold it, or a part of it.
+      parts: the parts to read, in this order.
+      configuration: which of the hub's configurations of the dataset, if there are several.
     """
 
     name: str
@@ -36,7 +39,9 @@ class Source(NamedTuple):
     columns: tuple[str, ...]
     revision: str | None = None
     leaf: bool = False
-    part_folder: str | None = None
+    other_folder: str | None = None
+    parts: tuple[str, ...] = ("train", "test")
+    configuration: str | None = None
 
 
 class Files(NamedTuple):
@@ -61,12 +66,12 @@ def find_files(source: Source, data_dir: str | None) -> Files:
     if data_dir and not Path(data_dir).is_dir():  # most likely a typing error: do not use data from elsewhere instead
         raise SettingError(_absent(source, Path(data_dir)))
     for parent in (data_dir, os.environ.get("PFEDBRED_DATA"), cache_folder()):
-        for name in (source.folder, source.part_folder):
+        for name in (source.folder, source.other_folder):
             if not parent or not name:
                 continue
             folder = Path(parent) / name
             leaf = leaf_files(folder) if source.leaf else []
-            parquet = parquet_files(folder)
+            parquet = _parquet_files(folder, source)
             if leaf or parquet:
                 return Files(leaf, parquet)
     if data_dir:  # chosen by the user: do not use data from elsewhere instead
@@ -74,11 +79,29 @@ def find_files(source: Source, data_dir: str | None) -> Files:
     return Files([], [])
 
 
-def parquet_files(folder: Path) -> list[Path]:
-    """The .parquet files of a folder: those of the training set, then those of the test set; if there are none, all."""
+def _parquet_files(folder: Path, source: Source) -> list[Path]:
+    """The .parquet files of a folder: in the folder itself, in ``data``, or in that of a configuration."""
+    if source.configuration:
+        return _in_order(folder / source.configuration, source.parts)
+    found = _in_order(folder, source.parts) or _in_order(folder / "data", source.parts)
+    if found:
+        return found
+    inner = {each.name: _in_order(each, source.parts) for each in sorted(folder.glob("*/"))}
+    filled = {name: files for name, files in inner.items() if files}
+    if len(filled) > 1 and "default" not in filled:
+        names = ", ".join(filled)
+        raise SettingError(
+            f"{folder} holds several configurations ({names}): choose one, as in hub:{source.address}/{min(filled)}"
+        )
+    return filled.get("default") or next(iter(filled.values()), [])
+
+
+def _in_order(folder: Path, parts: Sequence[str]) -> list[Path]:
+    """The files of these parts, named after them or in a folder of that name; without any, all files."""
     found = sorted(folder.glob("*.parquet"))
-    parts = [path for part in ("train", "test") for path in found if re.match(rf"{part}[-.]", path.name)]
-    return parts or found
+    named = [[path for path in found if re.match(rf"{part}[-.]", path.name)] for part in parts]
+    inside = [sorted((folder / part).glob("*.parquet")) for part in parts]
+    return [path for each in zip(named, inside, strict=True) for files in each for path in files] or found
 
 
 def read_table(source: Source, paths: list[Path]) -> Table:
@@ -96,10 +119,11 @@ def _download(source: Source) -> Table:
             f"{_absent(source, cache_folder())}; or download it with pip install 'pfedbred[data]'"
         ) from None
     try:
-        loaded = datasets.load_dataset(source.address, revision=source.revision)
+        which = (source.configuration,) if source.configuration else ()
+        loaded = datasets.load_dataset(source.address, *which, revision=source.revision)
     except Exception as problem:  # whatever goes wrong in the network or on the hub, the user needs one line
         raise SettingError(f"{_absent(source, cache_folder())}; downloading failed: {first_line(problem)}") from None
-    parts = [part for part in ("train", "test") if part in loaded]
+    parts = [part for part in source.parts if part in loaded] or list(loaded)
     tables = [loaded[part].data.table for part in parts]
     return Table.of(tables, [f"{source.address}, {part}" for part in parts], source.columns)
 

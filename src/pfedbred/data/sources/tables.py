@@ -127,6 +127,13 @@ class Table:
         kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
         return column in self.columns and any(kind(self._table.column(column).type) for kind in kinds)
 
+    def holds_lists(self, column: str) -> bool:
+        """Whether a column holds lists."""
+        from pyarrow import types
+
+        kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        return column in self.columns and any(kind(self._table.column(column).type) for kind in kinds)
+
     def texts(self, column: str) -> np.ndarray:
         """A column of texts."""
         values = self._cells(column).to_pylist()
@@ -144,7 +151,7 @@ class Table:
                 row = next((row for row, value in enumerate(values.tolist()) if not _is_number(value)), 0)
                 raise SettingError(
                     f"{self.origin(row)}: column {column!r} does not hold numbers; choose columns with --features, or "
-                    "name the client's with --client-column of 'pfedbred data prepare'"
+                    "name the client's with --client-column"
                 )
             found.append(values.astype(np.float64))
         return np.stack(found, axis=1)
@@ -153,11 +160,9 @@ class Table:
         """A column of lists of numbers, all of one length."""
         import pyarrow
 
-        cells = self._cells(column)
-        lists = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
-        if not any(kind(cells.type) for kind in lists):
+        whole = self._cells(column).combine_chunks()
+        if not self.holds_lists(column):
             raise SettingError(f"{self._names[0]}: column {column!r} must hold lists of numbers")
-        whole = cells.combine_chunks()
         lengths, values = np.asarray(whole.value_lengths()), whole.flatten()
         wrong = np.flatnonzero(lengths != lengths[:1])
         if len(wrong):
