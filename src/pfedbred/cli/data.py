@@ -22,7 +22,9 @@ app = typer.Typer(help="Prepare data as one file, and inspect it.", no_args_is_h
 
 Name = Annotated[
     str,
-    typer.Argument(help="a dataset by name, hub:OWNER/NAME, or your own file: .npz, .csv, .parquet, .fed, a folder"),
+    typer.Argument(
+        help="a dataset by name, hub:OWNER/NAME, pfllib:FOLDER, or your own .npz, .csv, .parquet, .fed or folder"
+    ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="the file to write")]
 

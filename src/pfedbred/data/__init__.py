@@ -4,6 +4,8 @@ from pfedbred.data import prepared
 from pfedbred.data.datasets import DATASETS, Dataset
 from pfedbred.data.federation import Federation, Split, from_clients
 from pfedbred.data.loading import (
+    HUB,
+    PFLLIB,
     address,
     find,
     find_split,
@@ -21,6 +23,8 @@ from pfedbred.data.population import Population
 
 __all__ = [
     "DATASETS",
+    "HUB",
+    "PFLLIB",
     "SPLITS",
     "TEST_FRACTION",
     "Assignment",

@@ -16,6 +16,7 @@ from pfedbred.data.partition import SPLITS, SplitFunction
 from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool, federate
 from pfedbred.data.population import Population
 from pfedbred.data.sources.hub_dataset import hub_pool
+from pfedbred.data.sources.pfllib import pfllib_federation
 from pfedbred.data.sources.user_files import pool_from_arrays, pool_from_dataset, pool_from_file
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io.memory import host_memory
@@ -24,15 +25,14 @@ Name = str | os.PathLike[str]
 Data = Federation | Population
 
 
-HUB = "hub:"
-"""Begins the full name of a dataset of the public hub."""
+HUB, PFLLIB = "hub:", "pfllib:"
+"""What the full name of a dataset of the public hub, and the folder of PFLlib's files, begin with."""
 
 
 def address(dataset: Any) -> tuple[str, Any]:
-    """How the dataset is to be found, ``hub:`` or nothing, and the rest of its name."""
-    if isinstance(dataset, str) and dataset.startswith(HUB):
-        return HUB, dataset.removeprefix(HUB)
-    return "", dataset
+    """What the dataset's name begins with, ``hub:``, ``pfllib:`` or neither, and the rest of it."""
+    kind = next((each for each in (HUB, PFLLIB) if isinstance(dataset, str) and dataset.startswith(each)), "")
+    return kind, dataset[len(kind) :] if kind else dataset
 
 
 def short_name(dataset: str) -> str:
@@ -126,9 +126,9 @@ def load(
 
     Args:
       dataset: a name, which may have arguments as in ``synthetic(1, 1)``; ``hub:owner/name`` for any dataset of the
-        public hub; the path of a prepared file (.fed) or of your own data; or a Federation, a Population, or a function
-        without arguments that returns one. Those and prepared files are split already, so that no option about the
-        split may be given.
+        public hub; ``pfllib:FOLDER`` for the files that PFLlib writes; the path of a prepared file (.fed) or of your
+        own data; or a Federation, a Population, or a function without arguments that returns one. Those, prepared files
+        and PFLlib's are split already, so that no option about the split may be given.
       split: ``paper``, ``column``, ``iid``, ``dirichlet(0.5)``, ``labels(3)``, ``quantity(0.5)``, or a function
         ``(pool, *, clients, seed, ...) -> Assignment``; by default ``paper`` for a named dataset and ``column`` for
         your own data.
@@ -178,6 +178,9 @@ def load(
         pool = pool_from_file(path, **columns)
         _check_images(pool, image_column)
         return _split(pool, None, seed=seed or 0, **options)
+    if kind == PFLLIB:
+        _refuse_options(dataset, given)
+        return pfllib_federation(Path(rest))
     if kind == HUB:
         pool = hub_pool(rest, data_dir, **columns)
         _check_images(pool, image_column)

@@ -121,10 +121,11 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         )
         if not isinstance(self.dataset, str):
             return experiment
-        if data.address(self.dataset)[0]:
+        kind, rest = data.address(self.dataset)
+        if kind == data.HUB:
             return experiment
-        if data.is_file(self.dataset):
-            return dataclasses.replace(experiment, dataset=absolute_path(self.dataset))
+        if kind == data.PFLLIB or data.is_file(rest):
+            return dataclasses.replace(experiment, dataset=kind + absolute_path(rest))
         known, _ = data.find(self.dataset)
         chosen = self.split or "paper"
         split, _, _ = data.find_split(chosen, known)
@@ -230,6 +231,8 @@ def _resolved(name: str, value: Any, hint: Any) -> Any:
     """The value, imported if the field takes objects and this is an import path; a tuple as a list."""
     if isinstance(value, tuple) and type(value) is tuple:
         value = list(value)
+    if name == "dataset" and data.address(value)[0]:  # hub:... and pfllib:... are no import paths
+        return value
     return references.resolve(value, name) if _takes_objects(hint) else value
 
 

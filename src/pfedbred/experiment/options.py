@@ -44,7 +44,7 @@ class DataOptions:
     """Which samples each client has."""
 
     dataset: str | Federation | Population | Callable[..., Any] = option(
-        "digits", "dataset by name (see 'pfedbred list datasets'), hub:OWNER/NAME, or your own file"
+        "digits", "dataset by name (see 'pfedbred list datasets'), hub:OWNER/NAME, pfllib:FOLDER, or your own file"
     )
     split: str | Callable[..., Any] | None = option(
         None, "paper, column, iid, dirichlet(0.5), labels(3) or quantity(0.5); by default the dataset's usual one"
