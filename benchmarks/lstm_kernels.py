@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.models import lstm_kernels
-from pfedbred.models.lstm import layer_init, scanned
+from pfedbred.models.lstm import _layer_init, scanned
 from pfedbred.types import Array, Tree
 
 _INPUTS = {"first layer": 50, "second layer": 100}
@@ -57,7 +57,7 @@ def main() -> int:
     wrong = False
     for name, inputs in _INPUTS.items():
         keys = jax.random.split(jax.random.key(0), 3)
-        start = jax.vmap(lambda key, inputs=inputs: layer_init(key, inputs, _HIDDEN, jnp.float64))
+        start = jax.vmap(lambda key, inputs=inputs: _layer_init(key, inputs, _HIDDEN, jnp.float64))
         weights = start(jax.random.split(keys[0], clients))
         x = jax.random.normal(keys[1], (clients, _TIME, batch, inputs), jnp.float64)
         length = jax.random.randint(keys[2], (clients, batch), 0, _TIME + 1)

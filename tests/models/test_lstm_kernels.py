@@ -11,20 +11,20 @@ from test_models import KEY, LENGTHS, as_numpy, numpy_lstm, sentences
 
 from pfedbred import models
 from pfedbred.models import lstm_kernels
-from pfedbred.models.lstm import layer_init, scanned
+from pfedbred.models.lstm import _layer_init, scanned
 from pfedbred.types import Words
 
 
 @pytest.fixture
 def by_kernels(monkeypatch):
     """Makes models use the kernels."""
-    monkeypatch.setattr(sys.modules["pfedbred.models.lstm"], "layer", lstm_kernels.layer)
+    monkeypatch.setattr(sys.modules["pfedbred.models.lstm"], "_layer", lstm_kernels.layer)
 
 
 def a_layer(hidden, inputs, batch, time=5, clients=3):
     """The params, inputs and lengths of a layer, for each client."""
     keys = jax.random.split(KEY, 3)
-    start = jax.vmap(lambda key: layer_init(key, inputs, hidden, jnp.float64))
+    start = jax.vmap(lambda key: _layer_init(key, inputs, hidden, jnp.float64))
     params = start(jax.random.split(keys[0], clients))
     x = jax.random.normal(keys[1], (clients, time, batch, inputs), jnp.float64)
     return params, x, jax.random.randint(keys[2], (clients, batch), 0, time + 1)

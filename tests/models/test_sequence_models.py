@@ -121,7 +121,7 @@ def numpy_charlstm(params, x):
     for ids in x:
         sequence = [params["embedding"][i] for i in ids if i != 0]
         for name in ("layer1", "layer2"):
-            layer = {part: array[0] for part, array in params[name].items()}
+            layer = params[name]
             hidden = layer["recurrent"].shape[1]
             h, c, outputs = np.zeros(hidden), np.zeros(hidden), []
             for vector in sequence:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from pfedbred.errors import SettingError
 from pfedbred.models.base import Model
-from pfedbred.models.linear import dense, dense_init
-from pfedbred.models.lstm import layer, layer_init, lengths
+from pfedbred.models.linear import dense, dense_init, uniform
+from pfedbred.models.lstm import cell_and_unrolling, lengths
 from pfedbred.types import Array, Key, Tree, Words
 
 
@@ -47,16 +47,48 @@ def charlstm(
         keys = jax.random.split(key, 4)
         return {
             "embedding": jax.random.normal(keys[0], (words.count, embedding), dtype),
-            "layer1": layer_init(keys[1], embedding, hidden, dtype, directions=1),
-            "layer2": layer_init(keys[2], hidden, hidden, dtype, directions=1),
+            "layer1": _layer_init(keys[1], embedding, hidden, dtype),
+            "layer2": _layer_init(keys[2], hidden, hidden, dtype),
             "output": dense_init(keys[3], hidden, classes, dtype),
         }
 
     def apply(params: Tree, x: Array) -> Array:
         ids = x.T
         length, last = lengths(ids)
-        first = layer(params["layer1"], params["embedding"][ids], length)
-        second = layer(params["layer2"], first, length)
+        first = _layer(params["layer1"], params["embedding"][ids], length)
+        second = _layer(params["layer2"], first, length)
         return dense(params["output"], jnp.sum(jnp.where(last, second, 0), axis=0))
 
     return Model(init, apply, head=("output",))
+
+
+def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
+    """All arrays are uniform in +-1/sqrt(hidden)."""
+    keys = jax.random.split(key, 4)
+    shapes = {
+        "input": (4 * hidden, inputs),
+        "recurrent": (4 * hidden, hidden),
+        "input_bias": (4 * hidden,),
+        "recurrent_bias": (4 * hidden,),
+    }
+    return {name: uniform(key, shape, hidden, dtype) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+
+
+def _layer(params: Tree, x: Array, length: Array) -> Array:
+    """From x of shape (time, batch, inputs) and the samples' lengths to (time, batch, hidden).
+
+    The batch is the first axis of each step's product, not the last as in :func:`pfedbred.models.lstm.scanned`: with a
+    small batch and a large h that is faster (benchmarks/client_models.py).
+    """
+    cell, unroll = cell_and_unrolling(len(x))
+    kernel = jnp.concatenate([params["input"], params["recurrent"]], axis=1).T
+    bias = params["input_bias"] + params["recurrent_bias"]
+    real = (jnp.arange(len(x))[:, None] < length)[:, :, None]
+
+    def step(state: tuple[Array, Array], inputs: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
+        (h, c), (x, real) = state, inputs
+        h, c = cell(jnp.concatenate([x, h], axis=1) @ kernel + bias, c, real)
+        return (h, c), h
+
+    start = jnp.zeros((x.shape[1], params["recurrent"].shape[1]), x.dtype)
+    return jax.lax.scan(step, (start, start), (x, real), unroll=unroll)[1]

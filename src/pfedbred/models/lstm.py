@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,8 +52,8 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
     def init(key: Key) -> Tree:
         keys = jax.random.split(key, 5)
         params = {
-            "layer1": layer_init(keys[0], dimensions, hidden, dtype),
-            "layer2": layer_init(keys[1], 2 * hidden, hidden, dtype),
+            "layer1": _layer_init(keys[0], dimensions, hidden, dtype),
+            "layer2": _layer_init(keys[1], 2 * hidden, hidden, dtype),
             "hidden": dense_init(keys[2], 6 * hidden, _DENSE, dtype),
             "output": dense_init(keys[3], _DENSE, classes, dtype),
         }
@@ -64,8 +65,8 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
         vectors = params["embedding"] if frozen is None else frozen.astype(params["output"]["weight"].dtype)
         ids = x.T
         length, last = lengths(ids)
-        first = layer(params["layer1"], vectors[ids], length)
-        second = layer(params["layer2"], first, length)
+        first = _layer(params["layer1"], vectors[ids], length)
+        second = _layer(params["layer2"], first, length)
         # A masked sum instead of an index: its gradient needs no scatter, which is not deterministic on GPUs.
         end1, end2 = (jnp.sum(jnp.where(last, layer, 0), axis=0) for layer in (first, second))
         states = (end1[:, :hidden], first[0, :, hidden:], end2[:, :hidden], second[0, :, hidden:])
@@ -82,20 +83,20 @@ def lengths(ids: Array) -> tuple[Array, Array]:
     return length, (place == length)[:, :, None]
 
 
-def layer_init(key: Key, inputs: int, hidden: int, dtype: Any, *, directions: int = 2) -> Tree:
-    """Both directions, forward first, or the first alone; all arrays are uniform in +-1/sqrt(hidden)."""
+def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
+    """Both directions, forward first; all arrays are uniform in +-1/sqrt(hidden)."""
     keys = jax.random.split(key, 4)
     shapes = {
-        "input": (directions, 4 * hidden, inputs),
-        "recurrent": (directions, 4 * hidden, hidden),
-        "input_bias": (directions, 4 * hidden),
-        "recurrent_bias": (directions, 4 * hidden),
+        "input": (2, 4 * hidden, inputs),
+        "recurrent": (2, 4 * hidden, hidden),
+        "input_bias": (2, 4 * hidden),
+        "recurrent_bias": (2, 4 * hidden),
     }
     return {name: uniform(key, shape, hidden, dtype) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
 
 
-def layer(params: Tree, x: Array, length: Array) -> Array:
-    """From x of shape (time, batch, inputs) and the samples' lengths to (time, batch, directions x hidden)."""
+def _layer(params: Tree, x: Array, length: Array) -> Array:
+    """Both directions: from x of shape (time, batch, inputs) and the samples' lengths to (time, batch, 2 hidden)."""
     if jax.default_backend() == "gpu":
         from pfedbred.models import lstm_kernels
 
@@ -105,7 +106,7 @@ def layer(params: Tree, x: Array, length: Array) -> Array:
 
 
 def scanned(params: Tree, x: Array, length: Array) -> Array:
-    """All directions, word by word, as :func:`layer`.
+    """Both directions, word by word, as :func:`_layer`.
 
     The backward direction reads the reversed sequence, padding first, so that one scan runs both. Inside the scan the
     batch is the last axis: the four parts of the sums are then contiguous, and rows are as long as the batch. W_x x is
@@ -113,25 +114,28 @@ def scanned(params: Tree, x: Array, length: Array) -> Array:
     it saves (benchmarks/client_models.py). On a CPU, whose caches are small, the gates are recomputed for the gradient
     rather than stored, and the loop is not unrolled.
     """
-    on_cpu = jax.default_backend() == "cpu"
-    cell, unroll = (jax.checkpoint(_cell), 1) if on_cpu else (_cell, min(_UNROLL, len(x)))
+    cell, unroll = cell_and_unrolling(len(x))
     kernel = jnp.concatenate([params["input"], params["recurrent"]], axis=2)
     bias = (params["input_bias"] + params["recurrent_bias"])[:, :, None]
     x = x.transpose(0, 2, 1)
-    directions, _, hidden = params["recurrent"].shape
     real = jnp.arange(len(x))[:, None] < length
-    all_real = jnp.stack([real, real[::-1]][:directions], axis=1)[:, :, None]
+    both_real = jnp.stack([real, real[::-1]], axis=1)[:, :, None]
 
-    def step(state: tuple[Array, Array], inputs: tuple[list[Array], Array]) -> tuple[tuple[Array, Array], Array]:
+    def step(state: tuple[Array, Array], inputs: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
         h, c = state
-        words, real = inputs
-        sums = kernel @ jnp.concatenate([jnp.stack(words), h], axis=1) + bias
+        forward, backward, real = inputs
+        sums = kernel @ jnp.concatenate([jnp.stack([forward, backward]), h], axis=1) + bias
         h, c = cell(sums, c, real)
         return (h, c), h
 
-    start = jnp.zeros((directions, hidden, x.shape[2]), x.dtype)
-    _, out = jax.lax.scan(step, (start, start), ([x, x[::-1]][:directions], all_real), unroll=unroll)
-    return jnp.concatenate([out[:, 0], *([out[::-1, 1]] if directions == 2 else [])], axis=1).transpose(0, 2, 1)
+    start = jnp.zeros((2, params["recurrent"].shape[2], x.shape[2]), x.dtype)
+    _, out = jax.lax.scan(step, (start, start), (x, x[::-1], both_real), unroll=unroll)
+    return jnp.concatenate([out[:, 0], out[::-1, 1]], axis=1).transpose(0, 2, 1)
+
+
+def cell_and_unrolling(time: int) -> tuple[Callable[..., tuple[Array, Array]], int]:
+    """How to compute a step, and how many steps to unroll, on this platform."""
+    return (jax.checkpoint(_cell), 1) if jax.default_backend() == "cpu" else (_cell, min(_UNROLL, time))
 
 
 def _cell(sums: Array, c: Array, real: Array) -> tuple[Array, Array]:

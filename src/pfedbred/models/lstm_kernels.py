@@ -39,10 +39,9 @@ _TESTED = "9.0"  # compute capability of NVIDIA's H100 and H200; other GPUs may 
 
 
 def usable(params: Tree) -> bool:
-    """Whether this machine's GPU can run the kernels with params of this dtype and size, and in two directions."""
+    """Whether this machine's GPU can run the kernels with params of this dtype and size."""
     recurrent, capability = params["recurrent"], getattr(jax.devices()[0], "compute_capability", None)
-    small = len(recurrent) == 2 and recurrent.shape[2] <= _WIDEST
-    return _IN_JAX and capability == _TESTED and recurrent.dtype == jnp.float32 and small
+    return _IN_JAX and capability == _TESTED and recurrent.dtype == jnp.float32 and recurrent.shape[2] <= _WIDEST
 
 
 @jax.custom_vjp
