@@ -20,22 +20,20 @@ from pfedbred.report.terminal import console
 
 app = typer.Typer(help="Prepare data as one file, and inspect it.", no_args_is_help=True, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(help="a dataset by name, or your own file: .npz, .csv, .parquet, .fed, a folder")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="a dataset by name, hub:OWNER/NAME, pfllib:FOLDER, or your own .npz, .csv, .parquet, .fed or folder"
+    ),
+]
 Out = Annotated[Path | None, typer.Option("--out", help="the file to write")]
 
 
 class FileOptions(NamedTuple):
-    """How to read the user's own file."""
+    """How to divide the samples of the user's own file."""
 
     test_fraction: Annotated[
         float | None, typer.Option(help="fraction of each client's samples for testing [default: 0.25]")
-    ] = None
-    client_column: Annotated[
-        str | None, typer.Option(help="the column with each sample's client [default: client]")
-    ] = None
-    label_column: Annotated[str | None, typer.Option(help="the column with the labels [default: label or y]")] = None
-    features: Annotated[
-        str | None, typer.Option(help="the columns that are inputs, separated by commas; by default all others")
     ] = None
 
 
@@ -77,23 +75,24 @@ def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
 
 
 def _stem(name: str) -> str:
-    return file_name(Path(name).stem if data.is_file(name) else name)
+    return file_name(data.short_name(name))
 
 
-def _load(name: str, *, split_seed: int | None, features: str | None, **options: Any) -> Federation:
+def _load(name: str, *, split_seed: int | None, **options: Any) -> Federation:
     hints = settings_.hints(DataOptions)
     for option, value in {**options, "split_seed": split_seed}.items():
         settings_.check(option, value, hints.get(option, Any))
-    chosen = [each.strip() for each in features.split(",")] if features else None
     with console.status(f"reading {name}") if console.is_terminal else nullcontext():
-        return data.load(name, seed=split_seed, features=chosen, **options)
+        return data.load(name, seed=split_seed, **options)
 
 
 def describe(federation: Federation) -> None:
     """Prints clients, samples and labels."""
     train, test = federation.train, federation.test
     shape = " x ".join(map(str, federation.shape))
-    kind = f"{shape} word ids of {federation.text.count:,}" if federation.text else f"{shape} {train.x.dtype} values"
+    kind = f"{shape} {train.x.dtype} values"
+    if federation.text:
+        kind = f"{shape} {federation.text.unit} ids of {federation.text.count:,}"
     clients = f"{federation.clients:,} clients, {federation.classes} labels"
     print(printable(f"{federation.name}: {clients}, samples of {kind}"))
     if federation.about:

@@ -140,8 +140,7 @@ def with_recorded(out: Path | None, resume: bool, given: dict[str, Any]) -> dict
 def run_name(experiment: Experiment, what: str) -> str:
     """A name for a folder: dataset, model and method."""
     dataset = references.object_name(experiment.dataset)
-    stem = file_name(Path(dataset).stem if data.is_file(dataset) else dataset)
-    return f"{stem}-{experiment.model_name}-{what}"
+    return f"{file_name(data.short_name(dataset))}-{experiment.model_name}-{what}"
 
 
 _scratch: tempfile.TemporaryDirectory[str] | None = None

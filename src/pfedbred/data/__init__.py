@@ -3,7 +3,19 @@
 from pfedbred.data import prepared
 from pfedbred.data.datasets import DATASETS, Dataset
 from pfedbred.data.federation import Federation, Split, from_clients
-from pfedbred.data.loading import find, find_split, from_arrays, from_dataset, is_file, load, population
+from pfedbred.data.loading import (
+    HUB,
+    PFLLIB,
+    address,
+    find,
+    find_split,
+    from_arrays,
+    from_dataset,
+    is_file,
+    load,
+    population,
+    short_name,
+)
 from pfedbred.data.partition import SPLITS
 from pfedbred.data.partition.paper import paper_split
 from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool
@@ -11,6 +23,8 @@ from pfedbred.data.population import Population
 
 __all__ = [
     "DATASETS",
+    "HUB",
+    "PFLLIB",
     "SPLITS",
     "TEST_FRACTION",
     "Assignment",
@@ -19,6 +33,7 @@ __all__ = [
     "Pool",
     "Population",
     "Split",
+    "address",
     "find",
     "find_split",
     "from_arrays",
@@ -29,4 +44,5 @@ __all__ = [
     "paper_split",
     "population",
     "prepared",
+    "short_name",
 ]

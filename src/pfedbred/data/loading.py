@@ -15,6 +15,8 @@ from pfedbred.data.federation import Federation
 from pfedbred.data.partition import SPLITS, SplitFunction
 from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool, federate
 from pfedbred.data.population import Population
+from pfedbred.data.sources.hub_dataset import hub_pool
+from pfedbred.data.sources.pfllib import pfllib_federation
 from pfedbred.data.sources.user_files import pool_from_arrays, pool_from_dataset, pool_from_file
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io.memory import host_memory
@@ -23,11 +25,29 @@ Name = str | os.PathLike[str]
 Data = Federation | Population
 
 
+HUB, PFLLIB = "hub:", "pfllib:"
+"""What the full name of a dataset of the public hub, and the folder of PFLlib's files, begin with."""
+
+
+def address(dataset: Any) -> tuple[str, Any]:
+    """What the dataset's name begins with, ``hub:``, ``pfllib:`` or neither, and the rest of it."""
+    kind = next((each for each in (HUB, PFLLIB) if isinstance(dataset, str) and dataset.startswith(each)), "")
+    return kind, dataset[len(kind) :] if kind else dataset
+
+
+def short_name(dataset: str) -> str:
+    """A dataset's name for files and folders: the last part of a path, or of the full name on the hub."""
+    kind, rest = address(dataset)
+    return Path(rest).name if kind else Path(rest).stem if is_file(rest) else rest
+
+
 def is_file(dataset: Any) -> bool:
     """Whether this is a path, and not the name of a dataset or an object."""
     if isinstance(dataset, os.PathLike):
         return True
     if not isinstance(dataset, str) or dataset in DATASETS or len(dataset) > 4000 or "\0" in dataset:
+        return False
+    if address(dataset)[0]:
         return False
     known = (prepared.SUFFIX, ".npz", ".csv", ".parquet")
     return Path(dataset).suffix in known or "/" in dataset or os.path.isdir(dataset)  # False for a name too long
@@ -77,7 +97,8 @@ class Options(TypedDict, total=False):
     test_fraction: float | None
     client_column: str | None
     label_column: str | None
-    features: Sequence[str] | None
+    image_column: str | None
+    features: str | Sequence[str] | None
 
 
 @overload
@@ -98,14 +119,16 @@ def load(
     test_fraction: float | None = None,
     client_column: str | None = None,
     label_column: str | None = None,
-    features: Sequence[str] | None = None,
+    image_column: str | None = None,
+    features: str | Sequence[str] | None = None,
 ) -> Federation | Population:
     """Loads a dataset as a federation.
 
     Args:
-      dataset: a name, which may have arguments as in ``synthetic(1, 1)``; the path of a prepared file (.fed) or of your
-        own data; or a Federation, a Population, or a function without arguments that returns one. Those and prepared
-        files are split already, so that no option about the split may be given.
+      dataset: a name, which may have arguments as in ``synthetic(1, 1)``; ``hub:owner/name`` for any dataset of the
+        public hub; ``pfllib:FOLDER`` for the files that PFLlib writes; the path of a prepared file (.fed) or of your
+        own data; or a Federation, a Population, or a function without arguments that returns one. Those, prepared files
+        and PFLlib's are split already, so that no option about the split may be given.
       split: ``paper``, ``column``, ``iid``, ``dirichlet(0.5)``, ``labels(3)``, ``quantity(0.5)``, or a function
         ``(pool, *, clients, seed, ...) -> Assignment``; by default ``paper`` for a named dataset and ``column`` for
         your own data.
@@ -115,11 +138,20 @@ def load(
       data_dir: folder to look for named datasets in first.
       glove: a GloVe file of word vectors, for texts.
       test_fraction: share of each client's samples for testing; by default a quarter, unless the split decides it.
-      client_column: column of your file with the client of each sample.
-      label_column: column of your file with the labels.
-      features: columns of your file to use as inputs; by default all others.
+      client_column: column of your file, or of the hub's dataset, with the client of each sample.
+      label_column: the column with the labels.
+      image_column: the column with the images, if they are the inputs.
+      features: the columns to use as inputs, or their names separated by commas; by default all others.
     """
-    columns: dict[str, Any] = {"client_column": client_column, "label_column": label_column, "features": features}
+    if image_column is not None and features is not None:
+        raise SettingError("image_column and features both name the inputs: give one of them")
+    if isinstance(features, str):
+        features = [each.strip() for each in features.split(",")]
+    columns: dict[str, Any] = {
+        "client_column": client_column,
+        "label_column": label_column,
+        "features": [image_column] if image_column is not None else features,
+    }
     options: dict[str, Any] = {
         "split": split,
         "clients": clients,
@@ -128,6 +160,7 @@ def load(
         "test_fraction": test_fraction,
     }
     given = {**options, "split_seed": seed, **columns}
+    kind, rest = address(dataset)
     if isinstance(dataset, Federation | Population):
         _refuse_options(dataset.name, given)
         return dataset
@@ -143,6 +176,14 @@ def load(
             _refuse_options(str(path), given)
             return prepared.load(path)
         pool = pool_from_file(path, **columns)
+        _check_images(pool, image_column)
+        return _split(pool, None, seed=seed or 0, **options)
+    if kind == PFLLIB:
+        _refuse_options(dataset, given)
+        return pfllib_federation(Path(rest))
+    if kind == HUB:
+        pool = hub_pool(rest, data_dir, **columns)
+        _check_images(pool, image_column)
         return _split(pool, None, seed=seed or 0, **options)
     if not isinstance(dataset, str):
         raise SettingError(
@@ -150,7 +191,7 @@ def load(
         )
     for name, value in columns.items():
         if value is not None:
-            raise SettingError(f"{name} is for your own files, not for the dataset {dataset!r}")
+            raise SettingError(f"{name} is for your own files and hub:OWNER/NAME, not for the dataset {dataset!r}")
     known, arguments = find(dataset)
     seed = known.seed if seed is None else seed
     count = known.clients if clients is None else settings_.check("clients", clients, settings_.Count)
@@ -164,6 +205,11 @@ def _refuse_options(name: str, given: Mapping[str, Any]) -> None:
     for option, value in given.items():
         if value is not None:
             raise SettingError(f"{name} is already split: {option} cannot be changed")
+
+
+def _check_images(pool: Pool, column: str | None) -> None:
+    if column is not None and pool.x.ndim < 3:
+        raise SettingError(f"{pool.name}: column {column!r} does not hold images; name other inputs with --features")
 
 
 def _refuse_too_large(population: Population) -> None:
@@ -187,7 +233,9 @@ def population(
     """The clients of :func:`load`, generated on demand, if the data and the options allow it; None otherwise."""
     if isinstance(dataset, Population):
         return dataset
-    if not isinstance(dataset, str) or is_file(dataset) or labels_per_client is not None or glove is not None:
+    if not isinstance(dataset, str) or is_file(dataset) or address(dataset)[0]:
+        return None
+    if labels_per_client is not None or glove is not None:
         return None
     known, arguments = find(dataset)
     if known.population is None or split not in (None, "paper"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred.data.federation import Federation, check, check_classes, first_nonfinite_row, gathered
-from pfedbred.data.text import glove_vocabulary, learned_vocabulary
+from pfedbred.data.text import Text, glove_vocabulary, learned_vocabulary
 from pfedbred.errors import SettingError
 
 Normalise = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -25,7 +25,7 @@ class Pool:
 
     Attributes:
       name: name of the data.
-      x: one sample per row, which may be a text.
+      x: one sample per row, which may be a text, or ids of its words or characters.
       y: labels, whole numbers from 0.
       classes: number of labels.
       owner: number of the natural client of each sample.
@@ -36,6 +36,7 @@ class Pool:
       normalise: how samples become inputs.
       origin: ``origin(row)`` says where a row was read, for errors.
       raw: whether users still have to be sampled as LEAF does.
+      text: the vocabulary, if samples are ids already.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Pool:
     normalise: Normalise | None = None
     origin: Callable[[int], str] | None = None
     raw: bool = True
+    text: Text | None = None
 
     def __post_init__(self) -> None:
         where = self.origin or (lambda row: f"{self.name}, row {row}")
@@ -105,14 +107,15 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
             name = f" ({assignment.names[i]!r})" if assignment.names else ""
             raise SettingError(f"{pool.name}: client {i}{name} has no training samples")
     train = np.concatenate(trains)
-    x, text, about = pool.x, None, dict(about)
+    x, text, about = pool.x, pool.text, dict(about)
     if pool.is_text:
         words = (str(each) for each in pool.x[train])
         text = glove_vocabulary(words, glove) if glove else learned_vocabulary(words)
         x = text.encode(pool.x)
-        about["embedding"] = f"from {glove}" if glove else "learned"
     elif glove:
-        raise SettingError(f"glove is for texts, but {pool.name} has numbers")
+        raise SettingError(f"glove is for texts, but {pool.name} has {'characters' if text else 'numbers'}")
+    if text:
+        about["embedding"] = f"from {glove}" if glove else "learned"
     y = np.asarray(pool.y if assignment.y is None else assignment.y).astype(np.int32)
     shift, scale = pool.normalise(x, train) if pool.normalise else (None, None)
     federation = Federation(

@@ -94,7 +94,9 @@ def load_data(experiment: Experiment) -> Federation | Population:
         # Loading takes as much memory again, twice.
         if found and _choose_store(experiment, found, states=2 * found.bytes) != "device":
             return found
-    return data.load(experiment.dataset, **options, data_dir=experiment.data_dir)
+    for name in ("client_column", "label_column", "image_column", "features", "data_dir"):
+        options[name] = getattr(experiment, name)
+    return data.load(experiment.dataset, **options)
 
 
 def make_plan(experiment: Experiment) -> Plan:

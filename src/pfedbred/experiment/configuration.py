@@ -124,8 +124,11 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         experiment = dataclasses.replace(self, **paths)
         if not isinstance(self.dataset, str):
             return experiment
-        if data.is_file(self.dataset):
-            return dataclasses.replace(experiment, dataset=absolute_path(self.dataset))
+        kind, rest = data.address(self.dataset)
+        if kind == data.HUB:
+            return experiment
+        if kind == data.PFLLIB or data.is_file(rest):
+            return dataclasses.replace(experiment, dataset=kind + absolute_path(rest))
         known, _ = data.find(self.dataset)
         chosen = self.split or "paper"
         split, _, _ = data.find_split(chosen, known)
@@ -238,6 +241,8 @@ def _resolved(name: str, value: Any, hint: Any) -> Any:
         value = value.tolist()
     elif isinstance(value, tuple) and type(value) is tuple:
         value = list(value)
+    if name == "dataset" and data.address(value)[0]:  # hub:... and pfllib:... are no import paths
+        return value
     return references.resolve(value, name) if _takes_objects(hint) else value
 
 

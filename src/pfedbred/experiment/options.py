@@ -58,7 +58,7 @@ class DataOptions:
     """Which samples each client has."""
 
     dataset: str | Federation | Population | Callable[..., Any] = option(
-        "digits", "dataset by name (see 'pfedbred list datasets'), or your own file"
+        "digits", "dataset by name (see 'pfedbred list datasets'), hub:OWNER/NAME, pfllib:FOLDER, or your own file"
     )
     split: str | Callable[..., Any] | None = option(
         None,
@@ -80,6 +80,14 @@ class DataOptions:
         result=False,
         identifies=False,
         path=True,
+    )
+    client_column: str | None = option(
+        None, "column of a table with each sample's client [default: client]", identifies=False
+    )
+    label_column: str | None = option(None, "column of a table with the labels [default: label or y]", identifies=False)
+    image_column: str | None = option(None, "column of a table with the images that are the inputs", identifies=False)
+    features: str | list[str] | None = option(
+        None, "columns of a table that are the inputs, separated by commas; by default all others", identifies=False
     )
     glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned", path=True)
     held_out_clients: Fraction | None = option(

@@ -257,7 +257,7 @@ class TrainedModel:
     def logits(self, x: Any) -> np.ndarray:
         """One row for each sample, given as the data holds it: not normalised, words as texts or as ids."""
         if self._text is not None and isinstance(x, Sequence | np.ndarray) and isinstance(x[0], str):
-            x = self._text.encode(x)
+            x = self._text.encode(x, self.about["shape"][0])
         samples = jnp.asarray(x)
         expected = tuple(self.about["shape"])
         if samples.shape[1:] != expected:

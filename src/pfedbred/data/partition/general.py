@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from pfedbred.data.pool import Assignment, Pool, divide
+from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool, divide
 from pfedbred.errors import SettingError
 from pfedbred.settings.values import Count, Rule
 
@@ -24,7 +24,9 @@ def iid(pool: Pool, *, clients: int, seed: int, test_fraction: float) -> Assignm
     return divide(parts, test_fraction, rng)
 
 
-def dirichlet(pool: Pool, *, clients: int, seed: int, test_fraction: float, alpha: Concentration = 0.5) -> Assignment:
+def dirichlet(
+    pool: Pool, *, clients: int, seed: int, test_fraction: float = TEST_FRACTION, alpha: Concentration = 0.5
+) -> Assignment:
     """Each label is divided in proportions drawn from Dirichlet(alpha); the smaller alpha, the more uneven."""
     from flwr_datasets.partitioner import DirichletPartitioner
 

@@ -128,7 +128,7 @@ def pool_from_file(
         table = read_parquet([path])
     else:
         raise SettingError(f"cannot read {path}: expected .fed, .npz, .csv, .parquet or a folder of .parquet")
-    return _pool_from_table(table, str(path), client_column, label_column, features)
+    return pool_from_table(table, str(path), client_column, label_column, features)
 
 
 def pool_from_dataset(
@@ -145,7 +145,7 @@ def pool_from_dataset(
             f"from_dataset takes a datasets.Dataset (one part, such as train), not a {type(dataset).__name__}"
         )
     table = dataset.with_format("arrow")[:]  # keeps the order after shuffle and select
-    return _pool_from_table(Table.of([table], [name], ()), name, client_column, label_column, features)
+    return pool_from_table(Table.of([table], [name], ()), name, client_column, label_column, features)
 
 
 def _pool_from_npz(path: Path, client_column: str | None, label: str) -> Pool:
@@ -160,10 +160,10 @@ def _pool_from_npz(path: Path, client_column: str | None, label: str) -> Pool:
     return pool_from_arrays(x, found[label], found.get(client), name=path.stem, normalise=normalise, where=str(path))
 
 
-def _pool_from_table(
+def pool_from_table(
     table: Table, where: str, client_column: str | None, label_column: str | None, features: Sequence[str] | None
 ) -> Pool:
-    """A pool whose features are columns of numbers, or one column of images or texts."""
+    """A pool whose features are columns of numbers, or one column of images, texts or lists of numbers."""
     label = label_column or next((each for each in ("label", "y") if each in table.columns), "label")
     client = client_column or next((each for each in ("client",) if each in table.columns), None)
     if not len(table):
@@ -171,7 +171,7 @@ def _pool_from_table(
     if label not in table.columns and label_column is None:
         raise SettingError(
             f"{where} has no column 'label' or 'y', only {', '.join(table.columns)}: name the label column with "
-            "--label-column of 'pfedbred data prepare'"
+            "--label-column"
         )
     number, names = table.names(label)
     y, labels = number, names
@@ -197,9 +197,11 @@ def _pool_from_table(
 
 
 def inputs_of(table: Table, columns: Sequence[str], where: str) -> tuple[np.ndarray, Normalise | None]:
-    """The samples in these columns (one of images or texts, or all of numbers) and their normalisation."""
+    """The samples in these columns (one of images, texts or lists, or all of numbers) and their normalisation."""
     if len(columns) == 1 and table.holds_images(columns[0]):
         return table.images(columns[0]), to_unit_interval
     if len(columns) == 1 and table.holds_texts(columns[0]):
         return table.texts(columns[0]), None
+    if len(columns) == 1 and table.holds_lists(columns[0]):
+        return compact(table.vectors(columns[0]), where), standardise
     return compact(table.numbers(columns), where), standardise
