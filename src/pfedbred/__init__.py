@@ -10,7 +10,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
 ):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from pfedbred import models
+from pfedbred import models, tasks
 from pfedbred._version import __version__
 from pfedbred.aggregation import RULES, Gathered, Rule
 from pfedbred.algorithms import ALGORITHMS, make
@@ -44,6 +44,7 @@ from pfedbred.models import MODELS, Model
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.saved_models import TrainedModel, export, load_model
 from pfedbred.settings import Count, Fraction, NonNegative, Positive
+from pfedbred.tasks import TASKS, TaskKind
 
 __all__ = [
     "ALGORITHMS",
@@ -52,6 +53,7 @@ __all__ = [
     "MODELS",
     "RULES",
     "SELECTIONS",
+    "TASKS",
     "Algorithm",
     "Backend",
     "Batch",
@@ -85,6 +87,7 @@ __all__ = [
     "StreamedBackend",
     "Sweep",
     "Task",
+    "TaskKind",
     "TrainedModel",
     "Uploads",
     "__version__",
@@ -104,5 +107,6 @@ __all__ = [
     "prox",
     "run",
     "sweep",
+    "tasks",
     "use_all_cores",
 ]

@@ -78,6 +78,7 @@ class Options(TypedDict, total=False):
     client_column: str | None
     label_column: str | None
     features: Sequence[str] | None
+    task: str | None
 
 
 @overload
@@ -99,6 +100,7 @@ def load(
     client_column: str | None = None,
     label_column: str | None = None,
     features: Sequence[str] | None = None,
+    task: str | None = None,
 ) -> Federation | Population:
     """Loads a dataset as a federation.
 
@@ -118,6 +120,8 @@ def load(
       client_column: column of your file with the client of each sample.
       label_column: column of your file with the labels.
       features: columns of your file to use as inputs; by default all others.
+      task: what the labels are for: regression takes them for numbers, multi-label for a column of 0 and 1 each (their
+        names separated by commas in ``label_column``). By default whole numbers and texts are classes.
     """
     columns: dict[str, Any] = {"client_column": client_column, "label_column": label_column, "features": features}
     options: dict[str, Any] = {
@@ -130,19 +134,20 @@ def load(
     given = {**options, "split_seed": seed, **columns}
     if isinstance(dataset, Federation | Population):
         _refuse_options(dataset.name, given)
-        return dataset
+        return dataset.for_task(task) if task else dataset
     if callable(dataset):
         made = dataset()
         if not isinstance(made, Federation | Population):
             raise SettingError(f"the dataset function must return a Federation, not a {type(made).__name__}")
         _refuse_options(made.name, given)
-        return made
+        return made.for_task(task) if task else made
     if is_file(dataset):
         path = Path(dataset)
         if path.suffix == prepared.SUFFIX:
             _refuse_options(str(path), given)
-            return prepared.load(path)
-        pool = pool_from_file(path, **columns)
+            ready = prepared.load(path)
+            return ready.for_task(task) if task else ready
+        pool = pool_from_file(path, **columns, task=task)
         return _split(pool, None, seed=seed or 0, **options)
     if not isinstance(dataset, str):
         raise SettingError(
@@ -157,7 +162,8 @@ def load(
     if known.population:
         _refuse_too_large(known.population(count, seed, **arguments))
     pool = known.pool(data_dir, count, seed, **arguments)
-    return _split(pool, known, seed=seed, **options)
+    federation = _split(pool, known, seed=seed, **options)
+    return federation.for_task(task) if task else federation
 
 
 def _refuse_options(name: str, given: Mapping[str, Any]) -> None:
@@ -195,10 +201,12 @@ def population(
     return known.population(clients or known.clients, known.seed if seed is None else seed, **arguments)
 
 
-def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "custom", **options: Any) -> Federation:
+def from_arrays(
+    x: Any, y: Any, client: Any = None, *, name: str = "custom", task: str | None = None, **options: Any
+) -> Federation:
     """A federation from arrays of samples, labels and clients; without clients, give a ``split``.
 
-    The options are ``split``, ``clients``, ``seed``, ``test_fraction`` and ``glove`` of :func:`load`.
+    The options are ``split``, ``clients``, ``seed``, ``test_fraction``, ``glove`` and ``task`` of :func:`load`.
 
     Example:
       >>> import numpy as np, pfedbred
@@ -206,12 +214,12 @@ def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "custom", **o
       >>> pfedbred.from_arrays(x, y, shop).names
       ('a', 'b')
     """
-    return _split(pool_from_arrays(x, y, client, name=name), None, **options)
+    return _split(pool_from_arrays(x, y, client, name=name, task=task), None, **options)
 
 
 def from_dataset(dataset: Any, *, name: str = "custom", **options: Any) -> Federation:
     """A federation from a `datasets.Dataset`: see :func:`load` for ``client_column`` and the other options."""
-    columns = {key: options.pop(key, None) for key in ("client_column", "label_column", "features")}
+    columns = {key: options.pop(key, None) for key in ("client_column", "label_column", "features", "task")}
     return _split(pool_from_dataset(dataset, name=name, **columns), None, **options)
 
 

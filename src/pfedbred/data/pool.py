@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred.data.federation import Federation, check, check_classes, first_nonfinite_row, gathered
+from pfedbred.data.labels import first_wrong, kind_of, stored
 from pfedbred.data.text import glove_vocabulary, learned_vocabulary
 from pfedbred.errors import SettingError
 
@@ -26,8 +27,8 @@ class Pool:
     Attributes:
       name: name of the data.
       x: one sample per row, which may be a text.
-      y: labels, whole numbers from 0.
-      classes: number of labels.
+      y: labels: whole numbers from 0, numbers to predict, or a row of 0 and 1 for each sample.
+      classes: number of labels; 1 if they are numbers to predict.
       owner: number of the natural client of each sample.
       owners: names of these clients.
       is_test: which samples are for testing, if the source decides it.
@@ -36,6 +37,7 @@ class Pool:
       normalise: how samples become inputs.
       origin: ``origin(row)`` says where a row was read, for errors.
       raw: whether users still have to be sampled as LEAF does.
+      task: the usual task for the labels.
     """
 
     name: str
@@ -50,15 +52,15 @@ class Pool:
     normalise: Normalise | None = None
     origin: Callable[[int], str] | None = None
     raw: bool = True
+    task: str = "classification"
 
     def __post_init__(self) -> None:
         where = self.origin or (lambda row: f"{self.name}, row {row}")
         if len(self.x) != len(self.y) or len(self.y) == 0:
             raise SettingError(f"{self.name} has {len(self.x)} samples and {len(self.y)} labels")
-        wrong = np.flatnonzero((self.y < 0) | (self.y >= self.classes))
-        if len(wrong):
-            row = int(wrong[0])
-            raise SettingError(f"{where(row)}: label {self.y[row]} is not one of 0 to {self.classes - 1}")
+        wrong = first_wrong(self.y, self.classes, kind_of(self.task))
+        if wrong:
+            raise SettingError(f"{where(wrong[0])}: {wrong[1]}")
         check_classes(self.classes, f"{self.name}: ")
         bad = first_nonfinite_row(self.x)
         if bad is not None:
@@ -113,7 +115,7 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
         about["embedding"] = f"from {glove}" if glove else "learned"
     elif glove:
         raise SettingError(f"glove is for texts, but {pool.name} has numbers")
-    y = np.asarray(pool.y if assignment.y is None else assignment.y).astype(np.int32)
+    y = stored(np.asarray(pool.y if assignment.y is None else assignment.y), kind_of(pool.task))
     shift, scale = pool.normalise(x, train) if pool.normalise else (None, None)
     federation = Federation(
         name=pool.name,
@@ -127,6 +129,7 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
         labels=pool.labels,
         features=pool.features,
         about=about,
+        task=pool.task,
     )
     check(federation, f"{pool.name}: ")
     return federation

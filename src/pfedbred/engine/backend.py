@@ -20,6 +20,7 @@ from pfedbred.engine.round import Plan, Servers
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.io.tensors import Pieces
+from pfedbred.tasks import Target
 from pfedbred.types import Tree, Words
 
 S = TypeVar("S")
@@ -42,7 +43,15 @@ class DataInfo(Protocol):
 
     @property
     def classes(self) -> int:
-        """Number of labels."""
+        """Number of labels; 1 if they are numbers to predict."""
+
+    @property
+    def task(self) -> str:
+        """The usual task for its labels."""
+
+    @property
+    def target(self) -> Target | None:
+        """Mean and standard deviation of the training labels, if they are numbers."""
 
     @property
     def words(self) -> Words | None:

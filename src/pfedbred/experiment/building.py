@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred import aggregation, algorithms, data, models
+from pfedbred import aggregation, algorithms, data, tasks
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.exchange import state_bytes
 from pfedbred.data.federation import Federation
@@ -21,6 +21,7 @@ from pfedbred.engine import Backend, Plan, ResidentBackend, StreamedBackend, cli
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.sigma import with_sigma
+from pfedbred.experiment.task import make_task
 from pfedbred.types import Array
 
 S = TypeVar("S")
@@ -83,6 +84,7 @@ def build_sweep(
 def load_data(experiment: Experiment) -> Federation | Population:
     """The samples of the clients; a population if they can be generated on demand and all of them are too many."""
     experiment = experiment.checked()
+    task = _data_task(experiment)
     options: dict[str, Any] = {
         "split": experiment.split,
         "clients": experiment.clients,
@@ -94,8 +96,8 @@ def load_data(experiment: Experiment) -> Federation | Population:
         found = data.population(experiment.dataset, **options)
         # Loading takes as much memory again, twice.
         if found and _choose_store(experiment, found, states=2 * found.bytes) != "device":
-            return found
-    return data.load(experiment.dataset, **options, data_dir=experiment.data_dir)
+            return found if task is None else found.for_task(task)
+    return data.load(experiment.dataset, **options, data_dir=experiment.data_dir, task=task)
 
 
 def make_plan(experiment: Experiment) -> Plan:
@@ -110,7 +112,7 @@ def make_plan(experiment: Experiment) -> Plan:
         experiment.executor,
         experiment.chunk,
         aggregation.get(experiment.aggregate, outliers=experiment.outliers),
-        metrics.resolve(experiment.metrics),
+        metrics.resolve(experiment.metrics, experiment.kind),
         experiment.diagnostics,
         experiment.screening,
     )
@@ -137,17 +139,27 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     given = federation is not None
     if federation is None:
         federation = load_data(experiment)
+    else:
+        federation = federation.for_task(_data_task(experiment) or federation.task)
     experiment = experiment.for_data(federation, data_elsewhere=given)  # its dataset's own numbers say nothing of it
     newcomers = None
     if experiment.held_out_clients:
         if isinstance(federation, Population):
             raise SettingError("held_out_clients needs the samples of all clients, but these are generated on demand")
         federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
-    task = Task(models.get(experiment.model, federation.shape, federation.classes, federation.words))
+    task = make_task(experiment, federation)
     algorithm, plan = make_algorithm(experiment, task), make_plan(experiment)
     plan.check_rule(algorithm, experiment.algorithm_name)
     store = _decide_store(experiment, federation, algorithm, task)
     return _Parts(experiment, federation, newcomers, task, algorithm, plan, store)
+
+
+def _data_task(experiment: Experiment) -> str | None:
+    """By name, how the labels of the data are to be read; None if the data decides it."""
+    if experiment.task is None:
+        return None
+    kind = experiment.kind
+    return kind.name if kind.name in tasks.TASKS else tasks.usual(kind.labels)
 
 
 def _choose_store(experiment: Experiment, federation: Federation | Population, states: int) -> str:

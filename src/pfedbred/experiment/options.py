@@ -21,6 +21,7 @@ from pfedbred.data.population import Population
 from pfedbred.engine.metrics import Metric
 from pfedbred.models import Model
 from pfedbred.settings.values import Count, Fraction, Minority, NonNegativeCount, Seed
+from pfedbred.tasks import TaskKind
 
 
 def option(
@@ -67,6 +68,33 @@ class DataOptions:
     glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned")
     held_out_clients: Fraction | None = option(
         None, "fraction of the clients kept out of training; they join at the end and are evaluated"
+    )
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """What is learned from the samples."""
+
+    task: str | TaskKind | Callable[..., Any] | None = option(
+        None,
+        "classification, binary, multi-label, or regression for numbers; by default what the data is for",
+        identifies=False,
+        deployed=True,
+        sent=True,
+    )
+    loss: str | Callable[..., Any] | None = option(
+        None,
+        "loss in place of the task's own: squared, absolute or huber for numbers, or a function as module:name",
+        identifies=False,
+        deployed=True,
+        sent=True,
+    )
+    class_weights: str | list[float] | None = option(
+        None,
+        "weights of the labels in the loss: numbers such as 1,5, or balanced, so that all labels count alike",
+        identifies=False,
+        deployed=True,
+        sent=True,
     )
 
 
@@ -127,9 +155,9 @@ class ProtocolOptions:
     )
     batch_size: Count = option(20, "samples in a minibatch", deployed=True, sent=True)
     eval_every: Count = option(1, "rounds between evaluations", deployed=True)
-    metrics: str | list[str | Metric] = option(
-        "accuracy,loss",
-        "metrics on the test samples: accuracy, loss, f1, auroc, ece, brier (see 'pfedbred list metrics')",
+    metrics: str | list[str | Metric] | None = option(
+        None,
+        "metrics on the test samples, such as f1,auroc,ece (see 'pfedbred list metrics'); by default the task's",
         identifies=False,
         deployed=True,
         sent=True,
@@ -171,4 +199,4 @@ class ExecutionOptions:
     )
 
 
-GROUPS = (DataOptions, ModelOptions, MethodOptions, ProtocolOptions, ExecutionOptions)
+GROUPS = (DataOptions, TaskOptions, ModelOptions, MethodOptions, ProtocolOptions, ExecutionOptions)

@@ -28,7 +28,7 @@ from pfedbred.runs.layout import METRICS
 SCHEMA = 2
 _MODELS, _PARTS = ("global", "personal"), ("train", "test")
 _CLIENT = "client_"
-_SPREAD = ("worst_decile", "client_std")  # how accuracy spreads over the clients: values without one for each client
+_SPREAD = ("worst_decile", "client_std")  # how the first metric spreads over the clients: not one for each client
 
 
 class MetricsFile:
@@ -146,7 +146,7 @@ def _check_alike(first: Point, point: Point, where: str) -> None:
             raise SettingError(f"{where} is damaged: the diagnostic {name!r} has {len(values)} seeds, not {seeds[0]}")
 
 
-_PART = {"accuracy": [Maybe(FRACTION)], "loss": [Maybe(NUMBER)]}
+_PART = {"loss": [Maybe(NUMBER)]}
 _LINE = {
     "round": COUNT,
     "seconds": NUMBER,
@@ -186,7 +186,7 @@ def _scores(part: Mapping[str, Any], where: str) -> Scores:
                 raise SettingError(f"{where} is damaged: not all of its values have the same seeds and clients")
             clients[name.removeprefix(_CLIENT)] = np.array(entry, float)
         else:
-            expect(entry, [Maybe(NUMBER)], where, repr(name))
+            expect(entry, [Maybe(FRACTION if name == "accuracy" else NUMBER)], where, repr(name))
             values[name] = np.array(entry, float)
     for name in values:
         if name not in (*clients, *_SPREAD):

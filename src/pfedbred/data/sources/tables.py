@@ -61,6 +61,11 @@ class Table:
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
+    @property
+    def name(self) -> str:
+        """Of the file, or of the first of several."""
+        return self._names[0]
+
     def origin(self, row: int) -> str:
         """The file that a row is from, and its number in that file: for errors."""
         part = bisect.bisect_right(self._begins, row) - 1
@@ -97,6 +102,21 @@ class Table:
         if len(wrong):
             raise SettingError(f"{self.origin(int(wrong[0]))}: label {values[wrong[0]]} is not a whole number from 0")
         return values.astype(np.int32)
+
+    def first_fraction(self, column: str) -> int | None:
+        """The first row of a column whose value is a number but not a whole one; None if there is none."""
+        import pyarrow
+
+        cells = self._cells(column)
+        if not pyarrow.types.is_floating(cells.type):
+            return None
+        values = np.asarray(cells.to_numpy())
+        fractions = np.flatnonzero(np.isfinite(values) & (values != np.round(values)))
+        return int(fractions[0]) if len(fractions) else None
+
+    def cell(self, column: str, row: int) -> Any:
+        """One value."""
+        return self._table.column(self._place[column])[row].as_py()
 
     def names(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """A column of names or numbers: for each row the index of its value, and the distinct values in order."""

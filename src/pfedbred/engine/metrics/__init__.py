@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+from pfedbred import tasks
 from pfedbred.engine.metrics.accuracy import accuracy
 from pfedbred.engine.metrics.auroc import auroc
 from pfedbred.engine.metrics.base import Metric, Predictions
@@ -12,10 +12,12 @@ from pfedbred.engine.metrics.brier import brier
 from pfedbred.engine.metrics.ece import ece
 from pfedbred.engine.metrics.f1 import f1
 from pfedbred.engine.metrics.loss import loss
+from pfedbred.engine.metrics.multi_label import exact_match, label_accuracy, micro_f1
 from pfedbred.engine.metrics.regression import mae, r2, rmse
 from pfedbred.errors import SettingError, nearest
+from pfedbred.tasks import TaskKind
 
-__all__ = ["METRICS", "Metric", "Predictions", "check_task", "get", "resolve"]
+__all__ = ["METRICS", "Metric", "Predictions", "check_task", "get", "listed", "resolve"]
 
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy(),
@@ -27,9 +29,10 @@ METRICS: dict[str, Metric] = {
     "rmse": rmse(),
     "mae": mae(),
     "r2": r2(),
+    "micro_f1": micro_f1(),
+    "label_accuracy": label_accuracy(),
+    "exact_match": exact_match(),
 }
-
-_ALWAYS = {"classification": ("accuracy", "loss"), "regression": ("loss",)}
 
 
 def get(metric: str | Metric) -> Metric:
@@ -48,13 +51,22 @@ def get(metric: str | Metric) -> Metric:
 
 
 def resolve(
-    metrics: Sequence[str | Metric] | str, task: Literal["classification", "regression"] = "classification"
+    metrics: Sequence[str | Metric] | str | None, task: str | TaskKind = tasks.CLASSIFICATION
 ) -> tuple[Metric, ...]:
     """The metrics to evaluate, from names and :class:`Metric` objects, or from ``"accuracy,f1,ece"``.
 
-    The loss, and for classification the accuracy before it, are always included and come first; the others follow in
-    the order given.
+    Those that every evaluation of the task has come first (for classification accuracy and loss), the others follow in
+    the order given; None stands for the task's usual ones.
     """
+    kind = tasks.get(task)
+    chosen = listed(kind.usual if metrics is None else metrics)
+    check_task(chosen, kind)
+    always = [METRICS[name] for name in kind.metrics]
+    return (*always, *(each for each in chosen if each not in always))
+
+
+def listed(metrics: Sequence[str | Metric] | str) -> list[Metric]:
+    """The metrics that are named, each once."""
     if isinstance(metrics, str):
         metrics = [name.strip() for name in metrics.split(",")] if metrics.strip() else []
     chosen = [get(each) for each in metrics]
@@ -62,14 +74,13 @@ def resolve(
     for name in names:
         if names.count(name) > 1:
             raise SettingError(f"the metric {name!r} is given {names.count(name)} times; give each metric once")
-    check_task(chosen, task)
-    always = [METRICS[name] for name in _ALWAYS[task]]
-    return (*always, *(each for each in chosen if each not in always))
+    return chosen
 
 
-def check_task(metrics: Sequence[Metric], task: Literal["classification", "regression"]) -> None:
+def check_task(metrics: Sequence[Metric], task: str | TaskKind) -> None:
     """Raises a :class:`SettingError` if one of the metrics is not defined for this kind of task."""
+    kind = tasks.get(task)
     for each in metrics:
-        if each.task not in ("any", task):
-            fitting = ", ".join(name for name, metric in METRICS.items() if metric.task in ("any", task))
-            raise SettingError(f"{each.name} is for {each.task}, and this task is {task}; choose from: {fitting}")
+        if each.task not in ("any", kind.measured_as):
+            fitting = ", ".join(name for name, metric in METRICS.items() if metric.task in ("any", kind.measured_as))
+            raise SettingError(f"{each.name} is for {each.task}, and this task is {kind.name}; choose from: {fitting}")
