@@ -39,6 +39,10 @@ class FileOptions(NamedTuple):
     features: Annotated[
         str | None, typer.Option(help="the columns that are inputs, separated by commas; by default all others")
     ] = None
+    task: Annotated[
+        str | None,
+        typer.Option(help="what the labels are for: regression takes them for numbers, say"),
+    ] = None
 
 
 _with_options = with_options(

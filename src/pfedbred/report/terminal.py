@@ -215,6 +215,11 @@ def _explained(summary: Mapping[str, Any]) -> str:
 def _cell(cell: Mapping[str, Any], seeds: int, percent: bool) -> str:
     if cell["mean"] is None:
         return "-"
-    scale, digits = (100, 2) if percent else (1, 4)
-    spread = f" ± {scale * cell['std']:.{digits}f}" if seeds > 1 and cell["std"] is not None else ""
-    return f"{scale * cell['mean']:.{digits}f}{spread}"
+    shown = (lambda value: f"{100 * value:.2f}") if percent else _plain
+    spread = f" ± {shown(cell['std'])}" if seeds > 1 and cell["std"] is not None else ""
+    return f"{shown(cell['mean'])}{spread}"
+
+
+def _plain(value: float) -> str:
+    """A number of any size."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"

@@ -110,7 +110,12 @@ def _numbers(values: np.ndarray, digits: int | None) -> Any:
     """Nested lists. JSON has no NaN, so a value that does not exist is null."""
     if values.ndim > 1:
         return [_numbers(each, digits) for each in values]
-    return [finite_or_none(value if digits is None else round(float(value), digits)) for value in values]
+    return [finite_or_none(value if digits is None else _rounded(float(value), digits)) for value in values]
+
+
+def _rounded(value: float, digits: int) -> float:
+    """To so many digits after the point, or of a small number to so many that count."""
+    return round(value, digits) if abs(value) >= 0.1 else float(f"{value:.{digits}g}")
 
 
 def read_points(folder: Path, size: int | None = None) -> list[Point]:
