@@ -93,7 +93,8 @@ def predict_command(
     """Predict labels, or numbers, with a trained model, on the machine that has the samples."""
     trained = prediction.find_model(model)
     several = trained.about["labels"] if trained.about["task"] == "multi-label" else None
-    given = prediction.read_samples(samples, label_column, trained.about["features"], several)
+    columns = trained.about["columns"] and [each["name"] for each in trained.about["columns"]]
+    given = prediction.read_samples(samples, label_column, trained.about["features"], several, columns)
     labels = prediction.predict(trained, given, samples)
     text = "".join(f"{printable(label)}\n" for label in labels)
     if out:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred.data import labels as labels_
+from pfedbred.data.columns import Encoding
 from pfedbred.data.minibatches import Inputs
 from pfedbred.data.text import Text
 from pfedbred.errors import SettingError, nearest
@@ -64,6 +65,7 @@ class Federation:
       features: names of the columns, if samples come from a table: one per number, or a single one of images or texts.
       about: where the data comes from (source, split, seed), for people to read.
       task: the usual task for its labels.
+      encoding: of a table with gaps or texts: how cells have become the inputs that are stored.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Federation:
     features: tuple[str, ...] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     task: str = "classification"
+    encoding: Encoding | None = None
 
     def inputs(self, split: Split) -> Inputs:
         """The samples of a split, with their normalisation."""
@@ -173,13 +176,17 @@ class Federation:
     def take(self, clients: np.ndarray) -> Federation:
         """The federation of these clients only; those without a name are named by their number here."""
         names = tuple(self.names[i] if self.names else str(i) for i in clients)
-        return dataclasses.replace(self, train=self.train.take(clients), test=self.test.take(clients), names=names)
+        train, test = self.train.take(clients), self.test.take(clients)
+        encoding = None if self.encoding is None else self.encoding.take(clients)
+        return dataclasses.replace(self, train=train, test=test, names=names, encoding=encoding)
 
     def ordered(self, features: Sequence[str], where: str) -> Federation:
         """The same federation with these columns only, in this order; ``where`` starts the error message."""
         places = columns_at(self.features, features, where)
         if places is None:
             return self
+        if self.encoding is not None:
+            raise SettingError(f"{where} has gaps or texts: its columns cannot be chosen any more")
         train, test = (split._replace(x=split.x[:, places]) for split in (self.train, self.test))
         shift, scale = (
             None if each is None else np.broadcast_to(each, self.shape)[places] for each in (self.shift, self.scale)

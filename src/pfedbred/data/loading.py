@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from pfedbred import settings as settings_
 from pfedbred.data import prepared
+from pfedbred.data.columns import Fill, Standardise
 from pfedbred.data.datasets import DATASETS, Dataset
 from pfedbred.data.federation import Federation
 from pfedbred.data.partition import SPLITS, SplitFunction
@@ -79,6 +80,8 @@ class Options(TypedDict, total=False):
     label_column: str | None
     features: Sequence[str] | None
     task: str | None
+    missing: Fill | None
+    standardise: Standardise | None
 
 
 @overload
@@ -101,6 +104,8 @@ def load(
     label_column: str | None = None,
     features: Sequence[str] | None = None,
     task: str | None = None,
+    missing: Fill | None = None,
+    standardise: Standardise | None = None,
 ) -> Federation | Population:
     """Loads a dataset as a federation.
 
@@ -122,6 +127,9 @@ def load(
       features: columns of your file to use as inputs; by default all others.
       task: what the labels are for: regression takes them for numbers, multi-label for a column of 0 and 1 each (their
         names separated by commas in ``label_column``). By default whole numbers and texts are classes.
+      missing: what fills the gaps of a table: the ``mean`` (by default) or ``median`` of the client's training samples.
+      standardise: numbers of a table by ``all`` clients' training samples (by default), by each ``client``'s, or
+        ``none``.
     """
     columns: dict[str, Any] = {"client_column": client_column, "label_column": label_column, "features": features}
     options: dict[str, Any] = {
@@ -130,6 +138,8 @@ def load(
         "labels_per_client": labels_per_client,
         "glove": glove,
         "test_fraction": test_fraction,
+        "missing": missing,
+        "standardise": standardise,
     }
     given = {**options, "split_seed": seed, **columns}
     if isinstance(dataset, Federation | Population):
@@ -233,6 +243,8 @@ def _split(
     seed: int = 0,
     glove: str | None = None,
     test_fraction: float | None = None,
+    missing: Fill | None = None,
+    standardise: Standardise | None = None,
 ) -> Federation:
     """The federation of a pool: passes on those options that the split takes, and rejects the others if given."""
     chosen = split or ("paper" if known else "column")
@@ -268,10 +280,11 @@ def _split(
     options = {key: value for key, value in options.items() if key in parameters and value is not None}
     try:
         assignment = function(pool, **options, **arguments)
-    except ModuleNotFoundError as missing:
+    except ModuleNotFoundError as absent:
         if callable(split):
             raise
-        raise SettingError(f"the split {shown} needs {missing.name}: pip install 'pfedbred[data]'") from None
+        raise SettingError(f"the split {shown} needs {absent.name}: pip install 'pfedbred[data]'") from None
     if not isinstance(assignment, Assignment):
         raise SettingError(f"the split {shown} must return an Assignment, not a {type(assignment).__name__}")
-    return federate(pool, assignment, glove=glove, about={"split": shown, "seed": seed})
+    about = {"split": shown, "seed": seed}
+    return federate(pool, assignment, glove=glove, missing=missing, standardised=standardise, about=about)

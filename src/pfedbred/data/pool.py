@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred.data import columns as columns_
+from pfedbred.data.columns import Column, Fill, Standardise
 from pfedbred.data.federation import Federation, check, check_classes, first_nonfinite_row, gathered
 from pfedbred.data.labels import first_wrong, kind_of, stored
 from pfedbred.data.text import glove_vocabulary, learned_vocabulary
@@ -38,6 +40,7 @@ class Pool:
       origin: ``origin(row)`` says where a row was read, for errors.
       raw: whether users still have to be sampled as LEAF does.
       task: the usual task for the labels.
+      columns: of a table with gaps or texts: what the columns of ``x`` are; see :mod:`pfedbred.data.columns`.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Pool:
     origin: Callable[[int], str] | None = None
     raw: bool = True
     task: str = "classification"
+    columns: tuple[Column, ...] | None = None
 
     def __post_init__(self) -> None:
         where = self.origin or (lambda row: f"{self.name}, row {row}")
@@ -62,7 +66,7 @@ class Pool:
         if wrong:
             raise SettingError(f"{where(wrong[0])}: {wrong[1]}")
         check_classes(self.classes, f"{self.name}: ")
-        bad = first_nonfinite_row(self.x)
+        bad = first_nonfinite_row(self.x if self.columns is None else np.where(np.isnan(self.x), 0, self.x))
         if bad is not None:
             raise SettingError(f"{where(bad)}: a feature is not a finite number")
 
@@ -99,7 +103,15 @@ def divide(
     return Assignment(train, test)
 
 
-def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, about: Mapping[str, Any]) -> Federation:
+def federate(
+    pool: Pool,
+    assignment: Assignment,
+    *,
+    glove: str | None = None,
+    missing: Fill | None = None,
+    standardised: Standardise | None = None,
+    about: Mapping[str, Any],
+) -> Federation:
     """The federation that an assignment makes of a pool."""
     trains, tests = _checked(pool, assignment)
     for i, rows in enumerate(trains):
@@ -116,23 +128,46 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
     elif glove:
         raise SettingError(f"glove is for texts, but {pool.name} has numbers")
     y = stored(np.asarray(pool.y if assignment.y is None else assignment.y), kind_of(pool.task))
-    shift, scale = pool.normalise(x, train) if pool.normalise else (None, None)
+    columns = _columns(pool, standardised)
+    normalise = pool.normalise if columns is None else None
+    shift, scale = normalise(x, train) if normalise else (None, None)
+    parts = [gathered(x, y, trains), gathered(x, y, tests)]
+    encoding, features = None, pool.features
+    if columns is not None:
+        fill, how = missing or "mean", standardised or "all"
+        encoding, numbers = columns_.fit(x.astype(np.float64), columns, trains, fill, how)
+        parts = [
+            part._replace(x=np.concatenate([encoding.encode(numbers[own], i) for i, own in enumerate(rows)]))
+            for part, rows in zip(parts, (trains, tests), strict=True)
+        ]
+        features = encoding.names
+        about["columns"] = columns_.in_words(encoding, fill, how)
     federation = Federation(
         name=pool.name,
-        train=gathered(x, y, trains),
-        test=gathered(x, y, tests),
+        train=parts[0],
+        test=parts[1],
         classes=pool.classes,
         shift=None if shift is None else np.asarray(shift, np.float32),
         scale=None if scale is None else np.asarray(scale, np.float32),
         text=text,
         names=assignment.names,
         labels=pool.labels,
-        features=pool.features,
+        features=features,
         about=about,
         task=pool.task,
+        encoding=encoding,
     )
     check(federation, f"{pool.name}: ")
     return federation
+
+
+def _columns(pool: Pool, standardised: Standardise | None) -> tuple[Column, ...] | None:
+    """The columns to encode: of a table with gaps or texts, or with another standardisation than the usual one."""
+    if pool.columns is not None or standardised in (None, "all"):
+        return pool.columns
+    if pool.normalise is not standardise:
+        raise SettingError(f"standardise is for tables of numbers, and {pool.name} is not one")
+    return tuple(map(Column, pool.features or map(str, range(pool.x.shape[1]))))
 
 
 def _checked(pool: Pool, assignment: Assignment) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -45,6 +45,7 @@ class Population:
     scale: ClassVar[None] = None
     task: ClassVar[str] = "classification"
     target: ClassVar[None] = None
+    encoding: ClassVar[None] = None
 
     @property
     def bytes(self) -> int:

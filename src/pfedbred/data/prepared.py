@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedbred.data.columns import SHAPE, restored
 from pfedbred.data.federation import Federation, Split, check
 from pfedbred.data.labels import fits
 from pfedbred.data.text import Text
@@ -34,6 +35,9 @@ def save(federation: Federation, path: Path) -> None:
     text = federation.text
     if text is not None and text.vectors is not None:
         arrays["vectors"] = text.vectors
+    encoding = federation.encoding
+    if encoding is not None:
+        arrays |= encoding.arrays()
     facts = {
         "name": federation.name,
         "classes": federation.classes,
@@ -43,6 +47,7 @@ def save(federation: Federation, path: Path) -> None:
         "features": federation.features,
         "about": dict(federation.about),
         "task": federation.task,
+        "columns": None if encoding is None else encoding.facts(),
     }
     tensors.save(_KIND, path, facts, arrays)
 
@@ -57,6 +62,7 @@ _FACTS = {
     "classes": COUNT,
     "about": dict,
     "task": str,
+    "columns": Maybe(SHAPE),
     **{name: Maybe([str]) for name in ("vocabulary", "names", "labels", "features")},
 }
 
@@ -71,7 +77,7 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Federation:
     """The federation, if it is consistent: a checksum only shows that the file is as it was written."""
-    facts = {"features": None, "task": "classification", **facts}  # older files do not have them
+    facts = {"features": None, "task": "classification", "columns": None, **facts}  # older files do not have them
     expect(facts, _FACTS, path)
     try:
         train, test = (Split(*(arrays[f"{part}.{name}"] for name in Split._fields)) for part in ("train", "test"))
@@ -87,6 +93,9 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
             text=text,
             about=facts["about"],
             task=facts["task"],
+            encoding=None
+            if facts["columns"] is None
+            else restored(facts["columns"], arrays, len(train.offsets) - 1, path),
             **{name: None if facts[name] is None else tuple(facts[name]) for name in ("names", "labels", "features")},
         )
     except KeyError as missing:
@@ -113,5 +122,7 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
             raise SettingError(f"{path}: word ids must be whole numbers")
         if vectors is not None and (vectors.ndim != 2 or len(vectors) != text.count or not np.isfinite(vectors).all()):
             raise SettingError(f"{path}: 'vectors' must be one vector of finite numbers for each of {text.count} words")
+    if federation.encoding is not None and federation.encoding.names != federation.features:
+        raise SettingError(f"{path}: the columns do not give the inputs {federation.features}")
     check(federation, f"{path}: ")
     return federation

@@ -97,7 +97,8 @@ def load_data(experiment: Experiment) -> Federation | Population:
         # Loading takes as much memory again, twice.
         if found and _choose_store(experiment, found, states=2 * found.bytes) != "device":
             return found if task is None else found.for_task(task)
-    return data.load(experiment.dataset, **options, data_dir=experiment.data_dir, task=task)
+    table: dict[str, Any] = {"missing": experiment.missing, "standardise": experiment.standardise}
+    return data.load(experiment.dataset, **options, **table, data_dir=experiment.data_dir, task=task)
 
 
 def make_plan(experiment: Experiment) -> Plan:

@@ -66,6 +66,16 @@ class DataOptions:
         identifies=False,
     )
     glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned")
+    missing: Literal["mean", "median"] | None = option(
+        None,
+        "what fills the gaps of a table, of the client's training samples: mean or median [default: mean]",
+        identifies=False,
+    )
+    standardise: Literal["all", "client", "none"] | None = option(
+        None,
+        "numbers of a table by the training samples of all clients, of each client, or none [default: all]",
+        identifies=False,
+    )
     held_out_clients: Fraction | None = option(
         None, "fraction of the clients kept out of training; they join at the end and are evaluated"
     )

@@ -69,6 +69,7 @@ class Description:
     about: Mapping[str, Any] = field(default_factory=dict)
     task: str = "classification"
     target: Target | None = None
+    encoding: None = None
 
     @property
     def facts(self) -> dict[str, Any]:

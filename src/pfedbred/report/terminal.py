@@ -90,6 +90,8 @@ def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -
         samples = f"{len(train.y):,} training and {len(test.y):,} test samples"
     labels = in_words(data.task, data.classes)
     print(printable(f"{data.name}: {data.clients:,} clients, {samples}, {labels}{words}{held}"))
+    if "columns" in data.about:
+        print(printable(f"  {data.about['columns']}"))
     if backend.samples is not None and backend.plan.weights == "data":
         sizes = backend.samples.train.sizes
         limit = float(largest_weight(jnp.full(cohort, np.median(sizes)), jnp.ones(cohort, bool)))

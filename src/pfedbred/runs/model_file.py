@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedbred.data.columns import SHAPE
 from pfedbred.data.federation import check_classes, names_fit
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
@@ -34,8 +35,9 @@ _FACTS = {
     "vocabulary": Maybe([str]),
     "task": str,
     "target": Maybe({"mean": NUMBER, "std": NUMBER}),
+    "columns": Maybe(SHAPE),
 }
-_EARLIER = {"features": None, "task": "classification", "target": None}  # what older files do not tell
+_EARLIER = {"features": None, "task": "classification", "target": None, "columns": None}  # what older files do not tell
 _OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
 _OF_MODEL = {"kind": str, "seed": COUNT}
 

@@ -23,10 +23,11 @@ PERSONAL = "personal.safetensors"
 
 
 class GivenSamples(NamedTuple):
-    """Samples as the file stores them, and their labels as texts if it has them."""
+    """Samples as the file stores them, their labels as texts if it has them, and whether they are inputs already."""
 
     x: np.ndarray
     labels: list[str] | None
+    encoded: bool = False
 
 
 def find_model(path: Path) -> TrainedModel:
@@ -50,6 +51,10 @@ def predict(model: TrainedModel, samples: GivenSamples, where: Path) -> list[str
     """The label of each sample, by name if labels have names."""
     if not len(samples.x):
         raise SettingError(f"{where} holds no samples")
+    if model.about["columns"] is not None:
+        if samples.x.ndim != 2:
+            raise SettingError(f"{where} does not hold a table, but the model is for the columns of one")
+        return [_text(each) for each in model.predict(samples.x, encoded=samples.encoded)]
     texts = samples.x.dtype.kind in "OUS"
     if texts != (model.about["vocabulary"] is not None) and (texts or samples.x.dtype.kind != "i"):
         raise SettingError(
@@ -57,7 +62,7 @@ def predict(model: TrainedModel, samples: GivenSamples, where: Path) -> list[str
         )
     if samples.labels is not None and len(samples.labels) != len(samples.x):
         raise SettingError(f"{where} has {len(samples.x)} samples and {len(samples.labels)} labels")
-    return [_text(each) for each in model.predict(samples.x)]
+    return [_text(each) for each in model.predict(samples.x, encoded=samples.encoded)]
 
 
 def agreement(model: TrainedModel, predicted: Sequence[str], given: Sequence[str]) -> str:
@@ -81,6 +86,7 @@ def read_samples(
     label_column: str | None = None,
     features: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> GivenSamples:
     """Samples from .npz, .npy, .csv or .parquet; of a prepared federation, its test samples.
 
@@ -89,12 +95,15 @@ def read_samples(
       label_column: of a table, the column with the labels.
       features: of a table, the columns with the inputs, in the model's order; if not given, all but the label's.
       labels: where a sample has several labels, their names, which are columns of a table.
+      columns: of a model whose inputs are encoded, the columns of its table: they are read as they are, gaps included.
     """
     if path.suffix == prepared.SUFFIX:
         federation = prepared.load(path)
         test, places = federation.test, columns_at(federation.features, features, path)
         return GivenSamples(
-            test.x if places is None else test.x[:, places], _known(test.y, federation.labels, federation.label_kind)
+            test.x if places is None else test.x[:, places],
+            _known(test.y, federation.labels, federation.label_kind),
+            encoded=federation.encoding is not None,
         )
     if path.suffix == ".npy":
         return GivenSamples(read_npy(path, "samples"), None)
@@ -106,8 +115,23 @@ def read_samples(
             return GivenSamples(arrays["x"], _texts(arrays[label], labels) if label in arrays.names else None)
     if path.suffix in (".csv", ".parquet"):
         table = read_csv(path) if path.suffix == ".csv" else read_parquet([path])
-        return _from_table(table, path, label_column, features, labels)
+        return _from_table(table, path, label_column, columns or features, labels, raw=columns is not None)
     raise SettingError(f"cannot read {path}: expected .npz, .npy, .csv, .parquet or .fed")
+
+
+def _raw_rows(table: Table, columns: Sequence[str]) -> np.ndarray:
+    rows = np.empty((len(table), len(columns)), object)
+    rows[:] = table.rows(columns)
+    return rows
+
+
+def _inputs(table: Table, columns: Sequence[str], path: Path) -> np.ndarray:
+    """For a model of numbers, images or texts; a table of numbers may have gaps."""
+    found = inputs_of(table, columns, str(path))
+    texts = next((each for each in found.columns or () if each.categories is not None), None)
+    if texts is not None:
+        raise table.no_number(texts.name, table.column(texts.name).to_pylist())
+    return found.x
 
 
 def _known(y: np.ndarray, names: Sequence[str] | None, kind: Labels) -> list[str]:
@@ -135,6 +159,7 @@ def _from_table(
     label_column: str | None,
     features: Sequence[str] | None,
     labels: Sequence[str] | None,
+    raw: bool,
 ) -> GivenSamples:
     if not len(table):
         return GivenSamples(np.zeros((0, 1)), None)
@@ -148,7 +173,8 @@ def _from_table(
         raise SettingError(f"the column {label_column!r} is one of the model's inputs: it cannot hold the labels")
     guessed = (each for each in ("label", "y") if each in table.columns and each not in inputs)
     label = label_column or next(guessed, None)
-    x, _ = inputs_of(table, features or [each for each in table.columns if each not in (label, "client")], str(path))
+    chosen = features or [each for each in table.columns if each not in (label, "client")]
+    x = _raw_rows(table, chosen) if raw else _inputs(table, chosen, path)
     if labels is not None:
         known = all(each in table.columns for each in labels)
         return GivenSamples(x, _sets(table.numbers(labels), labels) if known else None)

@@ -19,6 +19,7 @@ import numpy as np
 from pfedbred import algorithms, models, tasks
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.exchange import exchange
+from pfedbred.data.columns import Encoding, numbers_of, restored
 from pfedbred.data.minibatches import Batch, Inputs
 from pfedbred.data.text import Text
 from pfedbred.engine.backend import Backend
@@ -96,6 +97,7 @@ def _facts(experiment: Mapping[str, Any], federation: Any, round_: int, task: Ta
         "vocabulary": federation.text.vocabulary if federation.text else None,
         "task": task.kind.name if task.kind.name in tasks.TASKS else tasks.usual(task.kind.labels),
         "target": None if task.target is None else task.target._asdict(),
+        "columns": None if federation.encoding is None else federation.encoding.facts(),
     }
 
 
@@ -115,6 +117,8 @@ def _data_arrays(federation: Any) -> dict[str, np.ndarray]:
     """What turns a sample into the model's input."""
     vectors = federation.text.vectors if federation.text else None
     given = {"input.shift": federation.shift, "input.scale": federation.scale, "input.vectors": vectors}
+    columns = {} if federation.encoding is None else federation.encoding.arrays()
+    given |= {f"input.{name}": array for name, array in columns.items()}
     return {name: np.asarray(array) for name, array in given.items() if array is not None}
 
 
@@ -139,7 +143,10 @@ def export(
     place = [seeds.index(seed)] if client is None else [seeds.index(seed), client]
     arrays = {}
     for name in file.keys():  # noqa: SIM118  (not a mapping)
-        if name.startswith("input."):
+        if name.startswith("input.own."):
+            if client is not None:
+                arrays[name] = file.get_tensor(name)[client : client + 1]
+        elif name.startswith("input."):
             arrays[name] = file.get_tensor(name)
         elif name.startswith(f"{kind}."):
             if tuple(file.get_slice(name).get_shape()[: len(place)]) != (len(seeds), clients)[: len(place)]:
@@ -194,12 +201,21 @@ class TrainedModel:
     about: Mapping[str, Any]
     _algorithm: Algorithm
     _task: Task
+    _encoding: Encoding | None
     _shift: Array | None
     _scale: Array | None
     _text: Text | None
 
-    def logits(self, x: Any) -> np.ndarray:
-        """The outputs for each sample, given as the data holds it: not normalised, words as texts or as ids."""
+    def logits(self, x: Any, *, encoded: bool = False) -> np.ndarray:
+        """The outputs for each sample, given as the data holds it: not normalised, words as texts or as ids.
+
+        A row of a table is its cells in the order of the columns, or a mapping by their names; None is a gap. With
+        ``encoded``, samples are inputs already, as a prepared federation holds them.
+        """
+        if self._encoding is not None and not encoded:
+            x = self._encoding.encode(numbers_of(self._encoding.columns, x), 0)
+        elif self._shift is not None and not encoded and _has_gaps(x):
+            x = np.where(np.isnan(x), self._shift, x)  # a gap in a table that had none: the mean
         if self._text is not None and isinstance(x, Sequence | np.ndarray) and isinstance(x[0], str):
             x = self._text.encode(x)
         samples = jnp.asarray(x)
@@ -209,10 +225,24 @@ class TrainedModel:
         inputs = Inputs(samples, self._shift, self._scale).take(jnp.arange(len(samples)))
         return np.asarray(self._algorithm.predict(self.params, inputs))
 
-    def predict(self, x: Any) -> list[Any]:
+    def predict(self, x: Any, *, encoded: bool = False) -> list[Any]:
         """The most likely label of each sample, or its labels, by name if they have names; or the predicted numbers."""
-        scores = np.asarray(self._task.scores(jnp.asarray(self.logits(x))))
+        scores = np.asarray(self._task.scores(jnp.asarray(self.logits(x, encoded=encoded))))
         return self._task.kind.show(scores, self.about["labels"])
+
+
+def _has_gaps(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind == "f" and bool(np.isnan(x).any())
+
+
+def _encoding(about: Mapping[str, Any], arrays: dict[str, np.ndarray], path: Path) -> Encoding:
+    """How the cells of a table become inputs: by the client's own statistics, or for G by everyone's."""
+    found = {name.removeprefix("input."): arrays.pop(name) for name in list(arrays) if name.startswith("input.")}
+    found = {**{name.replace("everyone.", "own."): array[None] for name, array in found.items()}, **found}
+    encoding = restored(about["columns"], found, 1, path)
+    if list(encoding.names) != about["features"]:
+        raise SettingError(f"{path} is damaged: its columns do not give the inputs {about['features']}")
+    return encoding
 
 
 def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> TrainedModel:
@@ -221,6 +251,7 @@ def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> Tr
     file, about = model_file.read(path, model_file.EXPORTED, ": make one with 'pfedbred export'")
     arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
     given = {name: arrays.pop(f"input.{name}", None) for name in ("shift", "scale", "vectors")}
+    encoding = None if about["columns"] is None else _encoding(about, arrays, path)
     vocabulary = about["vocabulary"]
     text = Text(tuple(vocabulary), given["vectors"]) if vocabulary is not None else None
     if model is None and about["model"] not in models.MODELS:
@@ -244,4 +275,4 @@ def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> Tr
         jax.tree.structure(structure), [jnp.asarray(arrays[name]) for name in tensors.named(structure)]
     )
     shift, scale = (None if given[name] is None else jnp.asarray(given[name]) for name in ("shift", "scale"))
-    return TrainedModel(params, about, made, task, shift, scale, text)
+    return TrainedModel(params, about, made, task, encoding, shift, scale, text)

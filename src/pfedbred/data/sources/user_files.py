@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred.data.columns import Column
 from pfedbred.data.labels import FRACTION, ReadLabels, kind_of, numbered, read_labels, stored
 from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
 from pfedbred.data.sources.leaf import leaf_files
+from pfedbred.data.sources.table_features import features_of
 from pfedbred.data.sources.tables import Table, read_csv, read_parquet
 from pfedbred.errors import NoSamples, SettingError
 from pfedbred.io.npy import Npz
@@ -169,7 +171,7 @@ def _pool_from_table(
     chosen = list(features) if features else [each for each in table.columns if each not in (*columns, client)]
     if not chosen:
         raise SettingError(f"{where} has no columns other than the label and the client")
-    x, normalise = inputs_of(table, chosen, where)
+    x, normalise, described = inputs_of(table, chosen, where)
     return Pool(
         Path(where).stem,
         x,
@@ -182,6 +184,7 @@ def _pool_from_table(
         normalise=normalise,
         origin=table.origin,
         task=task,
+        columns=described,
     )
 
 
@@ -213,10 +216,21 @@ def _table_labels(table: Table, columns: Sequence[str], task: str | None) -> Rea
     return ReadLabels(stored(number, kind), names, len(names), task or usual(kind))
 
 
-def inputs_of(table: Table, columns: Sequence[str], where: str) -> tuple[np.ndarray, Normalise | None]:
-    """The samples in these columns (one of images or texts, or all of numbers) and their normalisation."""
+class TableInputs(NamedTuple):
+    """Samples in columns of a table; their normalisation, or the columns where these have gaps or texts."""
+
+    x: np.ndarray
+    normalise: Normalise | None = None
+    columns: tuple[Column, ...] | None = None
+
+
+def inputs_of(table: Table, columns: Sequence[str], where: str) -> TableInputs:
+    """The samples in these columns: one of images or of texts, or columns of numbers and categories."""
     if len(columns) == 1 and table.holds_images(columns[0]):
-        return table.images(columns[0]), to_unit_interval
+        return TableInputs(table.images(columns[0]), to_unit_interval)
     if len(columns) == 1 and table.holds_texts(columns[0]):
-        return table.texts(columns[0]), None
-    return compact(table.numbers(columns), where), standardise
+        return TableInputs(table.texts(columns[0]))
+    x, described = features_of(table, columns)
+    if np.isnan(x).any() or any(column.categories is not None for column in described):
+        return TableInputs(x, columns=described)
+    return TableInputs(compact(x, where), standardise)
