@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from pfedbred.data.datasets import cifar10, digits, fashion_mnist, femnist, mnist, sent140, synthetic
+from pfedbred.data.datasets import (
+    cifar10,
+    digits,
+    fashion_mnist,
+    femnist,
+    heart,
+    mnist,
+    parkinson,
+    school,
+    sent140,
+    synthetic,
+)
 from pfedbred.data.datasets.base import Dataset
 
 DATASETS: dict[str, Dataset] = {
@@ -10,8 +21,11 @@ DATASETS: dict[str, Dataset] = {
     "digits": digits.DATASET,
     "fashion-mnist": fashion_mnist.DATASET,
     "femnist": femnist.DATASET,
+    "heart": heart.DATASET,
     "mnist": mnist.DATASET,
     "mnist-paper": mnist.PAPER_DATASET,
+    "parkinson": parkinson.DATASET,
+    "school": school.DATASET,
     "sent140": sent140.DATASET,
     "synthetic": synthetic.DATASET,
 }
