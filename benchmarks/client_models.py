@@ -26,9 +26,9 @@ import numpy as np
 import optax
 
 from pfedbred import models
-from pfedbred.algorithms.base import cross_entropy
 from pfedbred.engine import executors
 from pfedbred.models.linear import dense
+from pfedbred.tasks import cross_entropy
 from pfedbred.types import Array, Tree, Words
 
 Apply = Callable[[Tree, Array], Array]

@@ -10,7 +10,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
 ):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from pfedbred import models
+from pfedbred import models, tasks
 from pfedbred._version import __version__
 from pfedbred.aggregation import RULES, Gathered, Rule
 from pfedbred.algorithms import ALGORITHMS, body_and_head, make
@@ -49,6 +49,7 @@ from pfedbred.models import MODELS, Model
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.saved_models import TrainedModel, export, load_model
 from pfedbred.settings import Count, Fraction, NonNegative, Positive
+from pfedbred.tasks import TASKS, TaskKind
 from pfedbred.types import Array, Key, Tree, Words
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "MODELS",
     "RULES",
     "SELECTIONS",
+    "TASKS",
     "Algorithm",
     "Array",
     "Backend",
@@ -105,6 +107,7 @@ __all__ = [
     "StreamedState",
     "Sweep",
     "Task",
+    "TaskKind",
     "TrainedModel",
     "Tree",
     "Uploads",
@@ -130,5 +133,6 @@ __all__ = [
     "prox",
     "run",
     "sweep",
+    "tasks",
     "use_all_cores",
 ]

@@ -81,7 +81,10 @@ def write(path, arrays, facts, **metadata):
     ("change", "words"),
     [
         ({"train.y": np.array([0, 1, 2, 9, 0, 0, 0, 0], np.int32)}, "client 0 \\('a'\\), sample 3 .* label 9"),
-        ({"test.y": np.array([0, -1, 2], np.int32)}, "client 0 \\('a'\\), sample 1 of the test set has label -1"),
+        (
+            {"test.y": np.array([0, -1, 2], np.int32)},
+            "client 0 \\('a'\\), sample 1 of the test set: label -1 is not one of 0 to 2",
+        ),
         ({"train.offsets": np.array([0, 4, 4, 8], np.int32)}, "client 1 \\('b'\\) has no training samples"),
         ({"train.offsets": np.array([0, 5, 4, 8], np.int32)}, "client 1 \\('b'\\) has no training samples"),
         ({"train.offsets": np.array([0, 4, 5, 99], np.int32)}, "do not match the clients' offsets"),

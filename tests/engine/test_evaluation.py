@@ -210,18 +210,20 @@ def test_a_client_without_test_samples_does_not_count_in_the_scores():
 @pytest.mark.broad
 def test_regression_metrics_of_a_regression_task():
     """A task of that kind is evaluated without accuracy; G on the union, P of each client on its own samples."""
+    kind = pfedbred.TASKS["regression"]
     data = federation()
     model = pfedbred.Model(
         lambda key: {"w": jax.random.normal(key, data.shape)}, lambda params, x: x.reshape(len(x), -1) @ params["w"]
     )
-    task = pfedbred.Task(model, lambda outputs, labels: (outputs - labels) ** 2, "regression")
-    plan = pfedbred.Plan(selection.uniform(2), batch_size=3, metrics=metrics.resolve("rmse,mae,r2", "regression"))
+    task = pfedbred.Task(model, lambda outputs, labels: (outputs - labels) ** 2, kind)
+    plan = pfedbred.Plan(selection.uniform(2), batch_size=3, metrics=metrics.resolve("mae,r2", kind))
     engine = pfedbred.ResidentBackend(pfedbred.make("fedavg", task, {"R": 2, "alpha": 0.01}), task, data, plan)
     state = engine.advance(engine.init([0]), 2)
     found = engine.evaluate(state).global_
     errors = data.test.x @ np.asarray(engine.global_model(state)["w"]) - data.test.y
-    assert set(found.train.values) == {"loss"}
+    assert set(found.train.clients) == {"rmse", "loss"}
     assert found.test.values["rmse"][0] == pytest.approx(np.sqrt(np.mean(errors**2)))
     assert found.test.values["mae"][0] == pytest.approx(np.mean(np.abs(errors)))
     assert found.test.values["r2"][0] == pytest.approx(1 - np.mean(errors**2) / np.var(data.test.y))
     assert found.test.clients["rmse"].shape == (1, data.clients)
+    assert found.test.worst_decile[0] == found.test.clients["rmse"][0].max()  # of four clients, the worst one

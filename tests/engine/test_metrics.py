@@ -17,8 +17,9 @@ from pfedbred.engine.metrics.auroc import BINS, bins
 from pfedbred.errors import SettingError
 
 BLOCKS, WIDTH, CLIENTS = 6, 8, 3
-CLASSIFICATION = [name for name, each in METRICS.items() if each.task != "regression"]
+CLASSIFICATION = [name for name, each in METRICS.items() if each.task in ("any", "classification")]
 REGRESSION = [name for name, each in METRICS.items() if each.task == "regression"]
+SETS = [name for name, each in METRICS.items() if each.task == "multi-label"]
 
 
 def _ece(logits, labels):
@@ -60,6 +61,9 @@ REFERENCE = {
     "rmse": lambda z, y: sklearn.metrics.root_mean_squared_error(y, z[:, 0]),
     "mae": lambda z, y: sklearn.metrics.mean_absolute_error(y, z[:, 0]),
     "r2": lambda z, y: sklearn.metrics.r2_score(y, z[:, 0]) if np.ptp(y) else np.nan,
+    "micro_f1": lambda z, y: sklearn.metrics.f1_score(y, z > 0, average="micro", zero_division=np.nan),
+    "label_accuracy": lambda z, y: 1 - sklearn.metrics.hamming_loss(y, z > 0),
+    "exact_match": lambda z, y: sklearn.metrics.accuracy_score(y, z > 0),
 }
 
 
@@ -70,8 +74,8 @@ def _program(name):
 
 def _sums(name, outputs, labels, mask):
     """The statistics of blocks of samples: all arguments begin with the blocks."""
-    losses = np.abs(outputs[..., 0] - labels)
-    if METRICS[name].task != "regression":
+    losses = np.zeros(mask.shape)
+    if METRICS[name].task in ("any", "classification"):
         losses = -np.take_along_axis(log_softmax(outputs, -1), labels[..., None], -1)[..., 0]
     return jax.device_get(_program(name)(Predictions(outputs, labels, losses, mask)))
 
@@ -90,6 +94,8 @@ def _value(name, outputs, labels):
 def _samples(rng, name, shape, classes=3):
     if name in REGRESSION:
         return rng.normal(size=(*shape, 1)), rng.normal(1.0, 2.0, size=shape)
+    if name in SETS:
+        return rng.normal(size=(*shape, classes)), rng.integers(0, 2, (*shape, classes))
     labels = rng.integers(0, rng.integers(1, classes + 1), shape)  # the last labels may be absent
     return rng.normal(size=(*shape, classes)) * rng.choice([0.1, 1, 8]) + np.eye(classes)[labels], labels
 
@@ -229,7 +235,8 @@ def test_names_and_objects_are_resolved_with_accuracy_and_loss_first():
     assert [each.name for each in metrics.resolve("ece, loss,f1")] == ["accuracy", "loss", "ece", "f1"]
     assert metrics.resolve(["f1", custom])[2:] == (METRICS["f1"], custom)
     assert metrics.resolve("") == metrics.resolve([]) == (METRICS["accuracy"], METRICS["loss"])
-    assert [each.name for each in metrics.resolve("rmse", "regression")] == ["loss", "rmse"]
+    assert [each.name for each in metrics.resolve("mae", "regression")] == ["rmse", "loss", "mae"]
+    assert [each.name for each in metrics.resolve(None, "binary")] == ["accuracy", "loss", "auroc"]
     assert all(each.name == name for name, each in METRICS.items())
 
 
@@ -237,7 +244,7 @@ def test_names_and_objects_are_resolved_with_accuracy_and_loss_first():
     ("given", "message"),
     [
         ("acuracy", "unknown metric 'acuracy'; did you mean 'accuracy'"),
-        ("f1,", "unknown metric ''; choose one of: accuracy, loss, f1, auroc, ece, brier, rmse, mae, r2"),
+        ("f1,", "unknown metric ''; choose one of: accuracy, loss, f1, auroc, ece, brier, rmse, mae, r2, micro"),
         ([3], "unknown metric 3"),
         ([["f1"]], r"unknown metric \['f1'\]"),
         ("f1,ece,f1", "the metric 'f1' is given 2 times"),

@@ -7,9 +7,9 @@ import pytest
 from support.backends import assert_close, content, federation, same, task_for, trained
 
 import pfedbred
-from pfedbred.algorithms.base import cross_entropy
 from pfedbred.engine import ResidentBackend, executors, selection
 from pfedbred.experiment.building import build
+from pfedbred.tasks import cross_entropy
 
 # Executors, seeds, rounds -----------------------------------------------------------------------------------
 

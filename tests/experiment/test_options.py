@@ -20,6 +20,7 @@ def test_every_field_belongs_to_exactly_one_group():
     assert sorted(declared) == sorted(FIELDS)
     assert [group.__name__ for group in GROUPS] == [
         "DataOptions",
+        "TaskOptions",
         "ModelOptions",
         "MethodOptions",
         "ProtocolOptions",
@@ -66,9 +67,11 @@ def test_changed_settings_are_named_one_by_one():
 
 
 def test_a_record_from_before_a_field_existed_has_its_default():
-    plain = Experiment().checked(data_elsewhere=True).plain()
+    plain = Experiment(task="classification").checked(data_elsewhere=True).plain()
     assert {**plain, "settings": None} == plain_defaults() | {"settings": None}
-    older = {name: value for name, value in plain.items() if name not in ("metrics", "diagnostics", "aggregate")}
+    older = {
+        name: value for name, value in plain.items() if name not in ("metrics", "task", "diagnostics", "aggregate")
+    }
     assert changed_options(older, plain) == []
     assert changed_options(older, {**plain, "diagnostics": True}) == ["diagnostics False, now True"]
 

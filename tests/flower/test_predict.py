@@ -26,7 +26,8 @@ def test_predict(tmp_path):
     result = pfedbred.run(federation=federation, algorithm="pfedme", rounds=5)
     model = tmp_path / "home" / "0123456789abcdef" / "personal.safetensors"
     model.parent.mkdir(parents=True)
-    write_model(model, result.personal_model(1), result.experiment.plain(), federation, 5, client=1, name="b")
+    plain, task = result.experiment.plain(), result.backend.task
+    write_model(model, result.personal_model(1), plain, federation, 5, task, client=1, name="b")
     np.savez(tmp_path / "samples.npz", x=x[:10], y=y[:10])
     (tmp_path / "samples.csv").write_text("p,q,r\n" + "".join(f"{','.join(map(str, row))}\n" for row in x[70:]))
     done = command("predict", tmp_path / "home", tmp_path / "samples.npz")

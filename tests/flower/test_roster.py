@@ -67,13 +67,13 @@ def test_what_a_client_tells_of_itself_has_limits(said):
 
 
 def test_other_versions_are_refused(roster, said):
-    older, newer = told("old"), told("new", protocol=3)
+    older, newer = told("old"), told("new", protocol=4)
     del older["protocol"]
     roster.admit({1: older, 2: newer, 3: told("same")})
     assert names(roster) == ["same"]
     assert said == [
-        "new was refused: its pfedbred is newer than the server's: version 3 of the messages, not 2",
-        "old was refused: its pfedbred is older than the server's: version 1 of the messages, not 2",
+        "new was refused: its pfedbred is newer than the server's: version 4 of the messages, not 3",
+        "old was refused: its pfedbred is older than the server's: version 1 of the messages, not 3",
     ]
 
 

@@ -30,7 +30,7 @@ from pfedbred.runs import saved_models
 
 REPLIED = {"seconds", "update_norm", "reference_norm", "info"}
 INTRODUCED = {"protocol", "client", "name", "number", "dataset", "shape", "classes", "labels", "features", "words"}
-INTRODUCED |= {"vocabulary", "train", "test"}
+INTRODUCED |= {"vocabulary", "train", "test", "task", "target"}
 
 
 def uploads_of(wire, federation, algorithm):
@@ -270,7 +270,7 @@ def _order(**changed):
     def change(content):
         facts = json.loads(content["facts"]["json"])
         options = {**facts["experiment"], **changed}
-        facts["experiment"] = {name: value for name, value in options.items() if value is not None}
+        facts["experiment"] = {name: value for name, value in options.items() if changed.get(name, "") is not None}
         content["facts"]["json"] = json.dumps(facts)
 
     return change

@@ -265,9 +265,9 @@ def test_counts_by_name_are_counts(times):
 
 def test_an_outcome_without_a_deviation_is_shown():
     """One run's summary may be edited, or of another version."""
-    assert terminal._cell({"mean": 0.5, "std": None}, 2) == "50.00"
-    assert terminal._cell({"mean": 0.5, "std": 0.25}, 2) == "50.00 ± 25.00"
-    assert terminal._cell({"mean": None, "std": 0.25}, 2) == "-"
+    assert terminal._cell({"mean": 0.5, "std": None}, 2, percent=True) == "50.00"
+    assert terminal._cell({"mean": 0.5, "std": 0.25}, 2, percent=True) == "50.00 ± 25.00"
+    assert terminal._cell({"mean": None, "std": 0.25}, 2, percent=True) == "-"
 
 
 def test_a_large_experiment_file_is_refused_unread(tmp_path):

@@ -20,7 +20,7 @@ from pfedbred.algorithms.base import Task
 from pfedbred.algorithms.exchange import exchange
 from pfedbred.data.minibatches import Batch
 from pfedbred.engine.round import new_record
-from pfedbred.flower import client, client_home
+from pfedbred.flower import client, client_home, wire
 from pfedbred.flower.run_config import parse
 from pfedbred.flower.server import Coordinator
 from pfedbred.io import tensors
@@ -31,14 +31,15 @@ from pfedbred.runs.prediction import personal_models
 SMALL = {"participation": "all", "batch-size": 4, "rounds": 3, "min-clients": 1, "deadline": 0.5}
 ALL = {"clients": 3, "aggregated": 3}
 FACTS = {
-    "protocol": 2,
+    "protocol": wire.PROTOCOL,
     "dataset": "d",
     "shape": [2],
     "classes": 2,
     "train": 3,
     "test": 1,
     "number": None,
-    **dict.fromkeys(("labels", "features", "words", "vocabulary")),
+    "task": "classification",
+    **dict.fromkeys(("labels", "features", "words", "vocabulary", "target")),
 }
 """What a client tells of itself, but for its identity and name."""
 

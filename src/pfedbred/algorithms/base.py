@@ -18,7 +18,7 @@ server's. An algorithm that has to query the selected clients before they train 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,25 +29,24 @@ from pfedbred.algorithms.local_steps import Draws
 from pfedbred.bregman.first_layer import FirstLayer
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.models import Model
+from pfedbred.tasks import CLASSIFICATION, Losses, Target, TaskKind, cross_entropy
 from pfedbred.types import Array, Key, Tree
 
 
-def cross_entropy(logits: Array, labels: Array) -> Array:
-    """-ln softmax(logits)_label of each sample.
-
-    The label's logit is picked by a comparison. optax takes it by its index, whose gradient is a scatter: on a GPU that
-    takes twice as long to compile, and a tenth longer to run where the model is small.
-    """
-    is_label = labels[..., None] == jnp.arange(logits.shape[-1])
-    return jax.nn.logsumexp(logits, axis=-1) - jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
-
-
 class Task(NamedTuple):
-    """What is to be learned: a model, and the loss of each sample given the model's outputs and the labels."""
+    """What is to be learned: a model, and the loss of each sample given the model's outputs and the labels.
+
+    Attributes:
+      model: the network.
+      losses: of each sample, given outputs and labels as the data holds them; see :func:`pfedbred.tasks.per_sample`.
+      kind: what labels stand for, and how predictions are judged and shown.
+      target: how numbers are standardised, if that is what is predicted.
+    """
 
     model: Model
-    losses: Callable[[Array, Array], Array] = cross_entropy
-    kind: Literal["classification", "regression"] = "classification"
+    losses: Losses = cross_entropy
+    kind: TaskKind = CLASSIFICATION
+    target: Target | None = None
 
     def loss(self, params: Tree, batch: Batch) -> Array:
         """f_i on one minibatch: the mean loss."""
@@ -60,6 +59,11 @@ class Task(NamedTuple):
         if model.first is None or rest is None or 4 * x.shape[0] > x.shape[1]:
             return None
         return FirstLayer(model.first, x, lambda params, z: batch.mean(self.losses(rest(params, z), batch.y)))
+
+    def scores(self, outputs: Array) -> Array:
+        """What metrics compare with the labels: logits, or numbers in the units of the labels."""
+        found = self.kind.scores(self.kind.shaped(outputs))
+        return found if self.target is None else found * self.target.unit + self.target.mean
 
     def full_gradient(self, params: Tree, data: ClientData) -> Tree:
         """Gradient of f_i on all of the client's training samples."""

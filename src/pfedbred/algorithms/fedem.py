@@ -41,7 +41,7 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20, e
     With M = 1 it is FedAvg.
 
     Args:
-      task: model and loss f; exp(-loss) must be a likelihood, as it is for cross-entropy.
+      task: model and loss f; exp(-loss) must be a likelihood, as it is for every named task.
       M: number of components; 3 in the paper.
       alpha: step size.
       R: local steps, each on one minibatch.
@@ -79,8 +79,7 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20, e
         return jnp.full(M, -jnp.log(M), optax.tree.dtype(components, "highest"))
 
     def predict(model: Mixture, x: Array) -> Array:
-        each = jax.nn.log_softmax(apply_each(model.components, x))
-        return jax.nn.logsumexp(jax.nn.log_softmax(model.log_weights)[:, None, None] + each, axis=0)
+        return task.kind.mix(jax.nn.log_softmax(model.log_weights), apply_each(model.components, x))
 
     def personal(components: Tree, log_weights: Array, data: ClientData) -> Mixture:
         return Mixture(components, log_weights)

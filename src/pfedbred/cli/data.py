@@ -13,6 +13,8 @@ from pfedbred import data
 from pfedbred import settings as settings_
 from pfedbred.cli.options import experiment_options, options_of, with_options
 from pfedbred.data.federation import Federation
+from pfedbred.data.label_table import label_table
+from pfedbred.data.labels import in_words
 from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.experiment.options import DataOptions
 from pfedbred.report.distribution import draw_distribution
@@ -34,6 +36,10 @@ class FileOptions(NamedTuple):
 
     test_fraction: Annotated[
         float | None, typer.Option(help="fraction of each client's samples for testing [default: 0.25]")
+    ] = None
+    task: Annotated[
+        str | None,
+        typer.Option(help="what the labels are for: regression takes them for numbers, say"),
     ] = None
 
 
@@ -93,7 +99,7 @@ def describe(federation: Federation) -> None:
     kind = f"{shape} {train.x.dtype} values"
     if federation.text:
         kind = f"{shape} {federation.text.unit} ids of {federation.text.count:,}"
-    clients = f"{federation.clients:,} clients, {federation.classes} labels"
+    clients = f"{federation.clients:,} clients, {in_words(federation.task, federation.classes)}"
     print(printable(f"{federation.name}: {clients}, samples of {kind}"))
     if federation.about:
         print(printable("  " + ", ".join(f"{key} {value}" for key, value in federation.about.items())))
@@ -103,12 +109,13 @@ def describe(federation: Federation) -> None:
             f"  {word + ' samples':<17} {len(split.y):>9,}   per client: {sizes.min():,} to {sizes.max():,}, "
             f"median {int(np.median(sizes)):,}"
         )
-    counts = [split.label_counts(federation.classes) for split in (train, test)]
-    holders = (counts[0] > 0).sum(axis=1)
-    print(f"  labels per client {'':>9}   {holders.min()} to {holders.max()}, median {int(np.median(holders))}")
-    names = tuple(map(printable, federation.labels or map(str, range(federation.classes))))
-    width = max(5, *(min(len(name), 20) for name in names))
-    print(f"  {'label':<{width}} {'training':>10} {'test':>8} {'clients':>8}")
+    table = label_table(federation)
+    what = "interval" if federation.label_kind == "numbers" else "label"
+    holders = (table.train > 0).sum(axis=1)
+    print(f"  {what}s per client {'':>9}   {holders.min()} to {holders.max()}, median {int(np.median(holders))}")
+    names = tuple(map(printable, table.names))
+    width = max(len(what), *(min(len(name), 20) for name in names))
+    print(f"  {what:<{width}} {'training':>10} {'test':>8} {'clients':>8}")
     for label, name in enumerate(names):
-        mine, tested = counts[0][:, label], counts[1][:, label]
+        mine, tested = table.train[:, label], table.test[:, label]
         print(f"  {name[:20]:<{width}} {mine.sum():>10,} {tested.sum():>8,} {(mine > 0).sum():>8,}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 import typer
 
-from pfedbred import aggregation, algorithms, data, models
+from pfedbred import aggregation, algorithms, data, models, tasks
 from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Task
 from pfedbred.algorithms.exchange import costs
@@ -30,6 +30,8 @@ _LISTS: dict[str, Mapping[str, Any]] = {
     "selections": selection.SELECTIONS,
     "rules": aggregation.RULES,
     "metrics": metrics.METRICS,
+    "tasks": {name: kind.losses for name, kind in tasks.TASKS.items()},
+    "losses": tasks.LOSSES,
 }
 
 

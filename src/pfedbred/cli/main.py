@@ -90,9 +90,11 @@ def predict_command(
         typer.Option(help="the column with the true labels, not an input [default: label or y]", show_default=False),
     ] = None,
 ) -> None:
-    """Predict labels with a trained model, on the machine that has the samples."""
+    """Predict labels, or numbers, with a trained model, on the machine that has the samples."""
     trained = prediction.find_model(model)
-    given = prediction.read_samples(samples, label_column, trained.about["features"])
+    several = trained.about["labels"] if trained.about["task"] == "multi-label" else None
+    columns = trained.about["columns"] and [each["name"] for each in trained.about["columns"]]
+    given = prediction.read_samples(samples, label_column, trained.about["features"], several, columns)
     labels = prediction.predict(trained, given, samples)
     text = "".join(f"{printable(label)}\n" for label in labels)
     if out:
@@ -104,8 +106,7 @@ def predict_command(
     whose = f"{about.get('client_name')}'s personal model" if about["kind"] == "personal" else "the global model"
     line = f"{whose} of {about['algorithm']}, after round {about['round']}"
     if given.labels is not None:
-        right = sum(one == other for one, other in zip(labels, given.labels, strict=True))
-        line += f": {right} of {len(labels)} labels agree with the file, {100 * right / len(labels):.2f} %"
+        line += f": {prediction.agreement(trained, labels, given.labels)}"
     print(printable(line), file=sys.stderr)
 
 

@@ -1,8 +1,9 @@
 """Data: from a source to a pool of samples, through a split, to a federation."""
 
 from pfedbred.data import prepared
+from pfedbred.data.client_arrays import from_clients
 from pfedbred.data.datasets import DATASETS, Dataset
-from pfedbred.data.federation import Federation, Split, from_clients
+from pfedbred.data.federation import Federation, Split
 from pfedbred.data.loading import (
     HUB,
     PFLLIB,

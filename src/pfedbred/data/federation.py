@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred.data import labels as labels_
+from pfedbred.data.columns import Encoding
 from pfedbred.data.minibatches import Inputs
 from pfedbred.data.text import Text
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, nearest
+from pfedbred.tasks import TASKS, Labels, Target
 from pfedbred.types import Words
 
 
@@ -53,7 +56,7 @@ class Federation:
       name: name of the data.
       train: training samples.
       test: test samples; no sample is in both.
-      classes: number of labels.
+      classes: number of labels; 1 if they are numbers to predict.
       shift: stored samples become inputs on the device as (x - shift) * scale.
       scale: see ``shift``.
       text: the vocabulary, if samples are word ids.
@@ -61,6 +64,8 @@ class Federation:
       labels: names of the labels, if they have any.
       features: names of the columns, if samples come from a table: one per number, or a single one of images or texts.
       about: where the data comes from (source, split, seed), for people to read.
+      task: the usual task for its labels.
+      encoding: of a table with gaps or texts: how cells have become the inputs that are stored.
     """
 
     name: str
@@ -74,6 +79,8 @@ class Federation:
     labels: tuple[str, ...] | None = None
     features: tuple[str, ...] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    task: str = "classification"
+    encoding: Encoding | None = None
 
     def inputs(self, split: Split) -> Inputs:
         """The samples of a split, with their normalisation."""
@@ -113,6 +120,32 @@ class Federation:
         """What a model needs to know about word ids; None if the samples are numbers."""
         return None if self.text is None else Words(self.text.count, self.text.vectors)
 
+    @property
+    def label_kind(self) -> Labels:
+        """What its labels are."""
+        return labels_.kind_of(self.task)
+
+    @property
+    def target(self) -> Target | None:
+        """Mean and standard deviation of the training labels, if they are numbers."""
+        if self.label_kind != "numbers":
+            return None
+        y = self.train.y.astype(np.float64)
+        return Target(float(y.mean()), float(y.std()))
+
+    def for_task(self, task: str) -> Federation:
+        """The same federation for this task, if its labels fit it; classes without names can be taken for numbers."""
+        wanted, have = labels_.kind_of(task), self.label_kind
+        if wanted == have:
+            return self if task == self.task else dataclasses.replace(self, task=task)
+        if (wanted, have) != ("numbers", "classes") or self.labels is not None:
+            words = labels_.WORDS
+            raise SettingError(
+                f"the task {task} is for {words[wanted]}, but the labels of {self.name} are {words[have]}"
+            )
+        train, test = (split._replace(y=labels_.stored(split.y, wanted)) for split in (self.train, self.test))
+        return dataclasses.replace(self, train=train, test=test, classes=1, task=task)
+
     def hold_out(self, fraction: float, seed: int) -> tuple[Federation, Federation]:
         """Two federations: the clients that train, and the newcomers, drawn by the seed."""
         count = round(fraction * self.clients)
@@ -143,13 +176,17 @@ class Federation:
     def take(self, clients: np.ndarray) -> Federation:
         """The federation of these clients only; those without a name are named by their number here."""
         names = tuple(self.names[i] if self.names else str(i) for i in clients)
-        return dataclasses.replace(self, train=self.train.take(clients), test=self.test.take(clients), names=names)
+        train, test = self.train.take(clients), self.test.take(clients)
+        encoding = None if self.encoding is None else self.encoding.take(clients)
+        return dataclasses.replace(self, train=train, test=test, names=names, encoding=encoding)
 
     def ordered(self, features: Sequence[str], where: str) -> Federation:
         """The same federation with these columns only, in this order; ``where`` starts the error message."""
         places = columns_at(self.features, features, where)
         if places is None:
             return self
+        if self.encoding is not None:
+            raise SettingError(f"{where} has gaps or texts: its columns cannot be chosen any more")
         train, test = (split._replace(x=split.x[:, places]) for split in (self.train, self.test))
         shift, scale = (
             None if each is None else np.broadcast_to(each, self.shape)[places] for each in (self.shift, self.scale)
@@ -163,48 +200,6 @@ class Federation:
 
 Arrays = tuple[np.ndarray, np.ndarray]
 """Inputs and labels of one client."""
-
-
-def from_clients(train: Sequence[Arrays], test: Sequence[Arrays], *, name: str = "custom") -> Federation:
-    """A federation from one pair (x, y) of training samples and one of test samples per client."""
-    if len(train) != len(test) or not train:
-        raise SettingError(
-            f"need training and test samples of the same clients, got {len(train)} and {len(test)} clients"
-        )
-    shape = np.shape(train[0][0])[1:]
-    for part, least, clients in (("training", 1, train), ("test", 0, test)):
-        for i, (x, y) in enumerate(clients):
-            if len(x) != len(y) or len(x) < least:
-                needs = "; it needs at least one of each" if least else ""
-                raise SettingError(f"client {i} has {len(x)} {part} inputs and {len(y)} labels{needs}")
-            if np.ndim(y) != 1 or np.ndim(x) < 2:
-                raise SettingError(
-                    f"client {i} has inputs of shape {np.shape(x)} and labels of shape {np.shape(y)}; "
-                    "expected one row and one label for each sample"
-                )
-            if np.shape(x)[1:] != shape:
-                raise SettingError(f"client {i} has samples of shape {np.shape(x)[1:]}, client 0 of {shape}")
-    splits = [_flatten(train), _flatten(test)]
-    labels = np.concatenate([split.y for split in splits])
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
-        raise SettingError("labels must be whole numbers from 0")
-    federation = Federation(name, splits[0], splits[1], int(labels.max()) + 1)
-    check(federation)
-    return federation
-
-
-def _flatten(clients: Sequence[Arrays]) -> Split:
-    filled = [(np.asarray(x), np.asarray(y)) for x, y in clients if len(y)]
-    if not filled:
-        return Split(np.zeros((0, *np.shape(clients[0][0])[1:])), np.zeros(0, np.int32), offsets_of([0] * len(clients)))
-    x, y = (np.concatenate(parts) for parts in zip(*filled, strict=True))
-    if x.dtype.kind not in "biuf":
-        raise SettingError(f"inputs must be numbers, not {x.dtype}; use from_arrays for texts")
-    if x.dtype.kind in "iu" and x.dtype.itemsize > 4:
-        if len(x) and np.abs(x.astype(float)).max() >= 2**31:
-            raise SettingError("whole-number inputs must be below 2**31: scale them, or convert them to floating point")
-        x = x.astype(np.int32)
-    return Split(x, y, offsets_of([len(y) for _, y in clients]))
 
 
 def gathered(x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray]) -> Split:
@@ -222,6 +217,8 @@ def check(federation: Federation, where: str = "") -> None:
     """Rejects a federation that cannot be trained on, naming client and sample; ``where`` starts the message."""
     classes, clients, text = federation.classes, federation.clients, federation.text
     check_classes(classes, where)
+    if federation.task not in TASKS:
+        raise SettingError(f"{where}unknown task {federation.task!r}{nearest(federation.task, TASKS)}")
     for what, texts, count in (("clients", federation.names, clients), ("labels", federation.labels, classes)):
         if texts is not None and len(texts) != count:
             raise SettingError(f"{where}there are {count} {what}, but names for {len(texts)}")
@@ -236,20 +233,17 @@ def check(federation: Federation, where: str = "") -> None:
         if np.any(split.sizes < (1 if part == "training" else 0)):
             empty = int(np.argmin(split.sizes))
             raise SettingError(f"{where}{federation.client_name(empty)} has no {part} samples")
-        wrong = np.flatnonzero((split.y < 0) | (split.y >= classes))
-        if len(wrong):
-            place = _place(federation, split, int(wrong[0]))
-            raise SettingError(
-                f"{where}{place} of the {part} set has label {split.y[wrong[0]]}, not one of 0 to {classes - 1}"
-            )
+        wrong = labels_.first_wrong(split.y, classes, federation.label_kind)
+        if wrong:
+            raise SettingError(f"{where}{_place(federation, split, wrong[0])} of the {part} set: {wrong[1]}")
         bad = first_nonfinite_row(split.x)
         if bad is not None:
             place = _place(federation, split, bad)
             raise SettingError(f"{where}{place} of the {part} set has a feature that is not a finite number")
         if text is not None:
-            wrong = np.flatnonzero(((split.x < 0) | (split.x >= text.count)).any(axis=tuple(range(1, split.x.ndim))))
-            if len(wrong):
-                place = _place(federation, split, int(wrong[0]))
+            odd = np.flatnonzero(((split.x < 0) | (split.x >= text.count)).any(axis=tuple(range(1, split.x.ndim))))
+            if len(odd):
+                place = _place(federation, split, int(odd[0]))
                 raise SettingError(f"{where}{place} of the {part} set has a word id that is not 0 to {text.count - 1}")
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from pfedbred import settings as settings_
 from pfedbred.data import prepared
+from pfedbred.data.columns import Fill, Standardise
 from pfedbred.data.datasets import DATASETS, Dataset
 from pfedbred.data.federation import Federation
 from pfedbred.data.partition import SPLITS, SplitFunction
@@ -99,6 +100,9 @@ class Options(TypedDict, total=False):
     label_column: str | None
     image_column: str | None
     features: str | Sequence[str] | None
+    task: str | None
+    missing: Fill | None
+    standardise: Standardise | None
 
 
 @overload
@@ -121,6 +125,9 @@ def load(
     label_column: str | None = None,
     image_column: str | None = None,
     features: str | Sequence[str] | None = None,
+    task: str | None = None,
+    missing: Fill | None = None,
+    standardise: Standardise | None = None,
 ) -> Federation | Population:
     """Loads a dataset as a federation.
 
@@ -142,6 +149,11 @@ def load(
       label_column: the column with the labels.
       image_column: the column with the images, if they are the inputs.
       features: the columns to use as inputs, or their names separated by commas; by default all others.
+      task: what the labels are for: regression takes them for numbers, multi-label for a column of 0 and 1 each (their
+        names separated by commas in ``label_column``). By default whole numbers and texts are classes.
+      missing: what fills the gaps of a table: the ``mean`` (by default) or ``median`` of the client's training samples.
+      standardise: numbers of a table by ``all`` clients' training samples (by default), by each ``client``'s, or
+        ``none``.
     """
     if image_column is not None and features is not None:
         raise SettingError("image_column and features both name the inputs: give one of them")
@@ -158,31 +170,35 @@ def load(
         "labels_per_client": labels_per_client,
         "glove": glove,
         "test_fraction": test_fraction,
+        "missing": missing,
+        "standardise": standardise,
     }
     given = {**options, "split_seed": seed, **columns}
     kind, rest = address(dataset)
     if isinstance(dataset, Federation | Population):
         _refuse_options(dataset.name, given)
-        return dataset
+        return dataset.for_task(task) if task else dataset
     if callable(dataset):
         made = dataset()
         if not isinstance(made, Federation | Population):
             raise SettingError(f"the dataset function must return a Federation, not a {type(made).__name__}")
         _refuse_options(made.name, given)
-        return made
+        return made.for_task(task) if task else made
     if is_file(dataset):
         path = Path(dataset)
         if path.suffix == prepared.SUFFIX:
             _refuse_options(str(path), given)
-            return prepared.load(path)
-        pool = pool_from_file(path, **columns)
+            ready = prepared.load(path)
+            return ready.for_task(task) if task else ready
+        pool = pool_from_file(path, **columns, task=task)
         _check_images(pool, image_column)
         return _split(pool, None, seed=seed or 0, **options)
     if kind == PFLLIB:
         _refuse_options(dataset, given)
-        return pfllib_federation(Path(rest))
+        found = pfllib_federation(Path(rest))
+        return found.for_task(task) if task else found
     if kind == HUB:
-        pool = hub_pool(rest, data_dir, **columns)
+        pool = hub_pool(rest, data_dir, **columns, task=task)
         _check_images(pool, image_column)
         return _split(pool, None, seed=seed or 0, **options)
     if not isinstance(dataset, str):
@@ -198,7 +214,8 @@ def load(
     if known.population:
         _refuse_too_large(known.population(count, seed, **arguments))
     pool = known.pool(data_dir, count, seed, **arguments)
-    return _split(pool, known, seed=seed, **options)
+    federation = _split(pool, known, seed=seed, **options)
+    return federation.for_task(task) if task else federation
 
 
 def _refuse_options(name: str, given: Mapping[str, Any]) -> None:
@@ -243,10 +260,12 @@ def population(
     return known.population(clients or known.clients, known.seed if seed is None else seed, **arguments)
 
 
-def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "custom", **options: Any) -> Federation:
+def from_arrays(
+    x: Any, y: Any, client: Any = None, *, name: str = "custom", task: str | None = None, **options: Any
+) -> Federation:
     """A federation from arrays of samples, labels and clients; without clients, give a ``split``.
 
-    The options are ``split``, ``clients``, ``seed``, ``test_fraction`` and ``glove`` of :func:`load`.
+    The options are ``split``, ``clients``, ``seed``, ``test_fraction``, ``glove`` and ``task`` of :func:`load`.
 
     Example:
       >>> import numpy as np, pfedbred
@@ -254,12 +273,12 @@ def from_arrays(x: Any, y: Any, client: Any = None, *, name: str = "custom", **o
       >>> pfedbred.from_arrays(x, y, shop).names
       ('a', 'b')
     """
-    return _split(pool_from_arrays(x, y, client, name=name), None, **options)
+    return _split(pool_from_arrays(x, y, client, name=name, task=task), None, **options)
 
 
 def from_dataset(dataset: Any, *, name: str = "custom", **options: Any) -> Federation:
     """A federation from a `datasets.Dataset`: see :func:`load` for ``client_column`` and the other options."""
-    columns = {key: options.pop(key, None) for key in ("client_column", "label_column", "features")}
+    columns = {key: options.pop(key, None) for key in ("client_column", "label_column", "features", "task")}
     return _split(pool_from_dataset(dataset, name=name, **columns), None, **options)
 
 
@@ -273,6 +292,8 @@ def _split(
     seed: int = 0,
     glove: str | None = None,
     test_fraction: float | None = None,
+    missing: Fill | None = None,
+    standardise: Standardise | None = None,
 ) -> Federation:
     """The federation of a pool: passes on those options that the split takes, and rejects the others if given."""
     chosen = split or ("paper" if known else "column")
@@ -308,10 +329,11 @@ def _split(
     options = {key: value for key, value in options.items() if key in parameters and value is not None}
     try:
         assignment = function(pool, **options, **arguments)
-    except ModuleNotFoundError as missing:
+    except ModuleNotFoundError as absent:
         if callable(split):
             raise
-        raise SettingError(f"the split {shown} needs {missing.name}: pip install 'pfedbred[data]'") from None
+        raise SettingError(f"the split {shown} needs {absent.name}: pip install 'pfedbred[data]'") from None
     if not isinstance(assignment, Assignment):
         raise SettingError(f"the split {shown} must return an Assignment, not a {type(assignment).__name__}")
-    return federate(pool, assignment, glove=glove, about={"split": shown, "seed": seed})
+    about = {"split": shown, "seed": seed}
+    return federate(pool, assignment, glove=glove, missing=missing, standardised=standardise, about=about)

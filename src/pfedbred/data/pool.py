@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred.data import columns as columns_
+from pfedbred.data.columns import Column, Fill, Standardise
 from pfedbred.data.federation import Federation, check, check_classes, first_nonfinite_row, gathered
+from pfedbred.data.labels import first_wrong, kind_of, stored
 from pfedbred.data.text import Text, glove_vocabulary, learned_vocabulary
 from pfedbred.errors import SettingError
 
@@ -26,8 +29,8 @@ class Pool:
     Attributes:
       name: name of the data.
       x: one sample per row, which may be a text, or ids of its words or characters.
-      y: labels, whole numbers from 0.
-      classes: number of labels.
+      y: labels: whole numbers from 0, numbers to predict, or a row of 0 and 1 for each sample.
+      classes: number of labels; 1 if they are numbers to predict.
       owner: number of the natural client of each sample.
       owners: names of these clients.
       is_test: which samples are for testing, if the source decides it.
@@ -37,6 +40,8 @@ class Pool:
       origin: ``origin(row)`` says where a row was read, for errors.
       raw: whether users still have to be sampled as LEAF does.
       text: the vocabulary, if samples are ids already.
+      task: the usual task for the labels.
+      columns: of a table with gaps or texts: what the columns of ``x`` are; see :mod:`pfedbred.data.columns`.
     """
 
     name: str
@@ -52,17 +57,18 @@ class Pool:
     origin: Callable[[int], str] | None = None
     raw: bool = True
     text: Text | None = None
+    task: str = "classification"
+    columns: tuple[Column, ...] | None = None
 
     def __post_init__(self) -> None:
         where = self.origin or (lambda row: f"{self.name}, row {row}")
         if len(self.x) != len(self.y) or len(self.y) == 0:
             raise SettingError(f"{self.name} has {len(self.x)} samples and {len(self.y)} labels")
-        wrong = np.flatnonzero((self.y < 0) | (self.y >= self.classes))
-        if len(wrong):
-            row = int(wrong[0])
-            raise SettingError(f"{where(row)}: label {self.y[row]} is not one of 0 to {self.classes - 1}")
+        wrong = first_wrong(self.y, self.classes, kind_of(self.task))
+        if wrong:
+            raise SettingError(f"{where(wrong[0])}: {wrong[1]}")
         check_classes(self.classes, f"{self.name}: ")
-        bad = first_nonfinite_row(self.x)
+        bad = first_nonfinite_row(self.x if self.columns is None else np.where(np.isnan(self.x), 0, self.x))
         if bad is not None:
             raise SettingError(f"{where(bad)}: a feature is not a finite number")
 
@@ -99,7 +105,15 @@ def divide(
     return Assignment(train, test)
 
 
-def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, about: Mapping[str, Any]) -> Federation:
+def federate(
+    pool: Pool,
+    assignment: Assignment,
+    *,
+    glove: str | None = None,
+    missing: Fill | None = None,
+    standardised: Standardise | None = None,
+    about: Mapping[str, Any],
+) -> Federation:
     """The federation that an assignment makes of a pool."""
     trains, tests = _checked(pool, assignment)
     for i, rows in enumerate(trains):
@@ -116,23 +130,47 @@ def federate(pool: Pool, assignment: Assignment, *, glove: str | None = None, ab
         raise SettingError(f"glove is for texts, but {pool.name} has {'characters' if text else 'numbers'}")
     if text:
         about["embedding"] = f"from {glove}" if glove else "learned"
-    y = np.asarray(pool.y if assignment.y is None else assignment.y).astype(np.int32)
-    shift, scale = pool.normalise(x, train) if pool.normalise else (None, None)
+    y = stored(np.asarray(pool.y if assignment.y is None else assignment.y), kind_of(pool.task))
+    columns = _columns(pool, standardised)
+    normalise = pool.normalise if columns is None else None
+    shift, scale = normalise(x, train) if normalise else (None, None)
+    parts = [gathered(x, y, trains), gathered(x, y, tests)]
+    encoding, features = None, pool.features
+    if columns is not None:
+        fill, how = missing or "mean", standardised or "all"
+        encoding, numbers = columns_.fit(x.astype(np.float64), columns, trains, fill, how)
+        parts = [
+            part._replace(x=np.concatenate([encoding.encode(numbers[own], i) for i, own in enumerate(rows)]))
+            for part, rows in zip(parts, (trains, tests), strict=True)
+        ]
+        features = encoding.names
+        about["columns"] = columns_.in_words(encoding, fill, how)
     federation = Federation(
         name=pool.name,
-        train=gathered(x, y, trains),
-        test=gathered(x, y, tests),
+        train=parts[0],
+        test=parts[1],
         classes=pool.classes,
         shift=None if shift is None else np.asarray(shift, np.float32),
         scale=None if scale is None else np.asarray(scale, np.float32),
         text=text,
         names=assignment.names,
         labels=pool.labels,
-        features=pool.features,
+        features=features,
         about=about,
+        task=pool.task,
+        encoding=encoding,
     )
     check(federation, f"{pool.name}: ")
     return federation
+
+
+def _columns(pool: Pool, standardised: Standardise | None) -> tuple[Column, ...] | None:
+    """The columns to encode: of a table with gaps or texts, or with another standardisation than the usual one."""
+    if pool.columns is not None or standardised in (None, "all"):
+        return pool.columns
+    if pool.normalise is not standardise:
+        raise SettingError(f"standardise is for tables of numbers, and {pool.name} is not one")
+    return tuple(map(Column, pool.features or map(str, range(pool.x.shape[1]))))
 
 
 def _checked(pool: Pool, assignment: Assignment) -> tuple[list[np.ndarray], list[np.ndarray]]:

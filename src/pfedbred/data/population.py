@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pfedbred.data.federation import Arrays, Federation, Split, check, offsets_of
+from pfedbred.data.labels import kind_of
 from pfedbred.errors import SettingError
 
 
@@ -42,6 +43,9 @@ class Population:
     words: ClassVar[None] = None
     shift: ClassVar[None] = None
     scale: ClassVar[None] = None
+    task: ClassVar[str] = "classification"
+    target: ClassVar[None] = None
+    encoding: ClassVar[None] = None
 
     @property
     def bytes(self) -> int:
@@ -57,6 +61,12 @@ class Population:
     def about(self) -> Mapping[str, Any]:
         """Where the data comes from, for people to read."""
         return {"split": "made on demand", "seed": self.seed}
+
+    def for_task(self, task: str) -> Population:
+        """The same population, if the task is for classes."""
+        if kind_of(task) != "classes":
+            raise SettingError(f"the task {task} is not for classes, but the labels of {self.name} are")
+        return self
 
     def take(self, clients: np.ndarray) -> Federation:
         """The federation of these clients only."""

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from pfedbred.data.columns import SHAPE, restored
 from pfedbred.data.federation import Federation, Split, check
+from pfedbred.data.labels import fits
 from pfedbred.data.text import Text
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, nearest
 from pfedbred.io import tensors
 from pfedbred.io.shapes import COUNT, Maybe, expect
+from pfedbred.tasks import TASKS
 
 SUFFIX = ".fed"
 _KIND = tensors.Kind("pfedbred federation 1", "prepared federation", "make one with 'pfedbred data prepare'")
@@ -32,6 +35,9 @@ def save(federation: Federation, path: Path) -> None:
     text = federation.text
     if text is not None and text.vectors is not None:
         arrays["vectors"] = text.vectors
+    encoding = federation.encoding
+    if encoding is not None:
+        arrays |= encoding.arrays()
     facts = {
         "name": federation.name,
         "classes": federation.classes,
@@ -40,6 +46,8 @@ def save(federation: Federation, path: Path) -> None:
         "labels": federation.labels,
         "features": federation.features,
         "about": dict(federation.about),
+        "task": federation.task,
+        "columns": None if encoding is None else encoding.facts(),
     }
     tensors.save(_KIND, path, facts, arrays)
 
@@ -53,6 +61,8 @@ _FACTS = {
     "name": str,
     "classes": COUNT,
     "about": dict,
+    "task": str,
+    "columns": Maybe(SHAPE),
     **{name: Maybe([str]) for name in ("vocabulary", "names", "labels", "features")},
 }
 
@@ -67,7 +77,7 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Federation:
     """The federation, if it is consistent: a checksum only shows that the file is as it was written."""
-    facts = {"features": None, **facts}  # older files do not have them
+    facts = {"features": None, "task": "classification", "columns": None, **facts}  # older files do not have them
     expect(facts, _FACTS, path)
     try:
         train, test = (Split(*(arrays[f"{part}.{name}"] for name in Split._fields)) for part in ("train", "test"))
@@ -82,16 +92,21 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
             scale=arrays.get("scale"),
             text=text,
             about=facts["about"],
+            task=facts["task"],
+            encoding=None
+            if facts["columns"] is None
+            else restored(facts["columns"], arrays, len(train.offsets) - 1, path),
             **{name: None if facts[name] is None else tuple(facts[name]) for name in ("names", "labels", "features")},
         )
     except KeyError as missing:
         raise SettingError(f"{path} has no {missing}") from None
+    if facts["task"] not in TASKS:
+        raise SettingError(f"{path}: unknown task {facts['task']!r}{nearest(facts['task'], TASKS)}")
     for split in (train, test):
-        if split.y.dtype.kind not in "iu" or split.offsets.dtype.kind not in "iu":
-            raise SettingError(f"{path}: labels and offsets must be whole numbers")
+        if not fits(split.y, facts["classes"], federation.label_kind) or split.offsets.dtype.kind not in "iu":
+            raise SettingError(f"{path}: labels and offsets are not those of {facts['task']}")
         if (
             not len(split.offsets)
-            or split.y.ndim != 1
             or split.offsets.ndim != 1
             or split.x.ndim < 2
             or split.x.shape[1:] != federation.shape
@@ -107,5 +122,7 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
             raise SettingError(f"{path}: word ids must be whole numbers")
         if vectors is not None and (vectors.ndim != 2 or len(vectors) != text.count or not np.isfinite(vectors).all()):
             raise SettingError(f"{path}: 'vectors' must be one vector of finite numbers for each of {text.count} words")
+    if federation.encoding is not None and federation.encoding.names != federation.features:
+        raise SettingError(f"{path}: the columns do not give the inputs {federation.features}")
     check(federation, f"{path}: ")
     return federation

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.data.columns import Encoding
 from pfedbred.data.federation import Federation
 from pfedbred.data.text import Text
 from pfedbred.engine.evaluation import Evaluation
@@ -21,6 +22,7 @@ from pfedbred.engine.round import Plan, Servers
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.io.tensors import Pieces
+from pfedbred.tasks import Target
 from pfedbred.types import Tree, Words
 
 S = TypeVar("S")
@@ -43,7 +45,15 @@ class DataInfo(Protocol):
 
     @property
     def classes(self) -> int:
-        """Number of labels."""
+        """Number of labels; 1 if they are numbers to predict."""
+
+    @property
+    def task(self) -> str:
+        """The usual task for its labels."""
+
+    @property
+    def target(self) -> Target | None:
+        """Mean and standard deviation of the training labels, if they are numbers."""
 
     @property
     def words(self) -> Words | None:
@@ -60,6 +70,10 @@ class DataInfo(Protocol):
     @property
     def features(self) -> Sequence[str] | None:
         """Names of the columns, if samples come from a table."""
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How cells of a table have become inputs, if it had gaps or texts."""
 
     @property
     def text(self) -> Text | None:

@@ -2,7 +2,7 @@
 
 G is evaluated on the union of the clients' samples, P of each client on its own. The samples are cut into blocks that
 belong to one client each, so that clients of very different size cost what they hold and no more. On training samples
-only the metrics that every evaluation has (accuracy and loss) are computed; the others are for test samples.
+only the metrics that every evaluation has (such as accuracy and loss) are computed; the others are for test samples.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ class Scores:
     """One model on one split.
 
     Attributes:
-      values: each metric by seed, pooled over all samples of the clients; ``worst_decile`` is the mean accuracy of the
-        tenth of the clients (at least one) for whom it is lowest, ``client_std`` its standard deviation over clients.
+      values: each metric by seed, pooled over all samples of the clients. ``worst_decile`` is the mean of the first
+        metric over the tenth of the clients (at least one) for whom it is worst, ``client_std`` its standard deviation
+        over clients.
       clients: each metric by seed and client; NaN for a client without samples.
     """
 
@@ -106,12 +107,12 @@ class Scores:
 
     @property
     def worst_decile(self) -> np.ndarray:
-        """Mean accuracy of the worst-off tenth of the clients, by seed."""
+        """Mean of the first metric, such as accuracy, over the worst-off tenth of the clients, by seed."""
         return self.values["worst_decile"]
 
     @property
     def client_std(self) -> np.ndarray:
-        """Standard deviation of accuracy over the clients, by seed."""
+        """Standard deviation of the first metric over the clients, by seed."""
         return self.values["client_std"]
 
     @property
@@ -160,7 +161,7 @@ class Evaluator:
     ) -> None:
         """``train`` are the training inputs, on the device already; ``chosen`` the metrics of the test samples."""
         self._sharding = devices.everywhere(mesh) if mesh else None
-        self._predict, self._losses = algorithm.predict, task.losses
+        self._predict, self._task = algorithm.predict, task
         self._clients = federation.clients
         self.metrics = {"train": metrics.resolve("", task.kind), "test": tuple(chosen)}
         splits = {"train": federation.train, "test": federation.test}
@@ -197,7 +198,7 @@ class Evaluator:
 
         def tally(model: Tree) -> Sums:
             outputs = self._predict(model, x)
-            predictions = Predictions(outputs, y, self._losses(outputs, y), mask)
+            predictions = Predictions(self._task.scores(outputs), y, self._task.losses(outputs, y), mask)
             return {metric.name: metric.sums(predictions) for metric in self.metrics[part]}
 
         own = jax.tree.map(lambda leaf: leaf[block.client], personal)
@@ -293,8 +294,7 @@ def _scores(sums: Mapping[str, Combined], chosen: Sequence[Metric]) -> list[Scor
         own, pooled = sums[metric.name]
         clients[metric.name] = metric.value(own)
         values[metric.name] = metric.value(jax.tree.map(_total, own) if pooled is None else pooled)
-    if "accuracy" in clients:
-        values |= _spread(clients["accuracy"])
+    values |= _spread(clients[chosen[0].name], chosen[0].higher_is_better)
     return [
         Scores(*({name: array[:, model] for name, array in each.items()} for each in (values, clients)))
         for model in range(len(_MODELS))
@@ -306,11 +306,12 @@ def _total(leaf: np.ndarray) -> np.ndarray:
     return np.asarray(np.sum(leaf, axis=2, dtype=np.float64 if leaf.dtype.kind == "f" else np.int64))
 
 
-def _spread(accuracy: np.ndarray) -> dict[str, np.ndarray]:
-    """How accuracy differs between the clients that have samples."""
-    have = np.isfinite(accuracy).any(axis=(0, 1))
+def _spread(values: np.ndarray, higher_is_better: bool) -> dict[str, np.ndarray]:
+    """How a metric differs between the clients that have samples."""
+    have = np.isfinite(values).any(axis=(0, 1))
     if not have.any():
-        return dict.fromkeys(("worst_decile", "client_std"), np.full(accuracy.shape[:2], np.nan))
-    ordered = np.sort(accuracy[..., have], axis=-1)
+        return dict.fromkeys(("worst_decile", "client_std"), np.full(values.shape[:2], np.nan))
+    ordered = np.sort(values[..., have], axis=-1)
     tenth = math.ceil(have.sum() / 10)
-    return {"worst_decile": ordered[..., :tenth].mean(-1), "client_std": ordered.std(-1)}
+    worst = ordered[..., :tenth] if higher_is_better else ordered[..., -tenth:]
+    return {"worst_decile": worst.mean(-1), "client_std": ordered.std(-1)}

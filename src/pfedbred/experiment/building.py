@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred import aggregation, algorithms, data, models
+from pfedbred import aggregation, algorithms, data, tasks
 from pfedbred import settings as settings_
 from pfedbred.algorithms import local_optimizers
 from pfedbred.algorithms.base import Algorithm, Task
@@ -28,6 +28,7 @@ from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.sigma import with_sigma
+from pfedbred.experiment.task import make_task
 from pfedbred.settings import schedules
 from pfedbred.types import Array
 
@@ -82,6 +83,7 @@ def build_sweep(experiment: Experiment, federation: Federation | None) -> tuple[
 def load_data(experiment: Experiment) -> Federation | Population:
     """The samples of the clients; a population if they can be generated on demand and all of them are too many."""
     experiment = experiment.checked()
+    task = _data_task(experiment)
     options: dict[str, Any] = {
         "split": experiment.split,
         "clients": experiment.clients,
@@ -93,10 +95,10 @@ def load_data(experiment: Experiment) -> Federation | Population:
         found = data.population(experiment.dataset, **options)
         # Loading takes as much memory again, twice.
         if found and _choose_store(experiment, found, states=2 * found.bytes) != "device":
-            return found
-    for name in ("client_column", "label_column", "image_column", "features", "data_dir"):
+            return found if task is None else found.for_task(task)
+    for name in ("client_column", "label_column", "image_column", "features", "data_dir", "missing", "standardise"):
         options[name] = getattr(experiment, name)
-    return data.load(experiment.dataset, **options)
+    return data.load(experiment.dataset, **options, task=task)
 
 
 def make_plan(experiment: Experiment) -> Plan:
@@ -111,7 +113,7 @@ def make_plan(experiment: Experiment) -> Plan:
         executor=experiment.executor,
         chunk=experiment.chunk,
         rule=aggregation.get(experiment.aggregate, outliers=experiment.outliers),
-        metrics=tuple(map(metrics.get, metrics.as_list(experiment.metrics))),
+        metrics=metrics.resolve(experiment.metrics, experiment.kind),
         diagnostics=experiment.diagnostics,
         screening=experiment.screening,
         last_batch=experiment.last_batch,
@@ -131,14 +133,14 @@ def make_algorithm(
     algorithm = algorithms.build(experiment.algorithm, task, settings)
     if experiment.keep_optimizer:
         optimizer = local_optimizers.get(experiment.local_optimizer)
-        algorithm = keep_optimizers(algorithm, optimizer, example_batch(data))
+        algorithm = keep_optimizers(algorithm, optimizer, example_batch(data, task))
     return algorithm
 
 
-def example_batch(data: DataInfo) -> Batch:
+def example_batch(data: DataInfo, task: Task) -> Batch:
     """A batch of one sample, for the shapes of what an algorithm computes."""
     kind = jnp.int32 if data.words else jnp.float32
-    return Batch(jnp.zeros((1, *data.shape), kind), jnp.zeros(1, jnp.int32))
+    return Batch(jnp.zeros((1, *data.shape), kind), task.kind.blank_labels(data.classes))
 
 
 def varying(experiment: Experiment, task: Task, data: DataInfo) -> Varying:
@@ -184,17 +186,27 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     experiment = experiment.checked(data_elsewhere=federation is not None)
     if federation is None:
         federation = load_data(experiment)
+    else:
+        federation = federation.for_task(_data_task(experiment) or federation.task)
     experiment = experiment.for_data(federation)
     newcomers = None
     if experiment.held_out_clients:
         if isinstance(federation, Population):
             raise SettingError("held_out_clients needs the samples of all clients, but these are generated on demand")
         federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
-    task = Task(models.get(experiment.model, federation.shape, federation.classes, federation.words))
+    task = make_task(experiment, federation)
     algorithm, plan = make_algorithm(experiment, task, federation), make_plan(experiment)
     plan.check_rule(algorithm, experiment.algorithm_name)
     store = _decide_store(experiment, federation, algorithm)
     return _Parts(experiment, federation, newcomers, task, algorithm, plan, store)
+
+
+def _data_task(experiment: Experiment) -> str | None:
+    """By name, how the labels of the data are to be read; None if the data decides it."""
+    if experiment.task is None:
+        return None
+    kind = experiment.kind
+    return kind.name if kind.name in tasks.TASKS else tasks.usual(kind.labels)
 
 
 def _choose_store(experiment: Experiment, federation: Federation | Population, states: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred import aggregation, algorithms, data, models
+from pfedbred import aggregation, algorithms, data, models, tasks
 from pfedbred import settings as settings_
 from pfedbred.algorithms import local_optimizers
 from pfedbred.algorithms.base import Algorithm
@@ -30,11 +30,13 @@ from pfedbred.experiment.options import (
     MethodOptions,
     ModelOptions,
     ProtocolOptions,
+    TaskOptions,
 )
+from pfedbred.tasks import TaskKind
 
 
 @dataclass(frozen=True)
-class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions, DataOptions):
+class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions, TaskOptions, DataOptions):
     """What to run. Every field is a key of an experiment file and an option of the command line.
 
     Where a name is expected, an object of that kind or a function that builds one can be given.
@@ -64,7 +66,8 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         values["settings"] = self._settings(values["algorithm"])
         values["local_optimizer"] = local_optimizers.text(values["local_optimizer"])
         augmentation.get(values["augment"])
-        values["metrics"] = _chosen_metrics(values["metrics"])
+        values["metrics"] = _given_metrics(values["metrics"])
+        values["class_weights"] = _weights(values["class_weights"])
         experiment = dataclasses.replace(self, **values)
         executors.choose(experiment.executor)
         models.check(experiment.model)
@@ -74,6 +77,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             raise SettingError(f"seeds must be below 2**32, but the last one would be {last}")
         if not data_elsewhere:
             experiment = experiment._with_data_defaults()
+        experiment = experiment._with_metrics()
         experiment._check_selection(experiment.clients or getattr(experiment.dataset, "clients", None))
         experiment = experiment._with_aggregated(experiment.clients)
         return experiment._checked_from(self)
@@ -97,7 +101,33 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             raise SettingError(
                 f"the experiment is for {experiment.clients} clients, the federation has {federation.clients}"
             )
+        experiment = experiment._with_task(federation)._with_metrics()
         return experiment._with_aggregated(federation.clients)._checked_from(experiment._as_given())
+
+    def _with_task(self, federation: DataInfo) -> Experiment:
+        """The task that the data is for, unless another is given that fits its labels."""
+        kind, have = tasks.get(self.task or federation.task), tasks.get(federation.task)
+        if kind.labels != have.labels:
+            raise SettingError(f"the task {kind.name} does not fit the labels of {federation.name}: use {have.name}")
+        if kind.one_output and kind.labels == "classes" and federation.classes != 2:
+            raise SettingError(
+                f"the task {kind.name} is for two labels, and {federation.name} has {federation.classes}"
+            )
+        return dataclasses.replace(self, task=self.task or federation.task)
+
+    def _with_metrics(self) -> Experiment:
+        """Every metric that is evaluated, once the task is known; until then, those that are named are checked."""
+        if self.task is None:
+            metrics.listed(self.metrics or ())
+            return self
+        chosen = metrics.resolve(self.metrics, tasks.get(self.task))
+        names: list[Any] = [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
+        return dataclasses.replace(self, metrics=names)
+
+    @property
+    def kind(self) -> TaskKind:
+        """The kind of its task, once the data is known."""
+        return tasks.get(self.task or tasks.CLASSIFICATION)
 
     def _settings(self, algorithm: Any) -> dict[str, Any]:
         """All settings of the algorithm."""
@@ -122,6 +152,8 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         given = {name: getattr(self, name) for name in field_names(path=True)}
         paths: dict[str, Any] = {name: absolute_path(path) for name, path in given.items() if path}
         experiment = dataclasses.replace(self, **paths)
+        if isinstance(self.dataset, Federation | Population):
+            return dataclasses.replace(experiment, task=self.task or self.dataset.task)
         if not isinstance(self.dataset, str):
             return experiment
         kind, rest = data.address(self.dataset)
@@ -138,6 +170,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             clients=self.clients or (None if split == "column" else known.clients),
             labels_per_client=self.labels_per_client or (known.labels_per_client if split == "paper" else None),
             split_seed=known.seed if self.split_seed is None else self.split_seed,
+            task=self.task or known.task,
         )
 
     def _check_selection(self, clients: int | None) -> None:
@@ -208,7 +241,8 @@ def plain_defaults() -> dict[str, Any]:
         each.name: None if each.default is dataclasses.MISSING else each.default
         for each in dataclasses.fields(Experiment)
     }
-    return {**defaults, "metrics": [each.name for each in metrics.resolve(defaults["metrics"])]}
+    usual = tasks.CLASSIFICATION
+    return {**defaults, "task": usual.name, "metrics": [each.name for each in metrics.resolve(None, usual)]}
 
 
 def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -246,11 +280,23 @@ def _resolved(name: str, value: Any, hint: Any) -> Any:
     return references.resolve(value, name) if _takes_objects(hint) else value
 
 
-def _chosen_metrics(given: Any) -> list[str | metrics.Metric]:
-    """The metrics to evaluate: names, and objects for those that no table knows."""
+def _weights(given: str | list[float] | None) -> str | list[float] | None:
+    """Weights of the labels: a list of numbers, also if it is given as a text such as 1,5; or ``balanced``."""
+    if given is None or given == "balanced":
+        return given
+    parts = given.split(",") if isinstance(given, str) else given
+    try:
+        return [settings_.check("class_weights", each, settings_.NonNegative) for each in parts]
+    except SettingError:
+        raise SettingError(f"class_weights must be balanced, or numbers >= 0 such as 1,5, not {given!r}") from None
+
+
+def _given_metrics(given: Any) -> list[Any] | None:
+    """The metrics that are given: names, and objects for those that no table knows."""
+    if given is None:
+        return None
     listed = references.resolve(metrics.as_list(given), "metrics")
-    chosen = metrics.resolve([references.built(each, metrics.get) for each in listed])
-    return [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
+    return [references.built(each, metrics.get) if callable(each) else each for each in listed]
 
 
 def _takes_objects(hint: Any) -> bool:

@@ -27,6 +27,7 @@ from pfedbred.engine.metrics import METRICS, Given, Metric
 from pfedbred.engine.selection import SELECTIONS
 from pfedbred.models import Model
 from pfedbred.settings.values import Count, Fraction, Minority, NonNegativeCount, Seed
+from pfedbred.tasks import TaskKind
 
 
 def option(
@@ -90,8 +91,45 @@ class DataOptions:
         None, "columns of a table that are the inputs, separated by commas; by default all others", identifies=False
     )
     glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned", path=True)
+    missing: Literal["mean", "median"] | None = option(
+        None,
+        "what fills the gaps of a table, of the client's training samples: mean or median [default: mean]",
+        identifies=False,
+    )
+    standardise: Literal["all", "client", "none"] | None = option(
+        None,
+        "numbers of a table by the training samples of all clients, of each client, or none [default: all]",
+        identifies=False,
+    )
     held_out_clients: Fraction | None = option(
         None, "fraction of the clients kept out of training; they join at the end and are evaluated"
+    )
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """What is learned from the samples."""
+
+    task: str | TaskKind | Callable[..., Any] | None = option(
+        None,
+        "classification, binary, multi-label, or regression for numbers; by default what the data is for",
+        identifies=False,
+        deployed=True,
+        sent=True,
+    )
+    loss: str | Callable[..., Any] | None = option(
+        None,
+        "loss in place of the task's own: squared, absolute or huber for numbers, or a function as module:name",
+        identifies=False,
+        deployed=True,
+        sent=True,
+    )
+    class_weights: str | list[float] | None = option(
+        None,
+        "weights of the labels in the loss: numbers such as 1,5, or balanced, so that all labels count alike",
+        identifies=False,
+        deployed=True,
+        sent=True,
     )
 
 
@@ -172,9 +210,10 @@ class ProtocolOptions:
         None, "random changes to training images: crop, flip or crop-flip", deployed=True, sent=True
     )
     eval_every: Count = option(1, "rounds between evaluations", deployed=True)
-    metrics: str | list[Given] | Metric | Callable[..., Any] = option(
-        "accuracy,loss",
-        f"metrics on the test samples, such as {','.join(list(METRICS)[2:5])} (see 'pfedbred list metrics')",
+    metrics: str | list[Given] | Metric | Callable[..., Any] | None = option(
+        None,
+        f"metrics on the test samples, such as {','.join(list(METRICS)[2:5])} (see 'pfedbred list metrics'); by "
+        "default the task's",
         identifies=False,
         deployed=True,
         sent=True,
@@ -217,4 +256,4 @@ class ExecutionOptions:
     )
 
 
-GROUPS = (DataOptions, ModelOptions, MethodOptions, ProtocolOptions, ExecutionOptions)
+GROUPS = (DataOptions, TaskOptions, ModelOptions, MethodOptions, ProtocolOptions, ExecutionOptions)

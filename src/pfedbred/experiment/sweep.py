@@ -185,7 +185,10 @@ def _check(experiment: Experiment, grid: Grid) -> None:
         raise SettingError("a sweep does not evaluate held-out clients: leave held_out_clients out")
     if experiment.executor == "loop":
         raise SettingError("a sweep is one compiled program; the executor loop has none")
-    if len(metrics.resolve(experiment.metrics)) > len(metrics.resolve("")) or experiment.diagnostics:
+    if experiment.kind.metrics[0] != "accuracy":
+        raise SettingError(f"a sweep compares accuracies, which the task {experiment.kind.name} does not have")
+    usual = metrics.resolve(None, experiment.kind)
+    if set(metrics.resolve(experiment.metrics, experiment.kind)) - set(usual) or experiment.diagnostics:
         raise SettingError("a sweep compares accuracies: leave metrics and diagnostics out, and run the best point")
     if isinstance(experiment.algorithm, Algorithm):
         raise SettingError("an Algorithm object has no settings to sweep: give its name or the function that builds it")

@@ -214,6 +214,7 @@ class DeployedBackend:
                 "deadline": self._options.deadline,
                 "classes": half.data.classes,
                 "labels": half.data.labels,
+                "target": half.task.target and half.task.target._asdict(),
                 "upload": i in uploading,
                 "evaluate": due,
             }

@@ -35,6 +35,7 @@ from pfedbred.io.shapes import COUNT, Maybe
 from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.prediction import PERSONAL
 from pfedbred.runs.saved_models import write_model
+from pfedbred.tasks import Target
 from pfedbred.types import Tree
 
 SERVER = "the server"
@@ -43,11 +44,14 @@ SERVER = "the server"
 _built: dict[str, ClientHalf] = {}  # a process that handles several messages compiles once
 
 
-def client_half(node: client_data.Node, experiment: Experiment, data: Federation, number: int) -> ClientHalf:
+def client_half(
+    node: client_data.Node, experiment: Experiment, data: Federation, number: int, target: Target | None
+) -> ClientHalf:
     """The client half of that experiment on that client's data; built once in a process."""
-    key = json.dumps([client_data.digest(node.options), experiment.plain(), data.classes, data.labels, number])
+    facts = [client_data.digest(node.options), experiment.plain(), data.classes, data.labels, number, target]
+    key = json.dumps(facts)
     if key not in _built:
-        _built[key] = ClientHalf(experiment, data, number)
+        _built[key] = ClientHalf(experiment, data, number, target)
     return _built[key]
 
 
@@ -94,7 +98,7 @@ class Participant:
     def meet(self, message: RecordDict) -> RecordDict:
         """Introduces itself: a name, and the shapes and sizes of its data, without any sample."""
         said = wire.facts(message, {"classes": COUNT, "labels": Maybe([str])}, SERVER)
-        data, place = self._data(said["classes"], said["labels"])
+        data, place = self._data(said["classes"], said["labels"], said.get("task"))
         few = too_few(len(data.train.y), said.get("min_samples", 1))  # an earlier server does not ask
         if few:
             raise SettingError(few)
@@ -115,6 +119,8 @@ class Participant:
                 "vocabulary": client_data.vocabulary_of(data),
                 "train": len(data.train.y),
                 "test": len(data.test.y),
+                "task": data.task,
+                "target": data.target and data.target._asdict(),
             }
         )
 
@@ -150,12 +156,12 @@ class Participant:
         path, number = order.folder / PERSONAL, order.said["number"]
         with _details_withheld("it cannot save its model", unable=True):
             options = order.experiment.plain()
-            write_model(path, personal, options, half.data, done, client=number, name=self.node.name)
+            write_model(path, personal, options, half.data, done, half.task, client=number, name=self.node.name)
         return half.tally(global_, personal)
 
-    def _data(self, classes: int, labels: list[str] | None) -> tuple[Federation, int | None]:
+    def _data(self, classes: int, labels: list[str] | None, task: str | None) -> tuple[Federation, int | None]:
         with _details_withheld("its data cannot be used"):
-            data, place = client_data.load(self.node, self.home.folder)
+            data, place = client_data.load(self.node, self.home.folder, task)
             if data.text and data.text.vectors is not None:
                 raise SettingError("word vectors from a file cannot be used on a federation: the server has no copy")
             return client_data.relabelled(data, classes or data.classes, labels), place
@@ -169,9 +175,10 @@ class Participant:
         wire.refuse_objects(options)
         if isinstance(options["settings"].get("sigma"), str):
             raise SettingError("sigma cannot be a file on a federation: a server may not name files of its clients")
-        data, _ = self._data(said["classes"], said["labels"])
+        data, _ = self._data(said["classes"], said["labels"], options["task"])
         experiment = Experiment(dataset=data, **options).for_data(data)
-        half = client_half(self.node, experiment, data, said["number"])
+        target = None if said["target"] is None else Target(**said["target"])
+        half = client_half(self.node, experiment, data, said["number"], target)
         received_message = wire.tree(message, "message", half.shapes.message, SERVER)
         with ExitStack() as stack:
             with _details_withheld("its folder cannot be used", unable=True):

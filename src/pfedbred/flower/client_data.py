@@ -76,14 +76,22 @@ def _path(text: str) -> Path:
         raise SettingError(f"{text!r} is not a valid path") from None
 
 
-def load(node: Node, home: Path) -> tuple[Federation, int | None]:
-    """The client's samples as a federation of one, and which client of the dataset it is, if that has several."""
+def load(node: Node, home: Path, task: str | None = None) -> tuple[Federation, int | None]:
+    """The client's samples as a federation of one, and which client of the dataset it is, if that has several.
+
+    The ``task`` says how labels are to be read.
+    """
+    own, place = _load(node, home, task)
+    return own if task is None else own.for_task(task), place
+
+
+def _load(node: Node, home: Path, task: str | None) -> tuple[Federation, int | None]:
     given = node.options
     dataset = given.get("dataset")
     if not dataset:
         raise NoSamples("there is no data: --node-config needs dataset=...")
     if data.is_file(dataset) and Path(dataset).suffix != prepared.SUFFIX:
-        return _from_file(_path(dataset), given), None
+        return _from_file(_path(dataset), given, task), None
     place = given.get("partition-id")
     if data.is_file(dataset):
         own, place = _one_of(prepared.load(_path(dataset)), place, dataset)
@@ -108,10 +116,10 @@ def load(node: Node, home: Path) -> tuple[Federation, int | None]:
     return own, place
 
 
-def _from_file(path: Path, given: Mapping[str, Any]) -> Federation:
+def _from_file(path: Path, given: Mapping[str, Any], task: str | None) -> Federation:
     """All samples of a file, a quarter of them for testing."""
     label = given.get("label-column")
-    pool = pool_from_file(path, client_column=None, label_column=label, features=_features(given))
+    pool = pool_from_file(path, client_column=None, label_column=label, features=_features(given), task=task)
     if pool.owners and len(pool.owners) > 1:
         raise SettingError(f"{path} holds the samples of {len(pool.owners)} clients: give each node its own file")
     rows = np.arange(len(pool.y))
@@ -143,6 +151,8 @@ def digest(given: Mapping[str, Any]) -> str:
 def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Federation:
     """The data with its labels numbered as all clients of the federation number them."""
     check_classes(classes)
+    if own.label_kind != "classes":
+        return own
     if labels is None:
         if own.classes > classes:
             raise SettingError(f"there is a label {own.classes - 1}, but the federation's are 0 to {classes - 1}")

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred import models
-from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.algorithms.base import Algorithm
 from pfedbred.algorithms.exchange import Received, received
 from pfedbred.data.federation import Federation
 from pfedbred.engine.evaluation import Evaluator, Tallies
@@ -15,6 +14,8 @@ from pfedbred.engine.round import ClientRecord, Round, Shared, TrainedClient, ne
 from pfedbred.engine.varying import Varying
 from pfedbred.experiment.building import make_algorithm, make_plan, varying
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.task import make_task
+from pfedbred.tasks import Target
 from pfedbred.types import Array, Tree
 
 
@@ -24,11 +25,14 @@ class ClientHalf:
     It is the simulation's round for a federation of one, whose server passes on what the client has received.
 
     Attributes:
+      task: what is learned.
       shapes: of messages, models and the client's state.
     """
 
-    def __init__(self, experiment: Experiment, data: Federation, number: int) -> None:
-        self.data, task = data, Task(models.get(experiment.model, data.shape, data.classes, data.words))
+    def __init__(self, experiment: Experiment, data: Federation, number: int, target: Target | None = None) -> None:
+        """``target`` is how the whole federation standardises numbers."""
+        self.data, self.task = data, make_task(experiment, data, target)
+        task = self.task
         self.algorithm, plan = make_algorithm(experiment, task, data), make_plan(experiment)
         self.shapes: Received = received(self.algorithm)
         shards = jax.tree.map(jnp.asarray, shards_of(data, np.asarray([number])))

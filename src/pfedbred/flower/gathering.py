@@ -18,8 +18,9 @@ _INTRODUCTION_DEADLINE = 60.0  # seconds
 class Gathering:
     """The clients that are connected, by number."""
 
-    def __init__(self, grid: Grid, options: ServerOptions, roster: Roster) -> None:
-        self._grid, self._options, self.roster = grid, options, roster
+    def __init__(self, grid: Grid, options: ServerOptions, roster: Roster, task: str | None = None) -> None:
+        """``task`` says how clients are to read their labels."""
+        self._grid, self._options, self.roster, self._task = grid, options, roster, task
 
     def present(self) -> list[int]:
         """The numbers of the known clients that are connected."""
@@ -47,6 +48,7 @@ class Gathering:
             "classes": self._options.classes,
             "labels": self._options.labels,
             "min_samples": self.roster.min_samples,
+            "task": self._task,
         }
         requests = dict.fromkeys(nodes, Request("query.meet", wire.content(facts)))
         deadline = min(self._options.deadline, _INTRODUCTION_DEADLINE)

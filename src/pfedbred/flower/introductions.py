@@ -8,8 +8,9 @@ from itertools import zip_longest
 from typing import Any
 
 from pfedbred.data.federation import MOST_CLASSES, names_fit
-from pfedbred.flower.wire import PROTOCOL
+from pfedbred.flower.wire import PROTOCOL, TARGET
 from pfedbred.io.shapes import COUNT, Maybe
+from pfedbred.tasks import TASKS
 
 Facts = Mapping[str, Any]
 
@@ -21,10 +22,19 @@ SCHEMA = {
     "features": Maybe([str]),
     "words": Maybe(COUNT),
     "vocabulary": Maybe(str),
+    "task": str,
 }
 """What the data of all clients have in common, apart from the dataset's name."""
 
-INTRODUCTION = {"client": str, "name": str, "number": Maybe(COUNT), **SCHEMA, "train": COUNT, "test": COUNT}
+INTRODUCTION = {
+    "client": str,
+    "name": str,
+    "number": Maybe(COUNT),
+    **SCHEMA,
+    "train": COUNT,
+    "test": COUNT,
+    "target": TARGET,
+}
 """What a client tells when it introduces itself, beside the version of its messages."""
 
 _REMEDIES = {
@@ -50,6 +60,11 @@ def unusable(facts: Facts, min_samples: int) -> str | None:
         return f"its samples cannot be used: they have shape {shape}, and names for {len(features)} numbers"
     if not 1 <= facts["classes"] <= MOST_CLASSES or (labels is not None and len(labels) != facts["classes"]):
         return f"its labels cannot be used: there are {facts['classes']}"
+    target = facts["target"]
+    if facts["task"] not in TASKS or (target is None) != (TASKS[facts["task"]].labels != "numbers"):
+        return f"its task cannot be used: {facts['task'][:100]!r}"
+    if target is not None and not (target["std"] >= 0 and max(abs(target["mean"]), target["std"]) < 1e30):
+        return f"its labels cannot be used: their mean is {target['mean']:g}, their deviation {target['std']:g}"
     if len(facts["client"]) > 100:
         return "its identity is too long"
     return too_few(facts["train"], min_samples)

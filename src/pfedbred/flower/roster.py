@@ -13,10 +13,12 @@ import numpy as np
 
 from pfedbred.errors import SettingError, printable
 from pfedbred.flower.introductions import Facts, difference, majority, unusable
+from pfedbred.flower.wire import TARGET
 from pfedbred.io.shapes import COUNT
+from pfedbred.tasks import Target
 from pfedbred.types import Words
 
-MEMBER = {"fingerprint": str, "name": str, "train": COUNT, "test": COUNT}
+MEMBER = {"fingerprint": str, "name": str, "train": COUNT, "test": COUNT, "target": TARGET}
 """A client in a checkpoint."""
 
 _PAUSE = 300.0  # seconds until a node is asked again
@@ -37,12 +39,14 @@ class Member:
       name: for people.
       train: how many training samples it has.
       test: how many test samples.
+      target: mean and standard deviation of its training labels, if they are numbers.
     """
 
     fingerprint: str
     name: str
     train: int
     test: int
+    target: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,9 @@ class Description:
     scale: None = None
     names: tuple[str, ...] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    task: str = "classification"
+    target: Target | None = None
+    encoding: None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -84,6 +91,7 @@ class Roster:
         self.clients, self._log, self._agreeing, self.min_samples = clients, log, agreeing, min_samples
         self.members: dict[int, Member] = {}
         self.schema: dict[str, Any] | None = None
+        self.target: Target | None = None
         self.nodes: dict[int, int] = {}
         self._introduced: dict[int, Facts] = {}  # nodes that wait for the schema
         self._asked: dict[int, tuple[float, str]] = {}  # nodes: until when, by time.monotonic, and why it is refused
@@ -159,7 +167,9 @@ class Roster:
                 # The old node is gone, though Flower may not know yet.
                 self._asked[self.nodes[number]] = (time.monotonic() + _PAUSE, "it reconnected under another node ID")
             new.add(number)
-            self.members[number] = Member(fingerprint(facts["client"]), name, facts["train"], facts["test"])
+            self.members[number] = Member(
+                fingerprint(facts["client"]), name, facts["train"], facts["test"], facts["target"]
+            )
             self.nodes[number] = node
 
     def _check(self, facts: Facts) -> None:
@@ -191,9 +201,11 @@ class Roster:
         return free
 
     def close(self) -> None:
-        """Fixes the number of clients, if it was open."""
+        """Fixes the number of clients, if it was open, and how numbers are standardised."""
         if self.clients is None:
             self.clients = max(self.members, default=-1) + 1
+        if self.target is None:
+            self.target = _pooled([each for each in self.members.values() if each.target is not None])
 
     def sizes(self, part: str) -> np.ndarray:
         """Samples of all clients; 0 for one that has not come yet."""
@@ -221,19 +233,34 @@ class Roster:
             int(self.sizes("train").sum()),
             int(self.sizes("test").sum()),
             names=tuple(self.name(i) for i in range(self.clients)),
+            task=schema["task"],
+            target=self.target,
         )
 
     def facts(self) -> dict[str, Any]:
         """For a checkpoint."""
         members = {str(number): asdict(member) for number, member in self.members.items()}
-        return {"clients": self.clients, "members": members, "schema": self.schema}
+        target = self.target and self.target._asdict()
+        return {"clients": self.clients, "members": members, "schema": self.schema, "target": target}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """From a checkpoint. Nobody's node is known yet."""
         self.clients, self.schema = facts["clients"], facts["schema"]
+        self.target = None if facts["target"] is None else Target(**facts["target"])
         self.members = {int(number): Member(**member) for number, member in facts["members"].items()}
         # Who has taken part still may, though the run began with a lower limit, or before there was one.
         self.min_samples = min([self.min_samples, *(member.train for member in self.members.values())])
+
+
+def _pooled(members: Sequence[Member]) -> Target | None:
+    """Mean and standard deviation of all their training labels together; None if they are not numbers."""
+    if not members:
+        return None
+    told = [Target(**member.target) for member in members if member.target is not None]
+    sizes, means, stds = (np.asarray(each, float) for each in ([m.train for m in members], *zip(*told, strict=True)))
+    mean = float(np.average(means, weights=sizes))
+    spread = float(np.sqrt(np.average(stds**2 + (means - mean) ** 2, weights=sizes)))
+    return Target(mean, spread)
 
 
 def _by_number_and_name(entry: tuple[int, Facts]) -> tuple[bool, str, int]:

@@ -21,9 +21,15 @@ def _key(name: str) -> str:
 _EXPERIMENT_KEYS = {_key(name): name for name in field_names(deployed=True)}
 _defaults = {_key(each.name): each.default for each in dataclasses.fields(Experiment)}
 
+
+def _nothing(name: str) -> Any:
+    """The value of a key that is not given."""
+    return 0 if settings_.is_whole_number(settings_.hints(Experiment)[name]) else ""
+
+
 DEFAULTS: dict[str, Any] = {
     "out": "",
-    **{key: _defaults[key] if _defaults[key] is not None else 0 for key in _EXPERIMENT_KEYS},
+    **{key: _nothing(name) if _defaults[key] is None else _defaults[key] for key, name in _EXPERIMENT_KEYS.items()},
     "settings": "",
     "participation": "sample",
     "clients": 0,

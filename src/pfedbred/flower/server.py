@@ -43,7 +43,10 @@ class Coordinator:
         if isinstance(fields["settings"].get("sigma"), str):
             raise SettingError("sigma cannot be a file on a federation: the clients do not have it")
         self._options, self._fields, self._folder = options, dict(fields), options.out
-        self._gathering = Gathering(grid, options, Roster(options.clients, log, options.agreeing, options.min_samples))
+        if fields.get("class_weights") == "balanced":
+            raise SettingError("class-weights must be numbers on a federation, such as 1,5: its labels are not counted")
+        roster = Roster(options.clients, log, options.agreeing, options.min_samples)
+        self._gathering = Gathering(grid, options, roster, fields.get("task"))
 
     def run(self) -> dict[str, Any]:
         """Runs from the start, or from the last round that was saved, to the end. Returns the summary."""

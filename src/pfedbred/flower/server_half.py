@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import ArrayRecord
 
-from pfedbred import models
-from pfedbred.algorithms.base import ServerState, Task
+from pfedbred.algorithms.base import ServerState
 from pfedbred.algorithms.exchange import Exchange, exchange
 from pfedbred.data.minibatches import example_data
 from pfedbred.engine import screening, selection
@@ -20,6 +19,7 @@ from pfedbred.engine.keys import aggregation_key, init_key, select_key
 from pfedbred.engine.metrics import Predictions, resolve
 from pfedbred.experiment.building import example_batch, make_algorithm, make_plan, varying
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.task import make_task
 from pfedbred.flower import wire
 from pfedbred.flower.roster import Description
 from pfedbred.types import Array, Key, Tree
@@ -38,12 +38,12 @@ class ServerHalf:
 
     def __init__(self, experiment: Experiment, data: Description) -> None:
         self.experiment, self.data = experiment, data
-        self.task = Task(models.get(experiment.model, data.shape, data.classes, data.words))
+        self.task = make_task(experiment, data)
         self.algorithm, self.plan = make_algorithm(experiment, self.task, data), make_plan(experiment)
         self.plan.check_rule(self.algorithm, experiment.algorithm_name)
         self.metrics = {"train": resolve("", self.task.kind), "test": self.plan.metrics}
         self._varying = varying(experiment, self.task, data)
-        self._sample = example_batch(data)
+        self._sample = example_batch(data, self.task)
         self.shapes: Exchange = exchange(self.algorithm, self.task, self._sample)
         self.tallies = jax.eval_shape(self._tally, self.shapes.global_, self.shapes.personal)
         self.diagnostics = self._diagnostics() if experiment.diagnostics else []
@@ -71,7 +71,9 @@ class ServerHalf:
         batch, everything = self._sample, {}
         for model, params in (("global", global_), ("personal", personal)):
             outputs = self.algorithm.predict(params, batch.x)
-            predictions = Predictions(outputs, batch.y, self.task.losses(outputs, batch.y), jnp.ones(1, bool))
+            predictions = Predictions(
+                self.task.scores(outputs), batch.y, self.task.losses(outputs, batch.y), jnp.ones(1, bool)
+            )
             for part, chosen in self.metrics.items():
                 sums: Sums = {metric.name: metric.sums(predictions) for metric in chosen}
                 everything[f"{model}_{part}"] = sums

@@ -12,6 +12,7 @@ from pfedbred.engine.backend import Saved
 from pfedbred.engine.screening import Rejections
 from pfedbred.flower.introductions import SCHEMA
 from pfedbred.flower.roster import MEMBER, fingerprint
+from pfedbred.flower.wire import TARGET
 from pfedbred.io import tensors
 from pfedbred.io.shapes import COUNT, NUMBER, Each, Maybe, expect
 from pfedbred.io.strict import finite_or_none
@@ -21,7 +22,7 @@ from pfedbred.types import Tree
 _FACTS = {
     "run": str,
     "given": dict,
-    "roster": {"clients": COUNT, "members": Each(MEMBER), "schema": SCHEMA},
+    "roster": {"clients": COUNT, "members": Each(MEMBER), "schema": SCHEMA, "target": TARGET},
     "client_seconds": [NUMBER],
     "left_out": Each(COUNT),
     "skipped": COUNT,
@@ -81,10 +82,14 @@ def check_facts(found: Checkpoint) -> None:
     """Refuses a checkpoint that is not of a federation's run."""
     roster = {"schema": dict, "members": Each(dict)}
     expect(found.facts, {"roster": roster}, found.path)
-    found.facts["roster"]["schema"].setdefault("features", None)  # earlier versions did not name columns
+    found.facts["roster"].setdefault("target", None)
+    schema: dict[str, Any] = found.facts["roster"]["schema"]
+    schema.setdefault("features", None)  # earlier versions did not name columns
+    schema.setdefault("task", "classification")  # nor tasks
     for member in found.facts["roster"]["members"].values():
         if isinstance(member.get("client"), str):  # earlier versions kept the identity itself
             member["fingerprint"] = fingerprint(member.pop("client"))
+        member.setdefault("target", None)
     expect(found.facts, _FACTS, found.path)
 
 

@@ -27,8 +27,9 @@ from pfedbred.io.strict import parse_json
 from pfedbred.settings import hints
 from pfedbred.types import Tree, tree_bytes
 
-PROTOCOL = 2
-"""The version of all messages. Version 1 evaluated accuracy and loss only, and sent them as facts."""
+PROTOCOL = 3
+"""The version of all messages. Version 1 evaluated accuracy and loss only, and sent them as facts; version 2 knew no
+task but classification."""
 
 Trees = Mapping[int, Tree]
 """By client number."""
@@ -45,12 +46,17 @@ def _option_shapes() -> dict[str, Any]:
     for field in dataclasses.fields(Experiment):
         build: Any = field.default_factory
         default = build() if field.default is dataclasses.MISSING else field.default
-        is_list = any(typing.get_origin(each) is list for each in typing.get_args(types[field.name]))
-        shapes[field.name] = [str] if is_list else plain.get(type(default))
+        options = typing.get_args(types[field.name])
+        inner = next((typing.get_args(each)[0] for each in options if typing.get_origin(each) is list), None)
+        shape = [plain.get(inner, str)] if inner else str if default is None else plain.get(type(default))
+        shapes[field.name] = Maybe(shape) if type(None) in options else shape
     return {name: shapes[name] for name in field_names(sent=True)}
 
 
 EXPERIMENT = _option_shapes()
+TARGET = Maybe({"mean": NUMBER, "std": NUMBER})
+"""Mean and standard deviation of the training labels, if they are numbers."""
+
 ORDER = {
     "run": str,
     "round": COUNT,
@@ -60,6 +66,7 @@ ORDER = {
     "experiment": EXPERIMENT,
     "classes": COUNT,
     "labels": Maybe([str]),
+    "target": TARGET,
     "upload": bool,
     "evaluate": bool,
 }

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfedbred.data.federation import Federation, from_clients
+from pfedbred.data.client_arrays import from_clients
+from pfedbred.data.federation import Federation
 from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.io.atomic import write_json, write_text

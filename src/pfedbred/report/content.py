@@ -59,7 +59,8 @@ def add_run(folder: Path, content: Content, command: Command | None) -> None:
     }
     for letter, model in _MODELS.items():
         worst = run.points[-1].scores.of(model).test.values.get("worst_decile")
-        metrics["accuracy"][letter]["worst_tenth"] = None if worst is None else _number(worst.mean(), percent=True)
+        percent = run.metrics[run.primary]["percent"]
+        metrics[run.primary][letter]["worst_tenth"] = None if worst is None else _number(worst.mean(), percent)
     shown = {each["name"] for each in content["metrics"]}
     content["metrics"] += [{"name": name, **info} for name, info in run.metrics.items() if name not in shown]
     content["platforms"].append(platform_name(run.summary))
@@ -120,7 +121,7 @@ def _clients(run: RunRecord, folder: Path, content: Content) -> tuple[list[str],
         add_federations([own], content)
     scored = run.summary["scored"]
     expect(scored, Maybe({"numbers": [COUNT]}), folder / SUMMARY, "'scored'")
-    g, p = (run.points[-1].scores.of(model).test.client_accuracy.mean(axis=0) for model in _MODELS.values())
+    g, p = (run.points[-1].scores.of(model).test.clients[run.primary].mean(axis=0) for model in _MODELS.values())
     names = own["names"] if own and len(own["names"]) == own["clients"] else None  # else data.json lists some of them
     numbers = scored["numbers"] if scored else range(len(g))
     if names and max(numbers, default=0) >= len(names):

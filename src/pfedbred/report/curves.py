@@ -1,10 +1,10 @@
-"""curves.png: accuracy by round, and client by client."""
+"""curves.png: accuracy, or another metric, by round, and client by client."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,13 +98,19 @@ def draw_band(
         axes.fill_between(rounds, low, high, color=shade, alpha=0.07 if crowded else 0.14, linewidth=0)
 
 
+def _axis_label(info: Mapping[str, Any]) -> str:
+    return f"test {literal(info['title'])}" + (" (%)" if info["percent"] else "")
+
+
 def _finish(axes: Any, runs: Sequence[RunRecord], metric: str) -> None:
-    """Labels; accuracy also has a range of its own."""
-    if metric == "accuracy":
-        settle(axes, [100 * run.accuracy(model) for run in runs for model in NAMES])
-    else:
-        info = runs[0].metrics[metric]
-        _mark_axes(axes, f"test {literal(info['title'])}" + (" (%)" if info["percent"] else ""))
+    """Labels; the metric that tables show also has a range of its own."""
+    info = runs[0].metrics[metric]
+    if metric != runs[0].primary:
+        _mark_axes(axes, _axis_label(info))
+        return
+    scale = 100 if info["percent"] else 1
+    curves = [scale * run.curve(metric, model) for run in runs for model in NAMES]
+    settle(axes, curves, _axis_label(info), percent=info["percent"])
 
 
 def _mark_axes(axes: Any, value: str) -> None:
@@ -113,15 +119,15 @@ def _mark_axes(axes: Any, value: str) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
-def settle(axes: Any, curves: Sequence[np.ndarray]) -> None:
+def settle(axes: Any, curves: Sequence[np.ndarray], label: str = "test accuracy (%)", *, percent: bool = True) -> None:
     """Labels, and a vertical range that shows the differences at the end rather than the climb at the start."""
-    _mark_axes(axes, "test accuracy (%)")
+    _mark_axes(axes, label)
     settled = [values[len(values) // 20 :] for values in curves if np.isfinite(values[len(values) // 20 :]).any()]
     if not settled:
         return
     low, high = min(float(np.nanmin(each)) for each in settled), max(float(np.nanmax(each)) for each in settled)
-    margin = max(1.0, 0.06 * (high - low))
-    axes.set_ylim(max(0.0, low - margin), min(101.0, high + margin))
+    margin = max(1.0 if percent else 0.01 * abs(high), 0.06 * (high - low)) or 1.0
+    axes.set_ylim(*(max(0.0, low - margin), min(101.0, high + margin)) if percent else (low - margin, high + margin))
 
 
 def _title(figure: Any, run: RunRecord) -> None:
@@ -132,13 +138,13 @@ def _title(figure: Any, run: RunRecord) -> None:
 
 
 def draw_run(run: RunRecord, path: Path) -> None:
-    """One run: G and P by round in accuracy and in every other metric, and every client's accuracy under both."""
+    """One run: G and P by round in the metric that tables show and in every other, and each client's under both."""
     others = run.other_metrics
     columns = 2 if not others else 3
     rows = math.ceil((2 + len(others)) / columns)
     figure, panels = new_figure(columns, 4.2 * rows, rows=rows)
     left, right, *more = panels.flat
-    _draw_metric(left, run, "accuracy")
+    _draw_metric(left, run, run.primary)
     left.set_title(literal(run.algorithm), fontsize=11)
     left.legend(framealpha=0.9, edgecolor="none", loc="best")
     _draw_clients(right, run)
@@ -159,9 +165,10 @@ def _draw_metric(axes: Any, run: RunRecord, metric: str) -> None:
 
 
 def _draw_clients(axes: Any, run: RunRecord) -> None:
-    """Which clients gain from personalising: each one's accuracy under G and P, joined, in order of G."""
-    last = run.points[-1].scores
-    g, p = (100 * np.mean(model.test.client_accuracy, axis=0) for model in (last.global_, last.personal))
+    """Which clients gain from personalising: each one's metric under G and P, joined, in order of G."""
+    last, info = run.points[-1].scores, run.metrics[run.primary]
+    scale = 100 if info["percent"] else 1
+    g, p = (scale * np.mean(model.test.clients[run.primary], axis=0) for model in (last.global_, last.personal))
     have = np.isfinite(g)
     g, p = g[have], p[have]
     if not len(g):
@@ -175,24 +182,24 @@ def _draw_clients(axes: Any, run: RunRecord) -> None:
     axes.scatter(place, p, s=size, color=_COLOURS[1], label="the client's own P", zorder=3)
     shown = "" if len(g) == run.summary["data"]["clients"] else f" ({len(g):,} of them)"
     axes.set_xlabel(f"client, in order of G{shown}")
-    axes.set_ylabel("test accuracy (%)")
-    axes.set_title(
-        f"after round {run.points[-1].round}: {int(np.sum(p > g))} gain, {int(np.sum(p < g))} lose",
-        fontsize=11,
-    )
-    axes.set_ylim(max(0.0, float(min(g.min(), p.min())) - 4), 102)
+    axes.set_ylabel(_axis_label(info))
+    above, below = int(np.sum(p > g)), int(np.sum(p < g))
+    gain, lose = (above, below) if info["higher_is_better"] else (below, above)
+    axes.set_title(f"after round {run.points[-1].round}: {gain} gain, {lose} lose", fontsize=11)
+    if info["percent"]:
+        axes.set_ylim(max(0.0, float(min(g.min(), p.min())) - 4), 102)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(framealpha=0.9, edgecolor="none", loc="lower right")
+    axes.legend(framealpha=0.9, edgecolor="none", loc="lower right" if info["higher_is_better"] else "upper left")
 
 
 def draw_comparison(runs: Sequence[RunRecord], path: Path) -> None:
     """Several runs side by side: G in one panel, P in the other; a row of panels for each metric."""
-    metrics = ("accuracy", *runs[0].other_metrics)
+    metrics = (runs[0].primary, *runs[0].other_metrics)
     figure, panels = new_figure(2, 4.2 * len(metrics), rows=len(metrics))
     for row, metric in zip(panels, metrics, strict=True):
         for panel, model in zip(row, NAMES, strict=True):
             _draw_compared(panel, [run for run in runs if metric in run.metrics], metric, model)
-        if metric != "accuracy":
+        if metric != runs[0].primary:
             _share_range(row)
     _title(figure, runs[0])
     save(figure, path)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pfedbred.data.federation import Federation, Split
+from pfedbred.data.label_table import label_table
+from pfedbred.data.labels import in_words
 from pfedbred.report.curves import literal, new_figure, save
 from pfedbred.runs.statistics import evenly_spaced
 
@@ -19,28 +22,28 @@ _MOST_LABELS = 70
 def draw_distribution(federation: Federation, path: Path) -> None:
     """Draws training samples above test samples, with clients along x and labels along y."""
     clients = evenly_spaced(federation.clients, _MOST_CLIENTS)
-    classes = federation.classes
+    table = label_table(federation, clients)
+    classes = len(table.names)
     width = float(np.clip(2.2 + 0.125 * len(clients), 7, 16))
     height = float(np.clip(0.26 * min(classes, _MOST_LABELS), 1.6, 9))
     figure, rows = new_figure(1, 2 * height + 2.0, width, rows=2, sharex=True)
     panels = rows[:, 0]
-    counts = [split.label_counts(classes)[clients] for split in (federation.train, federation.test)]
     spacing = 72 * min((width - 1.6) / max(len(clients), 1), height / max(classes, 1))
     diameter = float(np.clip(2 * spacing, 4, 22))  # of a panel's largest dot, in points; few dots overlap
     for axes, word, split, count, colour in zip(
-        panels, ("training", "test"), (federation.train, federation.test), counts, _COLOURS, strict=True
+        panels, ("training", "test"), (federation.train, federation.test), table[1:], _COLOURS, strict=True
     ):
         largest = max(1, int(count.max(initial=0)))
         _draw(axes, count, clients, largest, diameter, colour)
         axes.set_title(f"{word}: {len(split.y):,} samples, {_range(split)} per client", fontsize=10, loc="left")
-        _name_labels(axes, federation)
+        _name_labels(axes, table.names)
         _legend(axes, largest, diameter, colour)
     _name_clients(panels[-1], federation, clients)
     panels[-1].set_xlabel(
         "client" if len(clients) == federation.clients else f"client ({len(clients)} of {federation.clients:,} shown)"
     )
     about = ", ".join(f"{key} {value}" for key, value in federation.about.items())
-    title = f"{federation.name}: {federation.clients:,} clients, {classes} labels"
+    title = f"{federation.name}: {federation.clients:,} clients, {in_words(federation.task, federation.classes)}"
     figure.suptitle(f"{literal(title)}\n{literal(about)}", fontsize=11)
     save(figure, path)
 
@@ -67,10 +70,9 @@ def _name_clients(axes: Any, federation: Federation, clients: np.ndarray) -> Non
     axes.set_xticks(list(ticks), names, **({"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if long else {}))
 
 
-def _name_labels(axes: Any, federation: Federation) -> None:
-    every = max(1, -(-federation.classes // 35))
-    names = federation.labels or tuple(map(str, range(federation.classes)))
-    ticks = range(0, federation.classes, every)
+def _name_labels(axes: Any, names: Sequence[str]) -> None:
+    every = max(1, -(-len(names) // 35))
+    ticks = range(0, len(names), every)
     axes.set_yticks(list(ticks), [literal(names[label][:16]) for label in ticks])
     axes.set_ylabel("label")
 

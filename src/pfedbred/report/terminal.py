@@ -16,11 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pfedbred.data.labels import in_words
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.round import largest_weight
 from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
 from pfedbred.runs.record import RunRecord
+from pfedbred.runs.schema import primary_info, primary_metric
 
 _LITERAL = {"highlight": False, "markup": False, "emoji": False}  # names from data may look like rich's markup
 console = Console(**_LITERAL)  # type: ignore[arg-type]
@@ -86,7 +88,10 @@ def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -
     if backend.samples is not None:
         train, test = backend.samples.train, backend.samples.test
         samples = f"{len(train.y):,} training and {len(test.y):,} test samples"
-    print(printable(f"{data.name}: {data.clients:,} clients, {samples}, {data.classes} labels{words}{held}"))
+    labels = in_words(data.task, data.classes)
+    print(printable(f"{data.name}: {data.clients:,} clients, {samples}, {labels}{words}{held}"))
+    if "columns" in data.about:
+        print(printable(f"  {data.about['columns']}"))
     if backend.samples is not None and backend.plan.weights == "data":
         sizes = backend.samples.train.sizes
         limit = float(largest_weight(jnp.full(cohort, np.median(sizes)), jnp.ones(cohort, bool)))
@@ -138,27 +143,29 @@ def show_rejections(summaries: Sequence[Mapping[str, Any]], most: int = 5) -> No
 
 
 def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """One row for each run: the best accuracy of G and of P, the worst-off clients, and the time of a round."""
+    """One row for each run: the best accuracy, say, of G and of P, the worst-off clients, and the time of a round."""
     first = summaries[0]
+    metric, info = primary_metric(first), primary_info(first)
+    what = f"best test {info['title']}{' in %' if info['percent'] else ''}"
     seeds = "mean ± standard deviation over seeds; " if first["seeds"] > 1 else ""
     table = _table(
-        f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: best test accuracy in %",
+        f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: {what}",
         f"{seeds}worst tenth: final mean P of the worst-off tenth of the clients{_explained(first)}",
     )
     newcomers = first["newcomers"]
     joined = ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
     for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *joined, "ms/round"):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
-    means = [summary["personal"]["best_accuracy"]["mean"] for summary in summaries]
-    best = max((mean for mean in means if mean is not None), default=None)
+    means = [summary["personal"][f"best_{metric}"]["mean"] for summary in summaries]
+    best = (max if info["higher_is_better"] else min)((mean for mean in means if mean is not None), default=None)
     for summary in summaries:
         g, p = summary["global"], summary["personal"]
-        leads = len(summaries) > 1 and best is not None and p["best_accuracy"]["mean"] == best
+        leads = len(summaries) > 1 and best is not None and p[f"best_{metric}"]["mean"] == best
         table.add_row(
             summary["algorithm"],
             *(
-                _cell(cell, summary["seeds"])
-                for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"], *_joined(summary))
+                _cell(cell, summary["seeds"], info["percent"])
+                for cell in (g[f"best_{metric}"], p[f"best_{metric}"], p["final_worst_decile"], *_joined(summary))
             ),
             f"{1000 * summary['seconds']['round']:.1f}",
             style="bold" if leads else None,
@@ -168,9 +175,9 @@ def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show_other_metrics(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """What was evaluated besides accuracy and loss: a row for each run and model."""
+    """What was evaluated besides that and the loss: a row for each run and model."""
     infos = summaries[0].get("metric_info", {})
-    others = {name: info for name, info in infos.items() if name not in ("accuracy", "loss")}
+    others = {name: info for name, info in infos.items() if name not in (primary_metric(summaries[0]), "loss")}
     if not others:
         return
     table = _table("best value on the test samples", "")
@@ -207,9 +214,14 @@ def _explained(summary: Mapping[str, Any]) -> str:
     return words
 
 
-def _cell(cell: Mapping[str, Any], seeds: int, percent: bool = True) -> str:
+def _cell(cell: Mapping[str, Any], seeds: int, percent: bool) -> str:
     if cell["mean"] is None:
         return "-"
-    scale, digits = (100, 2) if percent else (1, 4)
-    spread = f" ± {scale * cell['std']:.{digits}f}" if seeds > 1 and cell["std"] is not None else ""
-    return f"{scale * cell['mean']:.{digits}f}{spread}"
+    shown = (lambda value: f"{100 * value:.2f}") if percent else _plain
+    spread = f" ± {shown(cell['std'])}" if seeds > 1 and cell["std"] is not None else ""
+    return f"{shown(cell['mean'])}{spread}"
+
+
+def _plain(value: float) -> str:
+    """A number of any size."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from pfedbred.data.federation import Federation
+from pfedbred.data.label_table import label_table
 from pfedbred.io.atomic import write_text
 from pfedbred.runs.statistics import evenly_spaced
 
@@ -13,15 +14,13 @@ from pfedbred.runs.statistics import evenly_spaced
 def write_data(federation: Federation, path: Path, most: int = 1_000) -> None:
     """Samples by client and label, of at most ``most`` evenly spaced clients."""
     shown = evenly_spaced(federation.clients, most)
-    counts = {
-        part: split.take(shown).label_counts(federation.classes).tolist()
-        for part, split in (("train", federation.train), ("test", federation.test))
-    }
+    table = label_table(federation, shown)
     facts = {
         "name": federation.name,
         "clients": federation.clients,
         "names": [federation.names[i] if federation.names else str(i) for i in shown.tolist()],
-        "labels": list(federation.labels or map(str, range(federation.classes))),
-        **counts,
+        "labels": list(table.names),
+        "train": table.train.tolist(),
+        "test": table.test.tolist(),
     }
     write_text(path, json.dumps(facts, separators=(",", ":")) + "\n")

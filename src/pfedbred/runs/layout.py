@@ -4,7 +4,7 @@ config.yaml         everything needed to reproduce the run: ``pfedbred run FOLDE
 metrics.jsonl       one line per evaluation
 data.json           the data distribution: samples by client and label
 summary.json        the outcome; written last, so it marks a finished run
-curves.png          accuracy by round, and client by client
+curves.png          accuracy, or another metric, by round, and client by client
 models.safetensors  the models at the end: see ``pfedbred export``
 checkpoint-ROUND.safetensors  where an interrupted run is resumed: see ``pfedbred run --resume``
 

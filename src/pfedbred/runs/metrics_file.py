@@ -28,7 +28,7 @@ from pfedbred.runs.layout import METRICS
 SCHEMA = 2
 _MODELS, _PARTS = ("global", "personal"), ("train", "test")
 _CLIENT = "client_"
-_SPREAD = ("worst_decile", "client_std")  # how accuracy spreads over the clients: values without one for each client
+_SPREAD = ("worst_decile", "client_std")  # how the first metric spreads over the clients: not one for each client
 
 
 class MetricsFile:
@@ -110,7 +110,12 @@ def _numbers(values: np.ndarray, digits: int | None) -> Any:
     """Nested lists. JSON has no NaN, so a value that does not exist is null."""
     if values.ndim > 1:
         return [_numbers(each, digits) for each in values]
-    return [finite_or_none(value if digits is None else round(float(value), digits)) for value in values]
+    return [finite_or_none(value if digits is None else _rounded(float(value), digits)) for value in values]
+
+
+def _rounded(value: float, digits: int) -> float:
+    """To so many digits after the point, or of a small number to so many that count."""
+    return round(value, digits) if abs(value) >= 0.1 else float(f"{value:.{digits}g}")
 
 
 def read_points(folder: Path, size: int | None = None) -> list[Point]:
@@ -146,7 +151,7 @@ def _check_alike(first: Point, point: Point, where: str) -> None:
             raise SettingError(f"{where} is damaged: the diagnostic {name!r} has {len(values)} seeds, not {seeds[0]}")
 
 
-_PART = {"accuracy": [Maybe(FRACTION)], "loss": [Maybe(NUMBER)]}
+_PART = {"loss": [Maybe(NUMBER)]}
 _LINE = {
     "round": COUNT,
     "seconds": NUMBER,
@@ -186,7 +191,7 @@ def _scores(part: Mapping[str, Any], where: str) -> Scores:
                 raise SettingError(f"{where} is damaged: not all of its values have the same seeds and clients")
             clients[name.removeprefix(_CLIENT)] = np.array(entry, float)
         else:
-            expect(entry, [Maybe(NUMBER)], where, repr(name))
+            expect(entry, [Maybe(FRACTION if name == "accuracy" else NUMBER)], where, repr(name))
             values[name] = np.array(entry, float)
     for name in values:
         if name not in (*clients, *_SPREAD):

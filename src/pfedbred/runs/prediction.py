@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred import tasks
 from pfedbred.data import prepared
 from pfedbred.data.federation import columns_at
 from pfedbred.data.sources.tables import Table, read_csv, read_parquet
@@ -15,16 +16,18 @@ from pfedbred.data.sources.user_files import inputs_of
 from pfedbred.errors import SettingError
 from pfedbred.io.npy import Npz, read_npy
 from pfedbred.runs.saved_models import TrainedModel, load_model
+from pfedbred.tasks import Labels
 
 PERSONAL = "personal.safetensors"
 """A client's personal model, in a run's folder in its home."""
 
 
 class GivenSamples(NamedTuple):
-    """Samples as the file stores them, and their labels as texts if it has them."""
+    """Samples as the file stores them, their labels as texts if it has them, and whether they are inputs already."""
 
     x: np.ndarray
     labels: list[str] | None
+    encoded: bool = False
 
 
 def find_model(path: Path) -> TrainedModel:
@@ -48,6 +51,10 @@ def predict(model: TrainedModel, samples: GivenSamples, where: Path) -> list[str
     """The label of each sample, by name if labels have names."""
     if not len(samples.x):
         raise SettingError(f"{where} holds no samples")
+    if model.about["columns"] is not None:
+        if samples.x.ndim != 2:
+            raise SettingError(f"{where} does not hold a table, but the model is for the columns of one")
+        return [_text(each) for each in model.predict(samples.x, encoded=samples.encoded)]
     texts = samples.x.dtype.kind in "OUS"
     if texts != (model.about["vocabulary"] is not None) and (texts or samples.x.dtype.kind != "i"):
         raise SettingError(
@@ -55,23 +62,48 @@ def predict(model: TrainedModel, samples: GivenSamples, where: Path) -> list[str
         )
     if samples.labels is not None and len(samples.labels) != len(samples.x):
         raise SettingError(f"{where} has {len(samples.x)} samples and {len(samples.labels)} labels")
-    return [str(each) for each in model.predict(samples.x)]
+    return [_text(each) for each in model.predict(samples.x, encoded=samples.encoded)]
 
 
-def read_samples(path: Path, label_column: str | None = None, features: Sequence[str] | None = None) -> GivenSamples:
+def agreement(model: TrainedModel, predicted: Sequence[str], given: Sequence[str]) -> str:
+    """How far predictions agree with the labels in a file, in words."""
+    if tasks.get(model.about["task"]).labels != "numbers":
+        right = sum(one == other for one, other in zip(predicted, given, strict=True))
+        return f"{right} of {len(predicted)} labels agree with the file, {100 * right / len(predicted):.2f} %"
+    errors = np.asarray(predicted, float) - np.asarray(given, float)
+    return f"RMSE {np.sqrt(np.mean(errors**2)):.4g}, MAE {np.mean(np.abs(errors)):.4g} against the file's labels"
+
+
+def _text(prediction: Any) -> str:
+    """A prediction in a line: a set of labels separated by commas, a number as short as it is exact."""
+    if isinstance(prediction, tuple):
+        return ",".join(map(str, prediction))
+    return f"{prediction:.7g}" if isinstance(prediction, float) else str(prediction)
+
+
+def read_samples(
+    path: Path,
+    label_column: str | None = None,
+    features: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+) -> GivenSamples:
     """Samples from .npz, .npy, .csv or .parquet; of a prepared federation, its test samples.
 
     Args:
       path: the file.
       label_column: of a table, the column with the labels.
       features: of a table, the columns with the inputs, in the model's order; if not given, all but the label's.
+      labels: where a sample has several labels, their names, which are columns of a table.
+      columns: of a model whose inputs are encoded, the columns of its table: they are read as they are, gaps included.
     """
     if path.suffix == prepared.SUFFIX:
         federation = prepared.load(path)
-        test, names = federation.test, federation.labels
-        places = columns_at(federation.features, features, path)
+        test, places = federation.test, columns_at(federation.features, features, path)
         return GivenSamples(
-            test.x if places is None else test.x[:, places], [names[i] if names else str(i) for i in test.y]
+            test.x if places is None else test.x[:, places],
+            _known(test.y, federation.labels, federation.label_kind),
+            encoded=federation.encoding is not None,
         )
     if path.suffix == ".npy":
         return GivenSamples(read_npy(path, "samples"), None)
@@ -80,20 +112,55 @@ def read_samples(path: Path, label_column: str | None = None, features: Sequence
             if "x" not in arrays.names:
                 raise SettingError(f"{path} has no array 'x', only {', '.join(arrays.names)}")
             label = label_column or "y"
-            return GivenSamples(arrays["x"], _texts(arrays[label]) if label in arrays.names else None)
+            return GivenSamples(arrays["x"], _texts(arrays[label], labels) if label in arrays.names else None)
     if path.suffix in (".csv", ".parquet"):
         table = read_csv(path) if path.suffix == ".csv" else read_parquet([path])
-        return _from_table(table, path, label_column, features)
+        return _from_table(table, path, label_column, columns or features, labels, raw=columns is not None)
     raise SettingError(f"cannot read {path}: expected .npz, .npy, .csv, .parquet or .fed")
 
 
-def _texts(labels: np.ndarray) -> list[str]:
+def _raw_rows(table: Table, columns: Sequence[str]) -> np.ndarray:
+    rows = np.empty((len(table), len(columns)), object)
+    rows[:] = table.rows(columns)
+    return rows
+
+
+def _inputs(table: Table, columns: Sequence[str], path: Path) -> np.ndarray:
+    """For a model of numbers, images or texts; a table of numbers may have gaps."""
+    found = inputs_of(table, columns, str(path))
+    texts = next((each for each in found.columns or () if each.categories is not None), None)
+    if texts is not None:
+        raise table.no_number(texts.name, table.column(texts.name).to_pylist())
+    return found.x
+
+
+def _known(y: np.ndarray, names: Sequence[str] | None, kind: Labels) -> list[str]:
+    """The labels of a federation as texts."""
+    if kind == "sets":
+        return _sets(y, names)
+    return [names[i] if names else str(i) for i in y.tolist()]
+
+
+def _sets(y: np.ndarray, names: Sequence[str] | None) -> list[str]:
+    return [",".join(names[i] if names else str(i) for i in np.flatnonzero(row).tolist()) for row in y]
+
+
+def _texts(labels: np.ndarray, names: Sequence[str] | None) -> list[str]:
     """Labels by name; 1.0 counts as 1, because spreadsheets write it so."""
+    if labels.ndim == 2:
+        return _sets(labels, names)
     whole = labels.dtype.kind == "f" and bool(np.all(labels == np.round(labels)))
     return [str(each) for each in (labels.astype(np.int64) if whole else labels)]
 
 
-def _from_table(table: Table, path: Path, label_column: str | None, features: Sequence[str] | None) -> GivenSamples:
+def _from_table(
+    table: Table,
+    path: Path,
+    label_column: str | None,
+    features: Sequence[str] | None,
+    labels: Sequence[str] | None,
+    raw: bool,
+) -> GivenSamples:
     if not len(table):
         return GivenSamples(np.zeros((0, 1)), None)
     inputs = features or ()
@@ -106,7 +173,11 @@ def _from_table(table: Table, path: Path, label_column: str | None, features: Se
         raise SettingError(f"the column {label_column!r} is one of the model's inputs: it cannot hold the labels")
     guessed = (each for each in ("label", "y") if each in table.columns and each not in inputs)
     label = label_column or next(guessed, None)
-    x, _ = inputs_of(table, features or [each for each in table.columns if each not in (label, "client")], str(path))
+    chosen = features or [each for each in table.columns if each not in (label, "client")]
+    x = _raw_rows(table, chosen) if raw else _inputs(table, chosen, path)
+    if labels is not None:
+        known = all(each in table.columns for each in labels)
+        return GivenSamples(x, _sets(table.numbers(labels), labels) if known else None)
     if label is None:
         return GivenSamples(x, None)
     number, names = table.names(label)

@@ -13,7 +13,7 @@ from pfedbred.engine.history import Part, Point, Which, curve
 from pfedbred.errors import SettingError
 from pfedbred.runs.layout import METRICS, SUMMARY
 from pfedbred.runs.metrics_file import read_points
-from pfedbred.runs.schema import read_summary
+from pfedbred.runs.schema import primary_metric, read_summary
 from pfedbred.runs.summary import best_by_seed
 
 
@@ -63,9 +63,14 @@ class RunRecord:
         return self.summary["metric_info"]
 
     @property
+    def primary(self) -> str:
+        """The metric that tables and pictures show: accuracy, or RMSE for numbers."""
+        return primary_metric(self.summary)
+
+    @property
     def other_metrics(self) -> dict[str, Mapping[str, Any]]:
-        """Those that were asked for besides accuracy and loss."""
-        return {name: info for name, info in self.metrics.items() if name not in ("accuracy", "loss")}
+        """Those that were asked for besides the primary one and the loss."""
+        return {name: info for name, info in self.metrics.items() if name not in (self.primary, "loss")}
 
     @property
     def diverged(self) -> int | None:

@@ -7,8 +7,6 @@ with all that is needed to use it: the model's settings, how inputs are normalis
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,38 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred import algorithms, models
+from pfedbred import algorithms, models, tasks
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.exchange import exchange
-from pfedbred.data.federation import check_classes, names_fit
+from pfedbred.data.columns import Encoding, numbers_of, restored
 from pfedbred.data.minibatches import Batch, Inputs
 from pfedbred.data.text import Text
 from pfedbred.engine.backend import Backend, DataInfo
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io import tensors
-from pfedbred.io.shapes import COUNT, Maybe, Some, expect
-from pfedbred.io.strict import parse_json
+from pfedbred.runs import model_file
 from pfedbred.runs.layout import GLOBAL_MODEL, MODELS, SWEEP, TABLE
 from pfedbred.types import Array, Tree, Words
-
-_KEPT, _EXPORTED = "pfedbred models 1", "pfedbred model 1"
-_TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
-_LARGEST_SAMPLE = 2**24
-_DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U32", "U16", "U8", "BOOL")
-_FACTS = {
-    "dataset": str,
-    "model": str,
-    "algorithm": str,
-    "settings": dict,
-    "round": COUNT,
-    "shape": [COUNT],
-    "classes": COUNT,
-    "labels": Maybe([str]),
-    "features": Maybe([str]),
-    "vocabulary": Maybe([str]),
-}
-_OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
-_OF_MODEL = {"kind": str, "seed": COUNT}
 
 S = TypeVar("S")
 
@@ -62,7 +40,7 @@ def write_models(folder: Path, experiment: Mapping[str, Any], backend: Backend[S
     both, federation = backend.models(state), backend.federation
     if both is None:
         model = jax.device_get(backend.global_model(state))
-        write_model(folder / GLOBAL_MODEL, model, experiment, federation, round_)
+        write_model(folder / GLOBAL_MODEL, model, experiment, federation, round_, backend.task)
         return
     arrays = {
         f"{kind}.{name}": np.asarray(leaf)
@@ -70,13 +48,13 @@ def write_models(folder: Path, experiment: Mapping[str, Any], backend: Backend[S
         for name, leaf in tensors.named(tree).items()
     }
     facts = {
-        "format": _KEPT,
+        "format": model_file.KEPT,
         "seeds": list(range(experiment["seed"], experiment["seed"] + experiment["seeds"])),
-        **_facts(experiment, federation, round_),
+        **_facts(experiment, federation, round_, backend.task),
         "clients": federation.clients,
         "client_names": federation.names,
     }
-    _save(folder / MODELS, arrays | _data_arrays(federation), facts)
+    model_file.save(folder / MODELS, arrays | _data_arrays(federation), facts)
 
 
 def write_model(
@@ -85,6 +63,7 @@ def write_model(
     experiment: Mapping[str, Any],
     data: DataInfo,
     round_: int,
+    task: Task,
     *,
     client: int | None = None,
     name: str | None = None,
@@ -96,16 +75,16 @@ def write_model(
     arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(model).items()}
     whose = {} if client is None else {"client": client, "client_name": name or str(client)}
     facts = {
-        "format": _EXPORTED,
+        "format": model_file.EXPORTED,
         "kind": "global" if client is None else "personal",
         "seed": experiment["seed"],
-        **_facts(experiment, data, round_),
+        **_facts(experiment, data, round_, task),
         **whose,
     }
-    _save(path, arrays | _data_arrays(data), facts)
+    model_file.save(path, arrays | _data_arrays(data), facts)
 
 
-def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int) -> dict[str, Any]:
+def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int, task: Task) -> dict[str, Any]:
     """What made the models, and what their inputs and outputs stand for."""
     return {
         "model": experiment["model"] if experiment["model"] in models.MODELS else "custom",
@@ -118,6 +97,9 @@ def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int) -> 
         "labels": federation.labels,
         "features": federation.features,
         "vocabulary": federation.text.vocabulary if federation.text else None,
+        "task": task.kind.name if task.kind.name in tasks.TASKS else tasks.usual(task.kind.labels),
+        "target": None if task.target is None else task.target._asdict(),
+        "columns": None if federation.encoding is None else federation.encoding.facts(),
     }
 
 
@@ -137,42 +119,9 @@ def _data_arrays(federation: DataInfo) -> dict[str, np.ndarray]:
     """What turns a sample into the model's input."""
     vectors = federation.text.vectors if federation.text else None
     given = {"input.shift": federation.shift, "input.scale": federation.scale, "input.vectors": vectors}
+    columns = {} if federation.encoding is None else federation.encoding.arrays()
+    given |= {f"input.{name}": array for name, array in columns.items()}
     return {name: np.asarray(array) for name, array in given.items() if array is not None}
-
-
-def _save(path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-    metadata = {name: value if name in _TEXTS else json.dumps(value) for name, value in facts.items()}
-    tensors.write(path, arrays, metadata)
-
-
-def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
-    """The file and what it says of itself."""
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise SettingError(f"there is no file {path}{hint}")
-    try:
-        file = safe_open(path, "numpy")
-    except (SafetensorError, OSError) as problem:
-        raise SettingError(f"cannot read {path}: {problem}") from None
-    said = file.metadata() or {}
-    if said.get("format") != expected:
-        raise SettingError(f"{path} is not a {expected.removesuffix(' 1')} file{hint}")
-    facts = {name: text if name in _TEXTS else parse_json(text, path) for name, text in said.items()}
-    facts.setdefault("features", None)  # older files do not name them
-    expect(facts, _FACTS | (_OF_RUN if expected == _KEPT else _OF_MODEL), path)
-    check_classes(facts["classes"], f"{path}: ")
-    if not 0 < math.prod(facts["shape"]) <= _LARGEST_SAMPLE:
-        raise SettingError(f"{path} is damaged: samples cannot be of shape {facts['shape']}")
-    if not names_fit(facts["features"], facts["shape"]):
-        raise SettingError(f"{path} is damaged: samples of shape {facts['shape']} are not from {facts['features']}")
-    names = facts.get("client_names")
-    if names is not None and len(names) != facts["clients"]:
-        raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")
-    for name in file.keys():  # noqa: SIM118  (not a mapping)
-        if file.get_slice(name).get_dtype() not in _DTYPES:
-            raise SettingError(f"{path} holds {name!r} with a number type that no model has")
-    return file, facts
 
 
 def export(
@@ -183,7 +132,7 @@ def export(
     A client is given by its number, or as a text by its name or number.
     """
     folder = Path(folder)
-    file, facts = _open(folder / MODELS, _KEPT, _instead_of_models(folder))
+    file, facts = model_file.read(folder / MODELS, model_file.KEPT, _instead_of_models(folder))
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
     if isinstance(client, str):
         client = _number_of(client, names or [str(number) for number in range(clients)])
@@ -196,19 +145,22 @@ def export(
     place = [seeds.index(seed)] if client is None else [seeds.index(seed), client]
     arrays = {}
     for name in file.keys():  # noqa: SIM118  (not a mapping)
-        if name.startswith("input."):
+        if name.startswith("input.own."):
+            if client is not None:
+                arrays[name] = file.get_tensor(name)[client : client + 1]
+        elif name.startswith("input."):
             arrays[name] = file.get_tensor(name)
         elif name.startswith(f"{kind}."):
             if tuple(file.get_slice(name).get_shape()[: len(place)]) != (len(seeds), clients)[: len(place)]:
                 raise SettingError(f"{folder / MODELS} is damaged: {name!r} is not of these seeds and clients")
             part = file.get_slice(name)[tuple(slice(each, each + 1) for each in place)]
             arrays[name.removeprefix(f"{kind}.")] = part.reshape(part.shape[len(place) :])
-    about = {**facts, "format": _EXPORTED, "kind": kind, "seed": seed}
+    about = {**facts, "format": model_file.EXPORTED, "kind": kind, "seed": seed}
     if client is not None:
         about["client"] = client
         about["client_name"] = names[client] if names else str(client)
     path = Path(out or folder / (GLOBAL_MODEL if client is None else f"client-{client}.safetensors"))
-    _save(path, arrays, about)
+    model_file.save(path, arrays, about)
     return path
 
 
@@ -235,7 +187,7 @@ def _number_of(client: str, names: Sequence[str]) -> int:
 
 def facts(path: Path) -> dict[str, Any]:
     """What an exported model says of itself."""
-    return _open(path, _EXPORTED, ": make one with 'pfedbred export'")[1]
+    return model_file.read(path, model_file.EXPORTED, ": make one with 'pfedbred export'")[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,12 +202,22 @@ class TrainedModel:
     params: Tree
     about: Mapping[str, Any]
     _algorithm: Algorithm
+    _task: Task
+    _encoding: Encoding | None
     _shift: Array | None
     _scale: Array | None
     _text: Text | None
 
-    def logits(self, x: Any) -> np.ndarray:
-        """One row for each sample, given as the data holds it: not normalised, words as texts or as ids."""
+    def logits(self, x: Any, *, encoded: bool = False) -> np.ndarray:
+        """The outputs for each sample, given as the data holds it: not normalised, words as texts or as ids.
+
+        A row of a table is its cells in the order of the columns, or a mapping by their names; None is a gap. With
+        ``encoded``, samples are inputs already, as a prepared federation holds them.
+        """
+        if self._encoding is not None and not encoded:
+            x = self._encoding.encode(numbers_of(self._encoding.columns, x), 0)
+        elif self._shift is not None and not encoded and _has_gaps(x):
+            x = np.where(np.isnan(x), self._shift, x)  # a gap in a table that had none: the mean
         if self._text is not None and isinstance(x, Sequence | np.ndarray) and isinstance(x[0], str):
             x = self._text.encode(x, self.about["shape"][0])
         samples = jnp.asarray(x)
@@ -265,18 +227,33 @@ class TrainedModel:
         inputs = Inputs(samples, self._shift, self._scale).take(jnp.arange(len(samples)))
         return np.asarray(self._algorithm.predict(self.params, inputs))
 
-    def predict(self, x: Any) -> list[Any]:
-        """The most likely label of each sample, by name if labels have names."""
-        best, names = self.logits(x).argmax(axis=1), self.about["labels"]
-        return [names[label] if names else int(label) for label in best]
+    def predict(self, x: Any, *, encoded: bool = False) -> list[Any]:
+        """The most likely label of each sample, or its labels, by name if they have names; or the predicted numbers."""
+        scores = np.asarray(self._task.scores(jnp.asarray(self.logits(x, encoded=encoded))))
+        return self._task.kind.show(scores, self.about["labels"])
+
+
+def _has_gaps(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind == "f" and bool(np.isnan(x).any())
+
+
+def _encoding(about: Mapping[str, Any], arrays: dict[str, np.ndarray], path: Path) -> Encoding:
+    """How the cells of a table become inputs: by the client's own statistics, or for G by everyone's."""
+    found = {name.removeprefix("input."): arrays.pop(name) for name in list(arrays) if name.startswith("input.")}
+    found = {**{name.replace("everyone.", "own."): array[None] for name, array in found.items()}, **found}
+    encoding = restored(about["columns"], found, 1, path)
+    if list(encoding.names) != about["features"]:
+        raise SettingError(f"{path} is damaged: its columns do not give the inputs {about['features']}")
+    return encoding
 
 
 def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> TrainedModel:
     """A model written by ``pfedbred export``; a custom network or algorithm must be given, as it was to ``run``."""
     path = Path(path)
-    file, about = _open(path, _EXPORTED, ": make one with 'pfedbred export'")
+    file, about = model_file.read(path, model_file.EXPORTED, ": make one with 'pfedbred export'")
     arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
     given = {name: arrays.pop(f"input.{name}", None) for name in ("shift", "scale", "vectors")}
+    encoding = None if about["columns"] is None else _encoding(about, arrays, path)
     vocabulary = about["vocabulary"]
     text = Text(tuple(vocabulary), given["vectors"]) if vocabulary is not None else None
     if model is None and about["model"] not in models.MODELS:
@@ -284,9 +261,11 @@ def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> Tr
     if algorithm is None and str(about["algorithm"]).split("+")[0] not in algorithms.ALGORITHMS:
         raise SettingError(f"{path} is of a custom algorithm: give it as load_model(path, algorithm=...)")
     shape, words = tuple(about["shape"]), Words(text.count, text.vectors) if text else None
-    task = Task(models.get(model or about["model"], shape, about["classes"], words))
+    kind, target = tasks.get(about["task"]), None if about["target"] is None else tasks.Target(**about["target"])
+    network = models.get(model or about["model"], shape, kind.outputs(about["classes"]), words)
+    task = Task(network, tasks.per_sample(kind, target=target), kind, target)
     made = algorithms.make(algorithm or about["algorithm"], task, about["settings"])
-    sample = Batch(jnp.zeros((1, *shape), jnp.int32 if text else jnp.float32), jnp.zeros(1, int))
+    sample = Batch(jnp.zeros((1, *shape), jnp.int32 if text else jnp.float32), kind.blank_labels(about["classes"]))
     expected = exchange(made, task, sample)
     structure = expected.global_ if about["kind"] == "global" else expected.personal
     for name, leaf in tensors.named(structure).items():
@@ -298,4 +277,4 @@ def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> Tr
         jax.tree.structure(structure), [jnp.asarray(arrays[name]) for name in tensors.named(structure)]
     )
     shift, scale = (None if given[name] is None else jnp.asarray(given[name]) for name in ("shift", "scale"))
-    return TrainedModel(params, about, made, shift, scale, text)
+    return TrainedModel(params, about, made, task, encoding, shift, scale, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from pfedbred.io.strict import read_json
 PLATFORM = {"device": str, "backend": str, "jax": str}
 _OVER_SEEDS = {"mean": Maybe(FRACTION), "std": Maybe(FRACTION)}
 _ANY_OVER_SEEDS = {"mean": Maybe(NUMBER), "std": Maybe(NUMBER)}
-_OUTCOME = {"best_accuracy": _OVER_SEEDS, "final_worst_decile": _OVER_SEEDS}
 _EXPERIMENT = {"algorithm": str, "settings": dict}
 
 FINISHED = {
@@ -21,9 +21,9 @@ FINISHED = {
     "seeds": COUNT,
     "seconds": {"round": NUMBER},
     "data": {"name": str},
-    "global": _OUTCOME,
-    "personal": _OUTCOME,
-    "newcomers": Maybe({"clients": COUNT, "global": _OVER_SEEDS, "personal": Some(_OVER_SEEDS)}),
+    "global": dict,
+    "personal": dict,
+    "newcomers": Maybe({"clients": COUNT, "global": _ANY_OVER_SEEDS, "personal": Some(_ANY_OVER_SEEDS)}),
     "scored": Maybe({"clients": COUNT, "took_part": Some(COUNT)}),
     "rejected": [Each(COUNT)],
     "skipped_rounds": [COUNT],
@@ -55,12 +55,25 @@ def read_summary(path: Path) -> dict[str, Any]:
     if "left_out" in summary:
         summary["rejected"] = summary.pop("left_out")  # its name before version 2 of metrics.jsonl
     expect(summary, FINISHED, path)
-    for model in ("global", "personal"):
-        expect(summary[model].get("metrics", {}), Each(METRIC), path, f"{model!r}")
     summary.setdefault("metric_info", _FIRST_METRICS)  # version 1 knew no others
-    expect(summary["metric_info"], {"accuracy": METRIC_INFO}, path, "'metric_info'")
+    expect(summary["metric_info"], {"loss": METRIC_INFO}, path, "'metric_info'")
     expect(summary["metric_info"], Each(METRIC_INFO), path, "'metric_info'")
+    first = primary_metric(summary)
+    over_seeds = _OVER_SEEDS if first == "accuracy" else _ANY_OVER_SEEDS
+    for model in ("global", "personal"):
+        expect(summary[model], {f"best_{first}": over_seeds, "final_worst_decile": over_seeds}, path, f"{model!r}")
+        expect(summary[model].get("metrics", {}), Each(METRIC), path, f"{model!r}")
     return summary
+
+
+def primary_metric(summary: Mapping[str, Any]) -> str:
+    """The name of the metric that tables and pictures of a run show: the first of those that were evaluated."""
+    return next(iter(summary.get("metric_info", _FIRST_METRICS)))
+
+
+def primary_info(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How to show that metric."""
+    return summary.get("metric_info", _FIRST_METRICS)[primary_metric(summary)]
 
 
 def read_sweep(path: Path) -> dict[str, Any]:

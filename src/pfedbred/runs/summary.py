@@ -45,17 +45,16 @@ def _outcome(points: Sequence[Point], model: Which, metrics: Sequence[Metric], s
             "final": over_seeds(curve(points, each.name, model)[-1]),
             "best_round": [points[i].round for i in places],
         }
-    old_style = {}
-    if "accuracy" in found:
-        last = points[-1].scores.of(model).test
-        old_style = {
-            "best_accuracy": found["accuracy"]["best"],
-            "final_accuracy": found["accuracy"]["final"],
-            "best_round": found["accuracy"]["best_round"],
-            "final_worst_decile": over_seeds(last.worst_decile),
-            "final_client_std": over_seeds(last.client_std),
-        }
-    return {**old_style, "final_loss": found["loss"]["final"], "metrics": found}
+    first, last = metrics[0].name, points[-1].scores.of(model).test
+    return {
+        f"best_{first}": found[first]["best"],
+        f"final_{first}": found[first]["final"],
+        "best_round": found[first]["best_round"],
+        "final_worst_decile": over_seeds(last.worst_decile),
+        "final_client_std": over_seeds(last.client_std),
+        "final_loss": found["loss"]["final"],
+        "metrics": found,
+    }
 
 
 def over_seeds(values: np.ndarray) -> dict[str, float | None]:
@@ -63,14 +62,14 @@ def over_seeds(values: np.ndarray) -> dict[str, float | None]:
     return dict(zip(("mean", "std"), mean_and_std(values), strict=True))
 
 
-def newcomers_outcome(newcomers: Sequence[Evaluation] | None) -> dict[str, Any] | None:
+def newcomers_outcome(newcomers: Sequence[Evaluation] | None, metric: str) -> dict[str, Any] | None:
     """How the held-out clients did: after so many rounds of local training each, from none on."""
     if newcomers is None:
         return None
     return {
-        "clients": newcomers[0].personal.test.client_accuracy.shape[1],
-        "global": over_seeds(newcomers[0].global_.test.accuracy),
-        "personal": [over_seeds(each.personal.test.accuracy) for each in newcomers],
+        "clients": newcomers[0].personal.test.clients[metric].shape[1],
+        "global": over_seeds(newcomers[0].global_.test.values[metric]),
+        "personal": [over_seeds(each.personal.test.values[metric]) for each in newcomers],
     }
 
 
@@ -95,7 +94,7 @@ def summary(
       experiment: every option, as plain values.
       data: what the data holds, in a few numbers.
       points: all evaluations.
-      metrics: what was evaluated.
+      metrics: what was evaluated; the first is the one that tables and pictures show.
       seconds: of compiling, of a round, and in total.
       rejections: of the whole run.
       diverged: the round at which the run was found to have diverged.
@@ -122,7 +121,7 @@ def summary(
         "skipped_rounds": rejections.skipped,
         "diverged": diverged,
         "finished_early": finished_early and {"reason": finished_early, "round": points[-1].round},
-        "newcomers": newcomers_outcome(newcomers),
+        "newcomers": newcomers_outcome(newcomers, metrics[0].name),
         "scored": evaluated,
         **provenance(),
         "experiment": dict(experiment),

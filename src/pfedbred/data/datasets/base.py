@@ -21,6 +21,7 @@ class Dataset(NamedTuple):
       labels_per_client: default number of labels per client, for splits by label.
       seed: default seed of the split.
       models: the models it is usually trained with, by name.
+      task: what its labels are for.
       population: ``population(clients, seed, ...)`` generates the clients of the default split one by one, on demand.
     """
 
@@ -30,4 +31,5 @@ class Dataset(NamedTuple):
     labels_per_client: int | None = None
     seed: int = 0
     models: tuple[str, ...] = ()
+    task: str = "classification"
     population: Callable[..., Population] | None = None

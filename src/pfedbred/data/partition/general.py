@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from pfedbred.data.labels import WORDS, kind_of
 from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool, divide
 from pfedbred.errors import SettingError
 from pfedbred.settings.values import Count, Rule
@@ -30,6 +31,7 @@ def dirichlet(
     """Each label is divided in proportions drawn from Dirichlet(alpha); the smaller alpha, the more uneven."""
     from flwr_datasets.partitioner import DirichletPartitioner
 
+    _need_classes("dirichlet", pool)
     rng = np.random.default_rng(seed)
     partitioner = DirichletPartitioner(clients, "label", alpha, min_partition_size=2, self_balancing=False, seed=seed)
     parts = _partition(partitioner, pool, np.arange(len(pool.y)), clients)
@@ -40,6 +42,7 @@ def labels(pool: Pool, *, clients: int, seed: int, test_fraction: float, k: Coun
     """Every client gets k labels, the first in turn and the others at random; a label is divided into equal shares."""
     from flwr_datasets.partitioner import PathologicalPartitioner
 
+    _need_classes("labels", pool)
     if k > pool.classes:
         raise SettingError(f"labels({k}): {pool.name} has only {pool.classes} labels")
     rng = np.random.default_rng(seed)
@@ -62,6 +65,16 @@ def quantity(pool: Pool, *, clients: int, seed: int, test_fraction: float, alpha
     sizes = np.diff(np.concatenate([[0], cuts, [spare]])) + 2
     parts = _partition(SizePartitioner(sizes.tolist()), pool, rng.permutation(len(pool.y)), clients)
     return divide(parts, test_fraction, rng)
+
+
+def _need_classes(split: str, pool: Pool) -> None:
+    """Rejects a split by label where labels are not classes."""
+    kind = kind_of(pool.task)
+    if kind != "classes":
+        raise SettingError(
+            f"the split {split} divides by label, but the labels of {pool.name} are {WORDS[kind]}: use column, iid or "
+            "quantity"
+        )
 
 
 def _partition(partitioner: Any, pool: Pool, order: np.ndarray, clients: int) -> list[np.ndarray]:

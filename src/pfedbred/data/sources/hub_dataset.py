@@ -29,6 +29,7 @@ def hub_pool(
     client_column: str | None,
     label_column: str | None,
     features: Sequence[str] | None,
+    task: str | None = None,
 ) -> Pool:
     """The samples of a dataset ``owner/name``, or ``owner/name/configuration``.
 
@@ -54,10 +55,14 @@ def hub_pool(
     chosen = list(features) if features else _only_images(table, (client_column, label_column))
 
     def read() -> Pool:
-        return pool_from_table(table, source.name, client_column, label_column, chosen)
+        return pool_from_table(table, source.name, client_column, label_column, chosen, task)
 
     images = chosen is not None and len(chosen) == 1 and table.holds_images(chosen[0])
-    pool = cached(source, paths, read, [*(chosen or ()), f"{label_column}", f"{client_column}"]) if images else read()
+    pool = (
+        cached(source, paths, read, [*(chosen or ()), f"{label_column}", f"{client_column}", *([task] if task else [])])
+        if images
+        else read()
+    )
     return replace(pool, name=match["name"])
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pfedbred.data.federation import Arrays, Federation, from_clients
+from pfedbred.data.client_arrays import from_clients
+from pfedbred.data.federation import Arrays, Federation
 from pfedbred.data.pool import to_unit_interval
 from pfedbred.data.sources.user_files import compact
 from pfedbred.errors import SettingError

@@ -61,12 +61,18 @@ class Table:
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
+    @property
+    def name(self) -> str:
+        """Of the file, or of the first of several."""
+        return self._names[0]
+
     def origin(self, row: int) -> str:
         """The file that a row is from, and its number in that file: for errors."""
         part = bisect.bisect_right(self._begins, row) - 1
         return f"{self._names[part]}, row {row - self._begins[part]}"
 
-    def _cells(self, column: str) -> Any:
+    def column(self, column: str) -> Any:
+        """A column as it is, with or without gaps."""
         if column not in self._place:
             raise SettingError(f"{self._names[0]} has no column {column!r}, only {', '.join(self.columns)}")
         cells = self._table.column(self._place[column])
@@ -74,6 +80,11 @@ class Table:
             cells.validate(full=True)
         except (ValueError, TypeError):  # what Arrow's errors derive from
             raise SettingError(f"{self._names[0]}: column {column!r} is damaged, or not text in UTF-8") from None
+        return cells
+
+    def _cells(self, column: str) -> Any:
+        """A column without gaps."""
+        cells = self.column(column)
         if cells.null_count:
             row = int(np.argmax(np.asarray(cells.is_null())))
             raise SettingError(f"{self.origin(row)}: column {column!r} is empty")
@@ -99,6 +110,21 @@ class Table:
         if len(wrong):
             raise SettingError(f"{self.origin(int(wrong[0]))}: label {values[wrong[0]]} is not a whole number from 0")
         return values.astype(np.int32)
+
+    def first_fraction(self, column: str) -> int | None:
+        """The first row of a column whose value is a number but not a whole one; None if there is none."""
+        import pyarrow
+
+        cells = self._cells(column)
+        if not pyarrow.types.is_floating(cells.type):
+            return None
+        values = np.asarray(cells.to_numpy())
+        fractions = np.flatnonzero(np.isfinite(values) & (values != np.round(values)))
+        return int(fractions[0]) if len(fractions) else None
+
+    def cell(self, column: str, row: int) -> Any:
+        """One value."""
+        return self._table.column(self._place[column])[row].as_py()
 
     def names(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """A column of names or numbers: for each row the index of its value, and the distinct values in order."""
@@ -148,13 +174,17 @@ class Table:
         for column in columns:
             values = np.asarray(self._cells(column).to_numpy())
             if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
-                row = next((row for row, value in enumerate(values.tolist()) if not _is_number(value)), 0)
-                raise SettingError(
-                    f"{self.origin(row)}: column {column!r} does not hold numbers; choose columns with --features, or "
-                    "name the client's with --client-column"
-                )
+                raise self.no_number(column, values.tolist())
             found.append(values.astype(np.float64))
         return np.stack(found, axis=1)
+
+    def no_number(self, column: str, values: Sequence[Any]) -> SettingError:
+        """The error for a column with a value that is no number."""
+        row = next((row for row, value in enumerate(values) if value is not None and not is_number(value)), 0)
+        return SettingError(
+            f"{self.origin(row)}: column {column!r} does not hold numbers; choose columns with --features, or "
+            "name the client's with --client-column"
+        )
 
     def vectors(self, column: str) -> np.ndarray:
         """A column of lists of numbers, all of one length."""
@@ -179,6 +209,10 @@ class Table:
             if not isinstance(cell, bytes) or len(cell) != len(cells[0]):
                 raise SettingError(f"{self.origin(row)}: column {column!r} must hold byte strings of one length")
         return np.frombuffer(b"".join(cells), np.uint8).reshape(len(cells), max(map(len, cells), default=0))
+
+    def rows(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        """The cells of these columns, row by row."""
+        return list(zip(*(self.column(column).to_pylist() for column in columns), strict=True))
 
     def images(self, column: str) -> np.ndarray:
         """A column of encoded images of one size, decoded: bytes, rows x height x width (x channels)."""
@@ -221,7 +255,8 @@ class Table:
         raise SettingError(f"{self.origin(row)}: an image of {width} x {height} pixels, more than {_MOST_PIXELS:,}")
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a cell is a number, or a text that is one."""
     try:
         float(value)
     except (TypeError, ValueError):

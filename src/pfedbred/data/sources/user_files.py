@@ -5,29 +5,41 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred.data.columns import Column
+from pfedbred.data.labels import FRACTION, ReadLabels, kind_of, numbered, read_labels, stored
 from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
 from pfedbred.data.sources.leaf import leaf_files
+from pfedbred.data.sources.table_features import features_of
 from pfedbred.data.sources.tables import Table, read_csv, read_parquet
 from pfedbred.errors import NoSamples, SettingError
 from pfedbred.io.npy import Npz
+from pfedbred.tasks import usual
 
 
 def pool_from_arrays(
-    x: Any, y: Any, client: Any = None, *, name: str = "custom", normalise: Normalise | None = None, where: str = ""
+    x: Any,
+    y: Any,
+    client: Any = None,
+    *,
+    name: str = "custom",
+    normalise: Normalise | None = None,
+    where: str = "",
+    task: str | None = None,
 ) -> Pool:
     """A pool from an array of samples, one of labels, and one with the client of each sample.
 
     Labels and clients may be numbers or names. Whole-number labels from 0 are kept as they are; others are numbered
-    in sorted order.
+    in sorted order. The ``task`` regression takes them for numbers to predict, multi-label for rows of 0 and 1.
     """
     where = where or name
     x, y = np.asarray(x), np.asarray(y)
     texts = x.dtype.kind in "US" or (x.dtype == object and all(isinstance(each, str) for each in x.ravel()))
-    if (x.ndim != 1 if texts else x.ndim < 2) or y.ndim != 1 or len(x) != len(y) or not len(y):
+    several = kind_of(task) == "sets"
+    if (x.ndim != 1 if texts else x.ndim < 2) or y.ndim != 1 + several or len(x) != len(y) or not len(y):
         raise SettingError(
             f"{where}: x of shape {x.shape} and y of shape {y.shape}; expected one row and one label for each sample"
         )
@@ -35,10 +47,10 @@ def pool_from_arrays(
     owner, owners = None, None
     if client is not None:
         client = np.asarray(client)
-        if client.shape != y.shape:
+        if client.shape != y.shape[:1]:
             raise SettingError(f"{where}: client has shape {client.shape}, y {y.shape}")
-        owner, owners = _numbered(client, f"{where}: client")
-    y, labels, classes = _labels(y, where)
+        owner, owners = numbered(client, f"{where}: client")
+    y, labels, classes, task = read_labels(y, task, where)
     return Pool(
         name,
         x,
@@ -49,34 +61,8 @@ def pool_from_arrays(
         labels=labels,
         normalise=normalise or (to_unit_interval if x.dtype == np.uint8 else None),
         origin=lambda row: f"{where}, row {row}",
+        task=task,
     )
-
-
-def _labels(y: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...] | None, int]:
-    """Labels as numbers, their names if they had any, and how many there are."""
-    if y.dtype.kind == "f" and len(y) and np.all(np.isfinite(y)) and np.all(y == np.round(y)):
-        y = y.astype(np.int64)  # whole numbers, as a CSV or a spreadsheet may write them
-    if y.dtype.kind in "iu":
-        wrong = np.flatnonzero((y < 0) | (y >= 2**31))
-        if len(wrong):
-            raise SettingError(f"{where}, row {wrong[0]}: label {y[wrong[0]]} is not a whole number from 0")
-        return y.astype(np.int32), None, int(y.max()) + 1 if len(y) else 0
-    if y.dtype.kind == "f":
-        wrong = np.flatnonzero(~np.isfinite(y) | (y != np.round(y)))
-        raise SettingError(f"{where}, row {wrong[0]}: label {y[wrong[0]]} is neither a whole number nor a name")
-    number, names = _numbered(y, f"{where}: y")
-    return number.astype(np.int32), names, len(names)
-
-
-def _numbered(values: np.ndarray, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Names or numbers as numbers from 0, and the name of each."""
-    if values.dtype.kind == "S":
-        raise SettingError(f"{what} must be names or numbers, not bytes")
-    missing = np.flatnonzero([each is None or each != each or each == "" for each in values.tolist()])
-    if len(missing):
-        raise SettingError(f"{what} is empty in row {missing[0]}")
-    distinct, number = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
-    return number, tuple(str(each) for each in distinct)
 
 
 def compact(x: np.ndarray, where: str) -> np.ndarray:
@@ -104,7 +90,12 @@ def compact(x: np.ndarray, where: str) -> np.ndarray:
 
 
 def pool_from_file(
-    path: Path, *, client_column: str | None, label_column: str | None, features: Sequence[str] | None
+    path: Path,
+    *,
+    client_column: str | None,
+    label_column: str | None,
+    features: Sequence[str] | None,
+    task: str | None = None,
 ) -> Pool:
     """A pool from an .npz, a .csv, a .parquet, or a folder of .parquet files."""
     if os.path.isdir(path):
@@ -121,14 +112,14 @@ def pool_from_file(
     elif path.suffix == ".npz":
         if features:
             raise SettingError(f"features names columns of a table; {path} has one array x")
-        return _pool_from_npz(path, client_column, label_column or "y")
+        return _pool_from_npz(path, client_column, label_column or "y", task)
     elif path.suffix == ".csv":
         table = read_csv(path)
     elif path.suffix == ".parquet":
         table = read_parquet([path])
     else:
         raise SettingError(f"cannot read {path}: expected .fed, .npz, .csv, .parquet or a folder of .parquet")
-    return pool_from_table(table, str(path), client_column, label_column, features)
+    return pool_from_table(table, str(path), client_column, label_column, features, task)
 
 
 def pool_from_dataset(
@@ -138,6 +129,7 @@ def pool_from_dataset(
     label_column: str | None = None,
     features: Sequence[str] | None = None,
     name: str = "custom",
+    task: str | None = None,
 ) -> Pool:
     """A pool from a `datasets.Dataset`."""
     if not hasattr(dataset, "with_format") or not hasattr(dataset, "num_rows") or isinstance(dataset, dict):
@@ -145,10 +137,10 @@ def pool_from_dataset(
             f"from_dataset takes a datasets.Dataset (one part, such as train), not a {type(dataset).__name__}"
         )
     table = dataset.with_format("arrow")[:]  # keeps the order after shuffle and select
-    return pool_from_table(Table.of([table], [name], ()), name, client_column, label_column, features)
+    return pool_from_table(Table.of([table], [name], ()), name, client_column, label_column, features, task)
 
 
-def _pool_from_npz(path: Path, client_column: str | None, label: str) -> Pool:
+def _pool_from_npz(path: Path, client_column: str | None, label: str, task: str | None) -> Pool:
     client = client_column or "client"
     with Npz(path) as arrays:
         for column in ("x", label, *((client,) if client_column else ())):
@@ -157,51 +149,90 @@ def _pool_from_npz(path: Path, client_column: str | None, label: str) -> Pool:
         found = {column: arrays[column] for column in ("x", label, client) if column in arrays.names}
     x = found["x"]
     normalise = standardise if x.ndim == 2 and x.dtype.kind in "biuf" and x.dtype != np.uint8 else None
-    return pool_from_arrays(x, found[label], found.get(client), name=path.stem, normalise=normalise, where=str(path))
+    given: dict[str, Any] = {"name": path.stem, "normalise": normalise, "where": str(path), "task": task}
+    return pool_from_arrays(x, found[label], found.get(client), **given)
 
 
 def pool_from_table(
-    table: Table, where: str, client_column: str | None, label_column: str | None, features: Sequence[str] | None
+    table: Table,
+    where: str,
+    client_column: str | None,
+    label_column: str | None,
+    features: Sequence[str] | None,
+    task: str | None,
 ) -> Pool:
     """A pool whose features are columns of numbers, or one column of images, texts or lists of numbers."""
-    label = label_column or next((each for each in ("label", "y") if each in table.columns), "label")
     client = client_column or next((each for each in ("client",) if each in table.columns), None)
     if not len(table):
         raise NoSamples(f"{where} has no rows")
-    if label not in table.columns and label_column is None:
-        raise SettingError(
-            f"{where} has no column 'label' or 'y', only {', '.join(table.columns)}: name the label column with "
-            "--label-column"
-        )
-    number, names = table.names(label)
-    y, labels = number, names
-    if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
-        y, labels = np.asarray([int(each) for each in names])[number], ()  # already numbers, with few gaps
+    columns = label_columns(table, label_column, task, where)
+    y, labels, classes, task = _table_labels(table, columns, task)
     owner, owners = table.names(client) if client else (None, None)
-    chosen = list(features) if features else [each for each in table.columns if each not in (label, client)]
+    chosen = list(features) if features else [each for each in table.columns if each not in (*columns, client)]
     if not chosen:
         raise SettingError(f"{where} has no columns other than the label and the client")
-    x, normalise = inputs_of(table, chosen, where)
+    x, normalise, described = inputs_of(table, chosen, where)
     return Pool(
         Path(where).stem,
         x,
-        y.astype(np.int32),
-        int(y.max()) + 1,
+        y,
+        classes,
         owner=owner,
         owners=owners,
-        labels=labels or None,
+        labels=labels,
         features=tuple(chosen),
         normalise=normalise,
         origin=table.origin,
+        task=task,
+        columns=described,
     )
 
 
-def inputs_of(table: Table, columns: Sequence[str], where: str) -> tuple[np.ndarray, Normalise | None]:
-    """The samples in these columns (one of images, texts or lists, or all of numbers) and their normalisation."""
+def label_columns(table: Table, given: str | None, task: str | None, where: str) -> list[str]:
+    """The column with the labels; for sets of labels, one column for each label."""
+    if given is None:
+        found = next((each for each in ("label", "y") if each in table.columns), None)
+        if found is None:
+            raise SettingError(
+                f"{where} has no column 'label' or 'y', only {', '.join(table.columns)}: name the label column with "
+                "--label-column"
+            )
+        return [found]
+    return [each.strip() for each in given.split(",")] if kind_of(task) == "sets" else [given]
+
+
+def _table_labels(table: Table, columns: Sequence[str], task: str | None) -> ReadLabels:
+    kind = kind_of(task)
+    if kind == "sets":
+        return read_labels(table.numbers(columns), task, table.name)._replace(names=tuple(columns))
+    if kind == "numbers":
+        return read_labels(table.numbers(columns)[:, 0], task, table.name)
+    if task is None and (row := table.first_fraction(columns[0])) is not None:
+        raise SettingError(f"{table.origin(row)}: label {table.cell(columns[0], row)!r} {FRACTION}")
+    number, names = table.names(columns[0])
+    if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
+        y = np.asarray([int(each) for each in names])[number]  # already numbers, with few gaps
+        return ReadLabels(stored(y, kind), None, int(y.max()) + 1, task or usual(kind))
+    return ReadLabels(stored(number, kind), names, len(names), task or usual(kind))
+
+
+class TableInputs(NamedTuple):
+    """Samples in columns of a table; their normalisation, or the columns where these have gaps or texts."""
+
+    x: np.ndarray
+    normalise: Normalise | None = None
+    columns: tuple[Column, ...] | None = None
+
+
+def inputs_of(table: Table, columns: Sequence[str], where: str) -> TableInputs:
+    """The samples in these columns: one of images, texts or lists, or columns of numbers and categories."""
     if len(columns) == 1 and table.holds_images(columns[0]):
-        return table.images(columns[0]), to_unit_interval
+        return TableInputs(table.images(columns[0]), to_unit_interval)
     if len(columns) == 1 and table.holds_texts(columns[0]):
-        return table.texts(columns[0]), None
+        return TableInputs(table.texts(columns[0]))
     if len(columns) == 1 and table.holds_lists(columns[0]):
-        return compact(table.vectors(columns[0]), where), standardise
-    return compact(table.numbers(columns), where), standardise
+        return TableInputs(compact(table.vectors(columns[0]), where), standardise)
+    x, described = features_of(table, columns)
+    if np.isnan(x).any() or any(column.categories is not None for column in described):
+        return TableInputs(x, columns=described)
+    return TableInputs(compact(x, where), standardise)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
+from pfedbred import tasks
 from pfedbred.engine.metrics.accuracy import accuracy
 from pfedbred.engine.metrics.auroc import auroc
 from pfedbred.engine.metrics.base import Metric, Predictions
@@ -12,11 +13,13 @@ from pfedbred.engine.metrics.brier import brier
 from pfedbred.engine.metrics.ece import ece
 from pfedbred.engine.metrics.f1 import f1
 from pfedbred.engine.metrics.loss import loss
+from pfedbred.engine.metrics.multi_label import exact_match, label_accuracy, micro_f1
 from pfedbred.engine.metrics.regression import mae, r2, rmse
 from pfedbred.errors import SettingError, nearest
 from pfedbred.settings.signatures import build_part
+from pfedbred.tasks import TaskKind
 
-__all__ = ["METRICS", "Given", "Metric", "Predictions", "as_list", "check_task", "get", "resolve"]
+__all__ = ["METRICS", "Given", "Metric", "Predictions", "as_list", "check_task", "get", "listed", "resolve"]
 
 Given: TypeAlias = str | Metric | Callable[[], Metric]
 """A metric by its name, as an object, or as a function that builds one."""
@@ -31,9 +34,10 @@ METRICS: dict[str, Metric] = {
     "rmse": rmse(),
     "mae": mae(),
     "r2": r2(),
+    "micro_f1": micro_f1(),
+    "label_accuracy": label_accuracy(),
+    "exact_match": exact_match(),
 }
-
-_ALWAYS = {"classification": ("accuracy", "loss"), "regression": ("loss",)}
 
 
 def get(metric: Given) -> Metric:
@@ -55,22 +59,27 @@ def get(metric: Given) -> Metric:
     return METRICS[metric]
 
 
-def resolve(
-    metrics: Sequence[Given] | Given, task: Literal["classification", "regression"] = "classification"
-) -> tuple[Metric, ...]:
+def resolve(metrics: Sequence[Given] | Given | None, task: str | TaskKind = tasks.CLASSIFICATION) -> tuple[Metric, ...]:
     """The metrics to evaluate, one or several of what :func:`get` takes, or ``"accuracy,f1,ece"``.
 
-    The loss, and for classification the accuracy before it, are always included and come first; the others follow in
-    the order given.
+    Those that every evaluation of the task has come first (for classification accuracy and loss), the others follow in
+    the order given; None stands for the task's usual ones.
     """
+    kind = tasks.get(task)
+    chosen = listed(kind.usual if metrics is None else metrics)
+    check_task(chosen, kind)
+    always = [METRICS[name] for name in kind.metrics]
+    return (*always, *(each for each in chosen if each not in always))
+
+
+def listed(metrics: Sequence[Given] | Given) -> list[Metric]:
+    """The metrics that are given, each once."""
     chosen = [get(each) for each in as_list(metrics)]
     names = [each.name for each in chosen]
     for name in names:
         if names.count(name) > 1:
             raise SettingError(f"the metric {name!r} is given {names.count(name)} times; give each metric once")
-    check_task(chosen, task)
-    always = [METRICS[name] for name in _ALWAYS[task]]
-    return (*always, *(each for each in chosen if each not in always))
+    return chosen
 
 
 def as_list(metrics: Sequence[Given] | Given) -> list[Given]:
@@ -80,9 +89,10 @@ def as_list(metrics: Sequence[Given] | Given) -> list[Given]:
     return [metrics] if isinstance(metrics, Metric) or callable(metrics) else list(metrics)
 
 
-def check_task(metrics: Sequence[Metric], task: Literal["classification", "regression"]) -> None:
+def check_task(metrics: Sequence[Metric], task: str | TaskKind) -> None:
     """Raises a :class:`SettingError` if one of the metrics is not defined for this kind of task."""
+    kind = tasks.get(task)
     for each in metrics:
-        if each.task not in ("any", task):
-            fitting = ", ".join(name for name, metric in METRICS.items() if metric.task in ("any", task))
-            raise SettingError(f"{each.name} is for {each.task}, and this task is {task}; choose from: {fitting}")
+        if each.task not in ("any", kind.measured_as):
+            fitting = ", ".join(name for name, metric in METRICS.items() if metric.task in ("any", kind.measured_as))
+            raise SettingError(f"{each.name} is for {each.task}, and this task is {kind.name}; choose from: {fitting}")

@@ -21,8 +21,8 @@ class Predictions(NamedTuple):
     """A model's predictions for one block of n samples of one client.
 
     Attributes:
-      outputs: (n, classes) logits; for regression (n,) or (n, 1) predicted numbers.
-      labels: (n,) integer labels; for regression (n,) numbers.
+      outputs: (n, labels) logits; for regression (n,) or (n, 1) predicted numbers, in the units of the labels.
+      labels: (n,) integer labels; for regression (n,) numbers; for several labels (n, labels) zeros and ones.
       losses: (n,) the task's loss of each sample.
       mask: (n,) booleans, False for padding. Padding counts for nothing, though its other entries may be NaN.
     """
@@ -53,7 +53,7 @@ class Metric(NamedTuple):
     sums: Callable[[Predictions], Tree]
     value: Callable[[Tree], np.ndarray]
     higher_is_better: bool
-    task: Literal["any", "classification", "regression"]
+    task: Literal["any", "classification", "regression", "multi-label"]
     percent: bool
     title: str
     condense: Callable[[Tree], Tree] | None = None

@@ -11,6 +11,7 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from pfedbred.engine.history import Point
+from pfedbred.engine.metrics import Metric
 from pfedbred.experiment import progress as progress_
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.configuration import Experiment
@@ -30,8 +31,8 @@ class ProgressLines(Callback):
         due = point.round // self._every > self._shown // self._every or time.monotonic() - self._at > 10
         if due or point.round == self._rounds:
             self._shown, self._at = point.round, time.monotonic()
-            accuracies = _accuracies(point, "G {:>5} %  P {:>5} %")
-            print(f"{self._name}: round {point.round}/{self._rounds}  {accuracies}", flush=True)
+            scores = _scores(point, progress.backend.plan.metrics[0], "G {}  P {}")
+            print(f"{self._name}: round {point.round}/{self._rounds}  {scores}", flush=True)
 
 
 class ProgressBar(Callback):
@@ -43,7 +44,7 @@ class ProgressBar(Callback):
     def on_evaluation(self, progress: progress_.Progress[Any], point: Point) -> None:
         """Moves the bar."""
         self._bars.start_task(self._task)
-        status = _accuracies(point, "[cyan]G[/] {:>5} %  [magenta]P[/] {:>5} %")
+        status = _scores(point, progress.backend.plan.metrics[0], "[cyan]G[/] {}  [magenta]P[/] {}")
         self._bars.update(self._task, completed=point.round, status=status)
 
 
@@ -71,6 +72,9 @@ def showing_progress(experiments: Sequence[Experiment]) -> Iterator[list[Callbac
         ]
 
 
-def _accuracies(point: Point, form: str) -> str:
-    means = (float(np.mean(model.test.accuracy)) for model in (point.scores.global_, point.scores.personal))
-    return form.format(*("-" if np.isnan(mean) else f"{100 * mean:.2f}" for mean in means))
+def _scores(point: Point, metric: Metric, form: str) -> str:
+    """The means over seeds of the metric that tables show, of G and P."""
+    means = (float(np.mean(model.test.values[metric.name])) for model in (point.scores.global_, point.scores.personal))
+    if metric.percent:
+        return form.format(*(f"{'-' if np.isnan(mean) else f'{100 * mean:.2f}':>5} %" for mean in means))
+    return f"{metric.title} " + form.format(*("-" if np.isnan(mean) else f"{mean:.4g}" for mean in means))

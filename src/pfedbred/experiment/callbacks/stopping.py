@@ -113,11 +113,12 @@ class Patience(Callback):
       True
     """
 
-    def __init__(self, evaluations: int, *, metric: str = "accuracy", model: Which = "personal") -> None:
-        """Watches the metric on the test samples."""
+    def __init__(self, evaluations: int, *, metric: str | None = None, model: Which = "personal") -> None:
+        """Watches the metric on the test samples; by default the one that tables show, such as accuracy."""
         if not isinstance(evaluations, int) or evaluations < 1:
             raise SettingError(f"patience must be a whole number of evaluations >= 1, not {evaluations!r}")
-        self._evaluations, self._metric, self._model = evaluations, metrics.get(metric), model
+        self._evaluations, self._model = evaluations, model
+        self._metric = None if metric is None else metrics.get(metric)
         self._best: np.ndarray | None = None
         self._since = 0
 
@@ -132,6 +133,8 @@ class Patience(Callback):
     def on_evaluation(self, progress: Progress[Any], point: Point) -> None:
         """Compares with the best so far."""
         values = point.scores.of(self._model).test.values
+        if self._metric is None:
+            self._metric = progress.backend.plan.metrics[0]
         if self._metric.name not in values:
             raise SettingError(f"patience watches {self._metric.name}, which is not evaluated: add it to metrics")
         now = values[self._metric.name] * (1 if self._metric.higher_is_better else -1)
@@ -143,7 +146,7 @@ class Patience(Callback):
 
     def finish_reason(self, progress: Progress[Any]) -> str | None:
         """Once the patience is used up."""
-        if self._since < self._evaluations:
+        if self._metric is None or self._since < self._evaluations:
             return None
         return f"{self._metric.title} has not improved for {self._evaluations} evaluations"
 

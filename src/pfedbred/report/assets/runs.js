@@ -25,7 +25,7 @@ addSection(() => {
   if (!runs.length) return;
   const element = section("table", "Outcome", "The best test value over the rounds, mean ± standard deviation over seeds. "
     + "G is the global model on all test samples, P each client's personal model on its own test samples. Worst tenth: mean P over the "
-    + "tenth of the clients for which it is lowest, at the end.");
+    + "tenth of the clients for which it is worst, at the end.");
   metricChoice(element, "table-metric");
   const holder = element.appendChild(make("div"));
   const measured = (model) => (!model ? "–" : model.diverged ? "diverged" : model.best === null ? "–"

@@ -1,0 +1,237 @@
+"""Columns of a table as a model's inputs: gaps filled, categories as 0 and 1, numbers standardised.
+
+What a column becomes is decided by training samples alone. A gap is filled with the mean (or median) of the client's
+own training samples, or of all clients' where it has none; a column with gaps also has an input that says where they
+are. A column of texts has an input for each text; one that is not known has 0 in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from pfedbred.errors import SettingError
+from pfedbred.io.shapes import Maybe, expect
+
+Fill = Literal["mean", "median"]
+Standardise = Literal["all", "client", "none"]
+
+MOST_CATEGORIES = 1_000
+MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
+"""Texts that stand for a gap."""
+
+SHAPE = [{"name": str, "categories": Maybe([str]), "indicator": bool}]
+"""Columns in a file, as :meth:`Encoding.facts` describes them."""
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+      name: its title.
+      categories: of a column of texts, the texts that are known; None for numbers.
+      indicator: whether an input says where it has gaps.
+    """
+
+    name: str
+    categories: tuple[str, ...] | None = None
+    indicator: bool = False
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of its inputs."""
+        values = [self.name] if self.categories is None else [f"{self.name}={each}" for each in self.categories]
+        return [*values, *([f"{self.name} missing"] if self.indicator else [])]
+
+
+class Statistics(NamedTuple):
+    """What fills the gaps of each column, and its standardisation, (x - shift) * scale; of texts, nothing."""
+
+    fill: np.ndarray
+    shift: np.ndarray
+    scale: np.ndarray
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How cells become inputs.
+
+    Attributes:
+      columns: of the table, in order.
+      everyone: statistics of all clients' training samples, one number for each column.
+      own: those of each client, clients x columns.
+    """
+
+    columns: tuple[Column, ...]
+    everyone: Statistics
+    own: Statistics
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the inputs."""
+        return tuple(name for column in self.columns for name in column.inputs)
+
+    def encode(self, x: np.ndarray, client: int | None = None) -> np.ndarray:
+        """The inputs of samples, given as :func:`numbers_of` gives them, by a client's own statistics if it is one."""
+        used = self.everyone if client is None else Statistics(*(each[client] for each in self.own))
+        inputs = []
+        for place, (column, values) in enumerate(zip(self.columns, x.T, strict=True)):
+            gaps = np.isnan(values)
+            if column.categories is None:
+                filled = np.where(gaps, used.fill[place], values)
+                inputs.append((filled - used.shift[place]) * used.scale[place])
+            else:
+                inputs += [values == number for number in range(len(column.categories))]
+            inputs += [gaps] if column.indicator else []
+        return np.stack(inputs, axis=1).astype(np.float32)
+
+    def take(self, clients: np.ndarray) -> Encoding:
+        """With the statistics of these clients only."""
+        return Encoding(self.columns, self.everyone, Statistics(*(each[clients] for each in self.own)))
+
+    def facts(self) -> list[dict[str, Any]]:
+        """The columns for a file."""
+        return [column._asdict() for column in self.columns]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The statistics for a file, by name."""
+        whose = {"everyone": self.everyone, "own": self.own}
+        return {f"{name}.{key}": each for name, found in whose.items() for key, each in found._asdict().items()}
+
+
+def restored(facts: Any, arrays: Mapping[str, np.ndarray], clients: int, where: Any) -> Encoding:
+    """The encoding in a file, if it is consistent."""
+    expect(facts, SHAPE, where, "'columns'")
+    columns = tuple(
+        Column(each["name"], None if each["categories"] is None else tuple(each["categories"]), each["indicator"])
+        for each in facts
+    )
+    found = []
+    for name, shape in (("everyone", (len(columns),)), ("own", (clients, len(columns)))):
+        parts = [arrays.get(f"{name}.{key}") for key in Statistics._fields]
+        if any(each is None or each.shape != shape or not np.isfinite(each).all() for each in parts):
+            raise SettingError(f"{where}: the statistics of the columns are not finite numbers for each of them")
+        found.append(Statistics(*(np.asarray(each, np.float64) for each in parts)))
+    return Encoding(columns, *found)
+
+
+def fit(
+    x: np.ndarray,
+    columns: Sequence[Column],
+    clients: Sequence[np.ndarray],
+    fill: Fill = "mean",
+    standardise: Standardise = "all",
+) -> tuple[Encoding, np.ndarray]:
+    """The encoding that training samples decide, and the samples with texts numbered as it numbers them.
+
+    Args:
+      x: all samples, one row each: numbers, or the number of a text; NaN for a gap.
+      columns: what they are; texts are numbered in the order of their categories.
+      clients: the rows of each client's training samples.
+      fill: what fills gaps.
+      standardise: numbers by statistics of all clients, of each client, or not at all.
+    """
+    train = x[np.concatenate(clients)]
+    known, x = [], x.copy()
+    for place, column in enumerate(columns):
+        gaps = bool(np.isnan(train[:, place]).any())
+        categories = column.categories
+        if categories is not None:
+            used = np.unique(train[:, place][~np.isnan(train[:, place])]).astype(int)
+            numbers = np.full(len(categories) + 1, -1.0)  # the last is for gaps, which stay
+            numbers[used] = np.arange(len(used))
+            numbers[-1] = np.nan
+            x[:, place] = numbers[np.where(np.isnan(x[:, place]), len(categories), x[:, place]).astype(int)]
+            categories = tuple(categories[number] for number in used)
+        known.append(Column(column.name, categories, gaps))
+    is_text = np.array([column.categories is not None for column in columns])
+    middle = np.nanmedian if fill == "median" else np.nanmean
+    everyone = _statistics(train, is_text, middle, standardise, None)
+    each = [_statistics(x[rows], is_text, middle, standardise, everyone) for rows in clients]
+    own = Statistics(*(np.stack(part) for part in zip(*each, strict=True)))
+    return Encoding(tuple(known), everyone, own), x
+
+
+def _statistics(
+    x: np.ndarray, is_text: np.ndarray, middle: Any, standardise: Standardise, everyone: Statistics | None
+) -> Statistics:
+    """Of the values that are there; where there are none, or all are the same, those of everyone."""
+    count = x.shape[1]
+    found = Statistics(np.zeros(count), np.zeros(count), np.ones(count)) if everyone is None else everyone
+    fill, shift, scale = (each.copy() for each in found)
+    for place in np.flatnonzero(~is_text & ~np.isnan(x).all(axis=0)):
+        values = x[:, place][~np.isnan(x[:, place])]
+        fill[place] = middle(values)
+        if standardise == "client" or (standardise == "all" and everyone is None):
+            shift[place] = values.mean()
+            if np.ptp(values) > 0:
+                scale[place] = 1 / values.std()
+    return Statistics(fill, shift, scale)
+
+
+def in_words(encoding: Encoding, fill: Fill, standardise: Standardise) -> str:
+    """What was done to the columns, for people."""
+    columns = encoding.columns
+    texts = [column for column in columns if column.categories is not None]
+    gaps = sum(column.indicator for column in columns)
+    words = [f"{len(columns)} columns as {len(encoding.names)} inputs"]
+    if texts:
+        words.append(f"{len(texts)} of texts as {sum(len(each.categories or ()) for each in texts)} categories")
+    if gaps:
+        words.append(f"gaps in {gaps} filled with the client's {fill}, and marked by an input each")
+    done = {"all": "standardised over all clients", "client": "standardised by client", "none": "not standardised"}
+    return ", ".join([*words, f"numbers {done[standardise]}"])
+
+
+# Cells --------------------------------------------------------------------------------------------------------------
+
+
+def numbers_of(columns: Sequence[Column], rows: Sequence[Any], where: str = "samples") -> np.ndarray:
+    """Samples as numbers, given as rows of cells in the order of the columns, or as mappings by their names."""
+    found = np.full((len(rows), len(columns)), np.nan)
+    for number, row in enumerate(rows):
+        cells = _cells(columns, row, f"{where}, row {number}")
+        for place, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+            found[number, place] = _number_of(column, cell, f"{where}, row {number}")
+    return found
+
+
+def _cells(columns: Sequence[Column], row: Any, where: str) -> list[Any]:
+    if isinstance(row, Mapping):
+        for column in columns:
+            if column.name not in row:
+                raise SettingError(f"{where}: there is no {column.name!r}, only {', '.join(map(repr, row))}")
+        return [row[column.name] for column in columns]
+    cells = list(row)
+    if len(cells) != len(columns):
+        names = ", ".join(column.name for column in columns)
+        raise SettingError(f"{where} has {len(cells)} values, and the model is for {len(columns)}: {names}")
+    return cells
+
+
+def _number_of(column: Column, cell: Any, where: str) -> float:
+    if is_missing(cell):
+        return np.nan
+    if column.categories is not None:
+        text = as_category(cell)
+        return column.categories.index(text) if text in column.categories else -1.0
+    try:
+        number = float(cell)
+    except (TypeError, ValueError):
+        raise SettingError(f"{where}: {column.name!r} must be a number, not {cell!r}") from None
+    if np.isinf(number):
+        raise SettingError(f"{where}: {column.name!r} is not a finite number")
+    return number
+
+
+def is_missing(cell: Any) -> bool:
+    """Whether a cell is a gap."""
+    return cell is None or cell != cell or (isinstance(cell, str) and cell.strip() in MISSING)
+
+
+def as_category(cell: Any) -> str:
+    """A cell as a text; 1.0 counts as 1, because a column of whole numbers with gaps is read so."""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()

@@ -1,0 +1,80 @@
+"""Files of trained models: tensors by name, and facts that say what they are of."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedbred.data.columns import SHAPE
+from pfedbred.data.federation import check_classes, names_fit
+from pfedbred.errors import SettingError
+from pfedbred.io import tensors
+from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
+from pfedbred.io.strict import parse_json
+from pfedbred.tasks import TASKS
+
+KEPT, EXPORTED = "pfedbred models 1", "pfedbred model 1"
+_TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
+_LARGEST_SAMPLE = 2**24
+_DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U32", "U16", "U8", "BOOL")
+_FACTS = {
+    "dataset": str,
+    "model": str,
+    "algorithm": str,
+    "settings": dict,
+    "round": COUNT,
+    "shape": [COUNT],
+    "classes": COUNT,
+    "labels": Maybe([str]),
+    "features": Maybe([str]),
+    "vocabulary": Maybe([str]),
+    "task": str,
+    "target": Maybe({"mean": NUMBER, "std": NUMBER}),
+    "columns": Maybe(SHAPE),
+}
+_EARLIER = {"features": None, "task": "classification", "target": None, "columns": None}  # what older files do not tell
+_OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
+_OF_MODEL = {"kind": str, "seed": COUNT}
+
+
+def save(path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+    """Writes arrays by name, and facts of which those that are no texts are in JSON."""
+    metadata = {name: value if name in _TEXTS else json.dumps(value) for name, value in facts.items()}
+    tensors.write(path, arrays, metadata)
+
+
+def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
+    """The file and what it says of itself."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise SettingError(f"there is no file {path}{hint}")
+    try:
+        file = safe_open(path, "numpy")
+    except (SafetensorError, OSError) as problem:
+        raise SettingError(f"cannot read {path}: {problem}") from None
+    said = file.metadata() or {}
+    if said.get("format") != expected:
+        raise SettingError(f"{path} is not a {expected.removesuffix(' 1')} file{hint}")
+    facts = {name: text if name in _TEXTS else parse_json(text, path) for name, text in said.items()}
+    facts = {**_EARLIER, **facts}
+    expect(facts, _FACTS | (_OF_RUN if expected == KEPT else _OF_MODEL), path)
+    check_classes(facts["classes"], f"{path}: ")
+    if not 0 < math.prod(facts["shape"]) <= _LARGEST_SAMPLE:
+        raise SettingError(f"{path} is damaged: samples cannot be of shape {facts['shape']}")
+    if not names_fit(facts["features"], facts["shape"]):
+        raise SettingError(f"{path} is damaged: samples of shape {facts['shape']} are not from {facts['features']}")
+    if facts["task"] not in TASKS:
+        raise SettingError(f"{path} is of a task that is not known here: {facts['task']!r}")
+    names = facts.get("client_names")
+    if names is not None and len(names) != facts["clients"]:
+        raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")
+    for name in file.keys():  # noqa: SIM118  (not a mapping)
+        if file.get_slice(name).get_dtype() not in _DTYPES:
+            raise SettingError(f"{path} holds {name!r} with a number type that no model has")
+    return file, facts
