@@ -270,7 +270,8 @@ def _order(**changed):
     def change(content):
         facts = json.loads(content["facts"]["json"])
         options = {**facts["experiment"], **changed}
-        facts["experiment"] = {name: value for name, value in options.items() if value is not None}
+        removed = [name for name, value in changed.items() if value is None]
+        facts["experiment"] = {name: value for name, value in options.items() if name not in removed}
         content["facts"]["json"] = json.dumps(facts)
 
     return change

@@ -23,6 +23,7 @@ from pfedbred.engine.round import new_record
 from pfedbred.flower import client, client_home
 from pfedbred.flower.run_config import parse
 from pfedbred.flower.server import Coordinator
+from pfedbred.flower.wire import PROTOCOL
 from pfedbred.io import tensors
 from pfedbred.report import curves
 from pfedbred.runs import saved_models
@@ -31,7 +32,7 @@ from pfedbred.runs.prediction import personal_models
 SMALL = {"participation": "all", "batch-size": 4, "rounds": 3, "min-clients": 1, "deadline": 0.5}
 ALL = {"clients": 3, "aggregated": 3}
 FACTS = {
-    "protocol": 2,
+    "protocol": PROTOCOL,
     "dataset": "d",
     "shape": [2],
     "classes": 2,

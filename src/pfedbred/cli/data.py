@@ -40,7 +40,7 @@ class FileOptions(NamedTuple):
 
 
 _with_options = with_options(
-    [*experiment_options(DataOptions, without=("dataset", "held_out_clients")), *options_of(FileOptions)]
+    [*experiment_options(DataOptions, without=("dataset", "held_out_clients", "validation")), *options_of(FileOptions)]
 )
 
 
@@ -98,8 +98,8 @@ def describe(federation: Federation) -> None:
     print(printable(f"{federation.name}: {clients}, samples of {kind}"))
     if federation.about:
         print(printable("  " + ", ".join(f"{key} {value}" for key, value in federation.about.items())))
-    for word, split in (("training", train), ("test", test)):
-        sizes = split.sizes
+    for part, split in federation.parts.items():
+        word, sizes = "training" if part == "train" else part, split.sizes
         print(
             f"  {word + ' samples':<17} {len(split.y):>9,}   per client: {sizes.min():,} to {sizes.max():,}, "
             f"median {int(np.median(sizes)):,}"

@@ -138,6 +138,10 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     if federation is None:
         federation = load_data(experiment)
     experiment = experiment.for_data(federation, data_elsewhere=given)  # its dataset's own numbers say nothing of it
+    if experiment.validation:
+        federation = federation.with_validation(experiment.validation, experiment.split_seed or 0)
+        if isinstance(federation, Federation) and not len(federation.parts["validation"].y):
+            raise SettingError(f"validation = {experiment.validation} keeps no sample of any client: use a larger part")
     newcomers = None
     if experiment.held_out_clients:
         if isinstance(federation, Population):

@@ -68,6 +68,12 @@ class DataOptions:
     held_out_clients: Fraction | None = option(
         None, "fraction of the clients kept out of training; they join at the end and are evaluated"
     )
+    validation: Fraction | None = option(
+        None,
+        "fraction of each client's training samples kept out of training, to choose a round by",
+        deployed=True,
+        sent=True,
+    )
 
 
 @dataclass(frozen=True)

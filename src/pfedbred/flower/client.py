@@ -31,7 +31,7 @@ from pfedbred.flower import client_data, tallies, wire
 from pfedbred.flower import client_home as home_
 from pfedbred.flower.client_half import ClientHalf
 from pfedbred.flower.introductions import too_few
-from pfedbred.io.shapes import COUNT, Maybe
+from pfedbred.io.shapes import COUNT, FRACTION, Maybe, expect
 from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.prediction import PERSONAL
 from pfedbred.runs.saved_models import write_model
@@ -94,7 +94,10 @@ class Participant:
     def meet(self, message: RecordDict) -> RecordDict:
         """Introduces itself: a name, and the shapes and sizes of its data, without any sample."""
         said = wire.facts(message, {"classes": COUNT, "labels": Maybe([str])}, SERVER)
+        fraction = said.get("validation")  # an earlier server has none, and does not ask how many samples
+        expect(fraction, Maybe(FRACTION), SERVER, "'validation'")
         data, place = self._data(said["classes"], said["labels"])
+        data = client_data.with_validation(data, self.node, fraction, place or 0)
         few = too_few(len(data.train.y), said.get("min_samples", 1))  # an earlier server does not ask
         if few:
             raise SettingError(few)
@@ -113,8 +116,7 @@ class Participant:
                 "features": data.features,
                 "words": data.text.count if data.text else None,
                 "vocabulary": client_data.vocabulary_of(data),
-                "train": len(data.train.y),
-                "test": len(data.test.y),
+                **{part: len(split.y) for part, split in data.parts.items()},
             }
         )
 
@@ -170,6 +172,7 @@ class Participant:
         if isinstance(options["settings"].get("sigma"), str):
             raise SettingError("sigma cannot be a file on a federation: a server may not name files of its clients")
         data, _ = self._data(said["classes"], said["labels"])
+        data = client_data.with_validation(data, self.node, options["validation"], said["number"])
         experiment = Experiment(dataset=data, **options).for_data(data)
         half = client_half(self.node, experiment, data, said["number"])
         received_message = wire.tree(message, "message", half.shapes.message, SERVER)

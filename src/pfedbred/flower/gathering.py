@@ -18,8 +18,9 @@ _INTRODUCTION_DEADLINE = 60.0  # seconds
 class Gathering:
     """The clients that are connected, by number."""
 
-    def __init__(self, grid: Grid, options: ServerOptions, roster: Roster) -> None:
-        self._grid, self._options, self.roster = grid, options, roster
+    def __init__(self, grid: Grid, options: ServerOptions, roster: Roster, validation: float | None = None) -> None:
+        """``validation`` is the part of their training samples that clients keep for it."""
+        self._grid, self._options, self.roster, self._validation = grid, options, roster, validation
 
     def present(self) -> list[int]:
         """The numbers of the known clients that are connected."""
@@ -47,6 +48,7 @@ class Gathering:
             "classes": self._options.classes,
             "labels": self._options.labels,
             "min_samples": self.roster.min_samples,
+            "validation": self._validation,
         }
         requests = dict.fromkeys(nodes, Request("query.meet", wire.content(facts)))
         deadline = min(self._options.deadline, _INTRODUCTION_DEADLINE)

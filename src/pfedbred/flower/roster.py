@@ -37,12 +37,14 @@ class Member:
       name: for people.
       train: how many training samples it has.
       test: how many test samples.
+      validation: how many validation samples.
     """
 
     fingerprint: str
     name: str
     train: int
     test: int
+    validation: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Description:
     clients: int
     train_samples: int = 0
     test_samples: int = 0
+    validation_samples: int = 0
     text: None = None
     shift: None = None
     scale: None = None
@@ -67,7 +70,8 @@ class Description:
     @property
     def facts(self) -> dict[str, Any]:
         """What the data holds, in a few numbers."""
-        told = ("name", "clients", "train_samples", "test_samples", "classes")
+        held = ("validation_samples",) if self.validation_samples else ()
+        told = ("name", "clients", "train_samples", *held, "test_samples", "classes")
         return {name: getattr(self, name) for name in told}
 
 
@@ -156,7 +160,8 @@ class Roster:
                 # The old node is gone, though Flower may not know yet.
                 self._asked[self.nodes[number]] = (time.monotonic() + _PAUSE, "it is back as another node")
             new.add(number)
-            self.members[number] = Member(fingerprint(facts["client"]), name, facts["train"], facts["test"])
+            sizes = (facts["train"], facts["test"], facts.get("validation", 0))
+            self.members[number] = Member(fingerprint(facts["client"]), name, *sizes)
             self.nodes[number] = node
 
     def _check(self, facts: Facts) -> None:
@@ -217,6 +222,7 @@ class Roster:
             self.clients,
             int(self.sizes("train").sum()),
             int(self.sizes("test").sum()),
+            int(self.sizes("validation").sum()),
             names=tuple(self.name(i) for i in range(self.clients)),
         )
 

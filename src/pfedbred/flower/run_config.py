@@ -24,6 +24,7 @@ _defaults = {_key(each.name): each.default for each in dataclasses.fields(Experi
 DEFAULTS: dict[str, Any] = {
     "out": "",
     **{key: _defaults[key] if _defaults[key] is not None else 0 for key in _EXPERIMENT_KEYS},
+    "validation": 0.0,
     "settings": "",
     "participation": "sample",
     "clients": 0,
@@ -79,7 +80,7 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     given = {
         key: value
         for key, value in config.items()
-        if value != "" and (key not in ("clients", "aggregated", "classes") or value != 0)
+        if value != "" and (key not in ("clients", "aggregated", "classes", "validation") or value != 0)
     }
 
     def number(key: str, hint: Any, default: Any) -> Any:
@@ -104,6 +105,7 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     )
     if clients is not None and options.min_clients > clients:
         raise SettingError(f"min-clients must be at most clients, {clients}, not {options.min_clients}")
+    number("validation", settings_.Fraction, None)  # clients are told before the experiment is built
     fields = {name: given[key] for key, name in _EXPERIMENT_KEYS.items() if key in given}
     fields["settings"] = dict(map(assignment, str(given.get("settings", "")).split()))
     return options, fields

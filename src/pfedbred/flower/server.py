@@ -43,7 +43,8 @@ class Coordinator:
         if isinstance(fields["settings"].get("sigma"), str):
             raise SettingError("sigma cannot be a file on a federation: the clients do not have it")
         self._options, self._fields, self._folder = options, dict(fields), options.out
-        self._gathering = Gathering(grid, options, Roster(options.clients, log, options.agreeing, options.min_samples))
+        roster = Roster(options.clients, log, options.agreeing, options.min_samples)
+        self._gathering = Gathering(grid, options, roster, fields.get("validation"))
 
     def run(self) -> dict[str, Any]:
         """Runs from the start, or from the last round that was saved, to the end. Returns the summary."""

@@ -19,13 +19,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.io import npy, tensors
-from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
+from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Maybe, expect
 from pfedbred.io.strict import parse_json
-from pfedbred.settings import hints
+from pfedbred.settings import Fraction, hints
 from pfedbred.types import Tree, tree_bytes
 
-PROTOCOL = 2
-"""The version of all messages. Version 1 evaluated accuracy and loss only, and sent them as facts."""
+PROTOCOL = 3
+"""The version of all messages. Version 1 evaluated accuracy and loss only, version 2 had no validation samples."""
 
 Trees = Mapping[int, Tree]
 """By client number."""
@@ -42,8 +42,11 @@ def _option_shapes() -> dict[str, Any]:
     for field in dataclasses.fields(Experiment):
         build: Any = field.default_factory
         default = build() if field.default is dataclasses.MISSING else field.default
-        is_list = any(typing.get_origin(each) is list for each in typing.get_args(types[field.name]))
+        options = typing.get_args(types[field.name])
+        is_list = any(typing.get_origin(each) is list for each in options)
         shapes[field.name] = [str] if is_list else plain.get(type(default))
+        if default is None and Fraction in options:
+            shapes[field.name] = Maybe(FRACTION)
     return {name: shapes[name] for name in field_names(sent=True)}
 
 

@@ -142,6 +142,8 @@ def fingerprint(experiment: Experiment) -> dict[str, Any]:
     plain = {name: value for name, value in experiment.plain().items() if name in field_names(identifies=True)}
     if plain["aggregate"] == "mean":  # records from before there were other rules do not mention it
         del plain["aggregate"], plain["outliers"]
+    if plain["validation"] is None:  # nor this
+        del plain["validation"]
     if plain["screening"] == "directions":  # nor this; honest updates of the paper's columns are not rejected
         del plain["screening"]
     return plain

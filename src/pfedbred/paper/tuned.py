@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pfedbred.data.federation import Federation
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.records import Request, chosen, load_or_sweep, record_file
 from pfedbred.paper.table import Row, Table, run_table
@@ -43,6 +44,12 @@ def run_tuned(request: Request) -> None:
         run_table(table, dataclasses.replace(request, columns=[column], rows=names))
 
 
+def _for_choosing(federation: Federation) -> Federation:
+    """The federation with validation samples in place of its test samples."""
+    divided = federation.with_validation(_FRACTION, _SEED)
+    return dataclasses.replace(divided, test=divided.parts["validation"], validation=None)
+
+
 def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
     """The settings chosen for a method in a column: read if the sweep was done before, else swept."""
     column, grid = ALL[column_name], GRIDS[name]
@@ -56,7 +63,7 @@ def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
         f"tuning {column_name} {name}",
         experiment,
         grid,
-        lambda: request.federations.of(column).validation(_FRACTION, _SEED),
+        lambda: _for_choosing(request.federations.of(column)),
         request,
         validation=[_FRACTION, _SEED],
     )

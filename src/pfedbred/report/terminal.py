@@ -84,8 +84,9 @@ def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -
     words = f", word vectors {data.about.get('embedding', 'given')}" if data.words else ""
     held = f"; {held_out} more clients held out" if held_out else ""
     if backend.samples is not None:
-        train, test = backend.samples.train, backend.samples.test
-        samples = f"{len(train.y):,} training and {len(test.y):,} test samples"
+        counts = {part: f"{len(split.y):,}" for part, split in backend.samples.parts.items()}
+        kept = f", {counts['validation']} validation" if "validation" in counts else ""
+        samples = f"{counts['train']} training{kept} and {counts['test']} test samples"
     print(printable(f"{data.name}: {data.clients:,} clients, {samples}, {data.classes} labels{words}{held}"))
     if backend.samples is not None and backend.plan.weights == "data":
         sizes = backend.samples.train.sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pfedbred.data.federation import Federation
 from pfedbred.io.atomic import write_text
@@ -13,9 +14,8 @@ from pfedbred.runs.statistics import evenly_spaced
 def write_data(federation: Federation, path: Path, most: int = 1_000) -> None:
     """Samples by client and label, of at most ``most`` evenly spaced clients."""
     shown = evenly_spaced(federation.clients, most)
-    counts = {
-        part: split.take(shown).label_counts(federation.classes).tolist()
-        for part, split in (("train", federation.train), ("test", federation.test))
+    counts: dict[str, Any] = {
+        part: split.take(shown).label_counts(federation.classes).tolist() for part, split in federation.parts.items()
     }
     facts = {
         "name": federation.name,
