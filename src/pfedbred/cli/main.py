@@ -8,8 +8,9 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -75,7 +76,7 @@ def export_command(
     path = saved_models.export(folder, client=client, seed=seed, out=out)
     about = saved_models.facts(path)
     whose = f"client {about['client']} ({about['client_name']})" if client is not None else "the global model"
-    print(printable(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}"))
+    print(printable(f"model: {path}, {whose}, seed {about['seed']}, {_when(about)}"))
 
 
 @app.command("predict")
@@ -102,11 +103,16 @@ def predict_command(
         print(text, end="")
     about = trained.about
     whose = f"{about.get('client_name')}'s personal model" if about["kind"] == "personal" else "the global model"
-    line = f"{whose} of {about['algorithm']}, after round {about['round']}"
+    line = f"{whose} of {about['algorithm']}, {_when(about)}"
     if given.labels is not None:
         right = sum(one == other for one, other in zip(labels, given.labels, strict=True))
         line += f": {right} of {len(labels)} labels agree with the file, {100 * right / len(labels):.2f} %"
     print(printable(line), file=sys.stderr)
+
+
+def _when(about: Mapping[str, Any]) -> str:
+    chosen = f", chosen on {about['chosen_on']} samples" if "chosen_on" in about else ""
+    return f"after round {about['round']}{chosen}"
 
 
 @app.command("report")

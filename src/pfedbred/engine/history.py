@@ -14,7 +14,7 @@ from pfedbred.errors import SettingError, nearest
 
 Which = Literal["global", "personal"]
 
-__all__ = ["Part", "Point", "Which", "curve"]
+__all__ = ["Part", "Point", "Which", "best_places", "curve", "has_validation"]
 
 
 class Point(NamedTuple):
@@ -46,3 +46,13 @@ def curve(points: Sequence[Point], metric: str, model: Which, part: Part = "test
     if not all(metric in each for each in values):
         raise SettingError(f"{metric!r} was not evaluated{nearest(metric, values[0] if values else ())}")
     return np.stack([each[metric] for each in values])
+
+
+def best_places(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
+    """Of each seed, which evaluation has the best value: the first of several; those without a value do not count."""
+    return np.where(np.isnan(values), -np.inf, values if higher_is_better else -values).argmax(axis=0)
+
+
+def has_validation(points: Sequence[Point]) -> bool:
+    """Whether the evaluations have validation samples."""
+    return bool(points) and points[0].scores.global_.validation is not None

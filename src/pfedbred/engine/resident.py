@@ -306,6 +306,13 @@ class ResidentBackend:
         """G by seed, and P by seed and client."""
         return self._models(self.shards, (), states)
 
+    def evaluated_models(self, states: State) -> tuple[Tree, Tree]:
+        """Those of the state: an evaluation is done at once."""
+        return self.models(states)
+
+    def announce(self, states: State, round_: int, *, last: bool = False) -> None:
+        """No client is elsewhere."""
+
     def global_model(self, states: State, seed: int = 0) -> Tree:
         """G of the seed at that position."""
         check_seed(len(states.round), seed)

@@ -31,7 +31,7 @@ from pfedbred.flower import client_data, tallies, wire
 from pfedbred.flower import client_home as home_
 from pfedbred.flower.client_half import ClientHalf
 from pfedbred.flower.introductions import too_few
-from pfedbred.io.shapes import COUNT, FRACTION, Maybe, expect
+from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Maybe, expect
 from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.prediction import PERSONAL
 from pfedbred.runs.saved_models import write_model
@@ -145,14 +145,31 @@ class Participant:
         with self._understood(message) as order:
             return order.reply()
 
+    def keep(self, message: RecordDict) -> RecordDict:
+        """Keeps the personal model of the round that was chosen, if it is the last one."""
+        said = wire.facts(message, {"run": str, "chosen": COUNT, "deadline": NUMBER}, SERVER)
+        with (
+            _details_withheld("it cannot save its model", unable=True),
+            self.home.holding(said["run"], said["deadline"]) as folder,
+        ):
+            home_.keep_chosen(folder, said["chosen"])
+        return wire.content({})
+
     def _tallies(self, global_: Tree, order: Order) -> Tallies:
-        """Evaluates G and P, and writes P where ``pfedbred predict`` finds it."""
-        half, done = order.half, order.said["round"] - 1
+        """Evaluates G and P, and writes P where ``pfedbred predict`` finds it.
+
+        With validation samples, P waits beside the best one so far until the server has compared them.
+        """
+        half, said, names = order.half, order.said, [PERSONAL]
+        validated, done = bool(order.experiment.validation), said["round"] - 1
         personal = half.model(order.message, order.record)
-        path, number = order.folder / PERSONAL, order.said["number"]
+        whose = {"client": said["number"], "name": self.node.name, "chosen": validated}
         with _details_withheld("it cannot save its model", unable=True):
-            options = order.experiment.plain()
-            write_model(path, personal, options, half.data, done, client=number, name=self.node.name)
+            if validated:
+                home_.keep_chosen(order.folder, said["chosen"])
+                names = [home_.LATEST] if (order.folder / PERSONAL).exists() else [home_.LATEST, PERSONAL]
+            for name in names:
+                write_model(order.folder / name, personal, order.experiment.plain(), half.data, done, **whose)
         return half.tally(global_, personal)
 
     def _data(self, classes: int, labels: list[str] | None) -> tuple[Federation, int | None]:
@@ -231,6 +248,7 @@ def _reply(respond: Callable[[Participant, RecordDict], RecordDict], message: Me
 
 app = ClientApp()
 app.query("meet")(partial(_reply, Participant.meet))
+app.query("keep")(partial(_reply, Participant.keep))
 app.query("prepare")(partial(_reply, Participant.prepare))
 app.train()(partial(_reply, Participant.train))
 app.evaluate()(partial(_reply, Participant.evaluate))

@@ -62,6 +62,7 @@ ORDER = {
     "labels": Maybe([str]),
     "upload": bool,
     "evaluate": bool,
+    "chosen": Maybe(COUNT),
 }
 """The facts in every request but the first."""
 

@@ -16,12 +16,12 @@ from pfedbred.engine.history import Which
 from pfedbred.errors import SettingError
 from pfedbred.io.shapes import COUNT, Maybe, expect
 from pfedbred.io.strict import finite_or_none, read_json
+from pfedbred.runs.figures import diverged_seeds
 from pfedbred.runs.layout import DATA, SUMMARY
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.schema import DATA as DATA_SHAPE
 from pfedbred.runs.schema import read_sweep
 from pfedbred.runs.statistics import evenly_spaced, mean_and_std
-from pfedbred.runs.summary import diverged_seeds
 
 Content = dict[str, Any]
 """What the page embeds as JSON: a list for each kind of result."""

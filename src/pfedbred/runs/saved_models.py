@@ -1,7 +1,8 @@
 """Trained models as safetensors files, with a name for every tensor.
 
-A run folder keeps G and every P at the end of the run in ``models.safetensors``; :func:`export` takes one of them out
-with all that is needed to use it: the model's settings, how inputs are normalised, what words and labels stand for.
+A run folder keeps G and every P at the end of the run, or of the rounds chosen on validation samples, in
+``models.safetensors``; :func:`export` takes one of them out with all that is needed to use it: the model's settings,
+how inputs are normalised, what words and labels stand for.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from pfedbred.errors import SettingError, nearest
 from pfedbred.io import tensors
 from pfedbred.io.shapes import COUNT, Maybe, Some, expect
 from pfedbred.io.strict import parse_json
+from pfedbred.runs.chosen import MODELS as MODEL_KINDS
+from pfedbred.runs.chosen import Chosen
 from pfedbred.runs.layout import GLOBAL_MODEL, MODELS, SWEEP, TABLE
 from pfedbred.types import Array, Tree, Words
 
 _KEPT, _EXPORTED = "pfedbred models 1", "pfedbred model 1"
-_TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
+_TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name", "chosen_on")  # other facts are in JSON
 _LARGEST_SAMPLE = 2**24
 _DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U32", "U16", "U8", "BOOL")
 _FACTS = {
@@ -50,29 +53,38 @@ _FACTS = {
 }
 _OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
 _OF_MODEL = {"kind": str, "seed": COUNT}
+_CHOSEN_ON = "validation"
 
 
-def write_models(folder: Path, experiment: Mapping[str, Any], backend: Backend[Any], state: Any, round_: int) -> None:
+def write_models(
+    folder: Path,
+    experiment: Mapping[str, Any],
+    backend: Backend[Any],
+    state: Any,
+    round_: int,
+    chosen: Chosen | None = None,
+) -> None:
     """Writes the models of a finished run into its folder; G alone where personal models stay with their clients.
 
-    ``experiment`` are its options as plain values.
+    ``experiment`` are its options as plain values. The models are those of the last round, ``round_``, or the
+    ``chosen`` ones, if there are any.
     """
-    both, federation = backend.models(state), backend.federation
-    if both is None:
-        model = jax.device_get(backend.global_model(state))
-        write_model(folder / GLOBAL_MODEL, model, experiment, federation, round_)
+    federation, last = backend.federation, None if chosen else backend.models(state)
+    trees = chosen.models if chosen else last and dict(zip(MODEL_KINDS, map(tensors.named, last), strict=True))
+    if not trees or "personal" not in trees:
+        model = backend.global_model(state)
+        if chosen:
+            model, round_ = chosen.tree("global", (0,), model), int(chosen.rounds["global"][0])
+        write_model(folder / GLOBAL_MODEL, jax.device_get(model), experiment, federation, round_, chosen=bool(chosen))
         return
-    arrays = {
-        f"{kind}.{name}": np.asarray(leaf)
-        for kind, tree in zip(("global", "personal"), both, strict=True)
-        for name, leaf in tensors.named(tree).items()
-    }
+    arrays = {f"{kind}.{name}": np.asarray(leaf) for kind, tree in trees.items() for name, leaf in tree.items()}
     facts = {
         "format": _KEPT,
         "seeds": list(range(experiment["seed"], experiment["seed"] + experiment["seeds"])),
         **_facts(experiment, federation, round_),
         "clients": federation.clients,
         "client_names": federation.names,
+        **({"chosen_rounds": {kind: rounds.tolist() for kind, rounds in chosen.rounds.items()}} if chosen else {}),
     }
     _save(folder / MODELS, arrays | _data_arrays(federation), facts)
 
@@ -86,10 +98,12 @@ def write_model(
     *,
     client: int | None = None,
     name: str | None = None,
+    chosen: bool = False,
 ) -> None:
     """Writes one model as :func:`export` does: a client's P, or G if no client is named.
 
-    ``data`` describes what it was trained on: a Federation, or all of one but the samples.
+    ``data`` describes what it was trained on: a Federation, or all of one but the samples. ``chosen`` is whether its
+    round was chosen on validation samples.
     """
     arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(model).items()}
     whose = {} if client is None else {"client": client, "client_name": name or str(client)}
@@ -99,6 +113,7 @@ def write_model(
         "seed": experiment["seed"],
         **_facts(experiment, data, round_),
         **whose,
+        **({"chosen_on": _CHOSEN_ON} if chosen else {}),
     }
     _save(path, arrays | _data_arrays(data), facts)
 
@@ -164,6 +179,7 @@ def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         raise SettingError(f"{path} is damaged: samples cannot be of shape {facts['shape']}")
     if not names_fit(facts["features"], facts["shape"]):
         raise SettingError(f"{path} is damaged: samples of shape {facts['shape']} are not from {facts['features']}")
+    _check_chosen(facts, path)
     names = facts.get("client_names")
     if names is not None and len(names) != facts["clients"]:
         raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")
@@ -171,6 +187,15 @@ def _open(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         if file.get_slice(name).get_dtype() not in _DTYPES:
             raise SettingError(f"{path} holds {name!r} with a number type that no model has")
     return file, facts
+
+
+def _check_chosen(facts: Mapping[str, Any], path: Path) -> None:
+    """Rejects chosen rounds that are not one of each seed; a run without validation samples has none."""
+    chosen = facts.get("chosen_rounds")
+    if chosen is not None:
+        expect(chosen, {kind: [COUNT] for kind in MODEL_KINDS}, path, "'chosen_rounds'")
+        if any(len(chosen[kind]) != len(facts.get("seeds", ())) for kind in MODEL_KINDS):
+            raise SettingError(f"{path} is damaged: it does not name one chosen round of each seed")
 
 
 def export(
@@ -183,6 +208,7 @@ def export(
     folder = Path(folder)
     file, facts = _open(folder / MODELS, _KEPT, _instead_of_models(folder))
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
+    chosen = facts.pop("chosen_rounds", None)
     if isinstance(client, str):
         client = _number_of(client, names or [str(number) for number in range(clients)])
     seed = seeds[0] if seed is None else seed
@@ -202,6 +228,8 @@ def export(
             part = file.get_slice(name)[tuple(slice(each, each + 1) for each in place)]
             arrays[name.removeprefix(f"{kind}.")] = part.reshape(part.shape[len(place) :])
     about = {**facts, "format": _EXPORTED, "kind": kind, "seed": seed}
+    if chosen:
+        about |= {"round": chosen[kind][seeds.index(seed)], "chosen_on": _CHOSEN_ON}
     if client is not None:
         about["client"] = client
         about["client_name"] = names[client] if names else str(client)

@@ -32,6 +32,7 @@ FINISHED = {
     "platform": PLATFORM,
 }
 METRIC = {"final": _ANY_OVER_SEEDS, "best": _ANY_OVER_SEEDS, "best_round": [COUNT]}
+_CHOSEN = {"chosen_round": Some(COUNT), "metrics": Each({"chosen": _ANY_OVER_SEEDS})}
 METRIC_INFO = {"title": str, "percent": bool, "higher_is_better": bool}
 _FIRST_METRICS = {
     "accuracy": {"title": "accuracy", "percent": True, "higher_is_better": True},
@@ -57,6 +58,8 @@ def read_summary(path: Path) -> dict[str, Any]:
     expect(summary, FINISHED, path)
     for model in ("global", "personal"):
         expect(summary[model].get("metrics", {}), Each(METRIC), path, f"{model!r}")
+        if "chosen_round" in summary[model]:  # there are validation samples
+            expect(summary[model], _CHOSEN, path, f"{model!r}")
     summary.setdefault("metric_info", _FIRST_METRICS)  # version 1 knew no others
     expect(summary["metric_info"], {"accuracy": METRIC_INFO}, path, "'metric_info'")
     expect(summary["metric_info"], Each(METRIC_INFO), path, "'metric_info'")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.callbacks.choosing import keeps_models
 from pfedbred.experiment.result import Run
 from pfedbred.io.atomic import write_json, writing_into
 from pfedbred.report import curves
@@ -14,17 +15,19 @@ from pfedbred.runs import saved_models
 from pfedbred.runs.data_file import write_data
 from pfedbred.runs.layout import CURVES, DATA, SUMMARY
 
-_SMALL = 10**9  # bytes of models that are kept without asking
-
 
 class Outcome(Callback):
     """Writes the outcome of a run that came to its end."""
 
     def __init__(
-        self, folder: Path, keep_models: bool | None = None, extra: Callable[[Run[Any]], dict[str, Any]] | None = None
+        self,
+        folder: Path,
+        keep_models: bool | None = None,
+        extra: Callable[[Run[Any]], dict[str, Any]] | None = None,
+        warn: Callable[[str], None] = print,
     ) -> None:
         """``keep_models`` keeps the trained models, None if they are small; ``extra`` adds to the summary."""
-        self._folder, self._keep_models, self._extra = folder, keep_models, extra
+        self._folder, self._keep_models, self._extra, self._warn = folder, keep_models, extra, warn
 
     def on_end(self, run: Run[Any]) -> None:
         """The summary is written last, because it marks the run as finished."""
@@ -33,15 +36,12 @@ class Outcome(Callback):
         folder, backend = self._folder, run.backend
         if backend.samples is not None:
             write_data(backend.samples, folder / DATA)
-        if self._should_keep(run):
-            saved_models.write_models(folder, run.experiment.plain(), run.backend, run.state, run.round)
+        if keeps_models(self._keep_models, run.experiment, backend):
+            if run.chosen is not None and run.chosen.models is None:
+                self._warn("the models of the chosen rounds were not kept from the start of the run: none are written")
+            else:
+                saved_models.write_models(folder, run.experiment.plain(), backend, run.state, run.round, run.chosen)
         record = run.record()
         with writing_into(folder):
             curves.draw_run(record, folder / CURVES)
         write_json(folder / SUMMARY, {**record.summary, **(self._extra(run) if self._extra else {})})
-
-    def _should_keep(self, run: Run[Any]) -> bool:
-        if self._keep_models is not None:
-            return self._keep_models
-        size = run.backend.model_bytes()
-        return size is not None and run.experiment.seeds * size <= _SMALL
