@@ -15,8 +15,8 @@ from pfedbred.cli.options import experiment_options, options_of, with_options
 from pfedbred.data.federation import Federation
 from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.experiment.options import DataOptions
+from pfedbred.report.console import console
 from pfedbred.report.distribution import draw_distribution
-from pfedbred.report.terminal import console
 
 app = typer.Typer(help="Prepare data as one file, and inspect it.", no_args_is_help=True, rich_markup_mode=None)
 

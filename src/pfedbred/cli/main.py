@@ -18,9 +18,10 @@ from pfedbred._version import __version__
 from pfedbred.cli import data as data_commands
 from pfedbred.cli import flower as flower_commands
 from pfedbred.cli import options
+from pfedbred.cli.compare import compare_command
 from pfedbred.cli.listing import list_command
 from pfedbred.cli.paper import paper_command
-from pfedbred.cli.run import compare_command, run_command
+from pfedbred.cli.run import run_command
 from pfedbred.cli.streams import lasting_streams
 from pfedbred.cli.sweep import sweep_command
 from pfedbred.data.sources.hub import cache_folder

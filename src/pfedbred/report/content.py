@@ -13,15 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from pfedbred.engine.history import Which
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, is_file_name
 from pfedbred.io.shapes import COUNT, Maybe, expect
 from pfedbred.io.strict import finite_or_none, read_json
-from pfedbred.runs.figures import diverged_seeds
-from pfedbred.runs.layout import DATA, SUMMARY
+from pfedbred.runs.comparison import pooled
+from pfedbred.runs.figures import SUMMARY_KEYS, TITLES, Figure, diverged_seeds
+from pfedbred.runs.layout import DATA, SUMMARY, split_name
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.schema import DATA as DATA_SHAPE
-from pfedbred.runs.schema import read_sweep
-from pfedbred.runs.statistics import evenly_spaced, mean_and_std
+from pfedbred.runs.schema import read_comparison, read_sweep
+from pfedbred.runs.statistics import estimate, evenly_spaced, mean_and_std
 
 Content = dict[str, Any]
 """What the page embeds as JSON: a list for each kind of result."""
@@ -51,8 +52,14 @@ def platform_name(record: Mapping[str, Any]) -> str:
 def add_run(folder: Path, content: Content, command: Command | None) -> None:
     """Adds a finished run: its curves and outcome by metric, its clients, its data and how to reproduce it."""
     run = RunRecord.read(folder)
+    add_record(run, *_clients(run, folder, content), content, command)
+
+
+def add_record(
+    run: RunRecord, names: Sequence[str], clients: np.ndarray, content: Content, command: Command | None
+) -> None:
+    """Adds a run whose clients of these names and places are shown."""
     kept = evenly_spaced(len(run.points), _MOST_POINTS)
-    names, clients = _clients(run, folder, content)
     metrics = {
         name: {letter: _metric(run, name, model, kept, clients) for letter, model in _MODELS.items()}
         for name in run.metrics
@@ -73,7 +80,7 @@ def add_run(folder: Path, content: Content, command: Command | None) -> None:
             "milliseconds": 1000 * run.summary["seconds"]["round"],
             "rejected": sum(sum(seed.values()) for point in run.points for seed in point.rejections.rejected),
             "metrics": metrics,
-            "clients": names,
+            "clients": list(names),
             "diagnostics": _diagnostics(run, kept),
             "reproduce": {
                 "command": command(run.experiment) if command else None,
@@ -84,16 +91,37 @@ def add_run(folder: Path, content: Content, command: Command | None) -> None:
 
 
 def _metric(run: RunRecord, name: str, model: Which, kept: np.ndarray, clients: np.ndarray) -> dict[str, Any]:
-    """One metric of one model: the best over the rounds, the curve, and the values of the clients shown."""
+    """One metric of one model: its figures, the curve, the chosen rounds, and the values of the clients shown."""
     percent = run.metrics[name]["percent"]
     mean, std = mean_and_std(run.best(name, model))
-    of_clients = run.points[-1].scores.of(model).test.clients[name].mean(axis=0)
+    of_clients = run.points[-1].scores.of(model).test.clients[name].mean(axis=0) if len(clients) else clients
     return {
         "diverged": bool(diverged_seeds(run.points, model, run.diverged is not None).any()),
         "best": _number(mean, percent),
         "std": _number(std, percent),
+        "figures": {figure: _estimate(run, figure, name, model) for figure in run.figures},
+        "chosen": _chosen(run, name, model) if "chosen" in run.figures else None,
         **_over_seeds(run.curve(name, model)[kept], percent),
         "clients": [_number(each, percent, digits=1) for each in of_clients[clients]],
+    }
+
+
+def _estimate(run: RunRecord, figure: Figure, name: str, model: Which) -> dict[str, float | None]:
+    """A figure's mean and the half-width of its interval: of the summary, if that knows of several splits."""
+    percent = run.metrics[name]["percent"]
+    found = estimate(run.figure(figure, name, model))._asdict()
+    if "splits" in run.summary:
+        found = run.summary[model]["metrics"][name][SUMMARY_KEYS[figure]]
+    return {"mean": _number(found["mean"], percent), "half": _number(found["half_width"], percent)}
+
+
+def _chosen(run: RunRecord, name: str, model: Which) -> dict[str, Any]:
+    """Of each seed, the chosen round and the value there."""
+    places, percent = run.places("chosen", name, model), run.metrics[name]["percent"]
+    values = run.curve(name, model)[places, np.arange(len(places))]
+    return {
+        "rounds": [run.points[place].round for place in places],
+        "values": [_number(each, percent) for each in values],
     }
 
 
@@ -130,6 +158,61 @@ def _clients(run: RunRecord, folder: Path, content: Content) -> tuple[list[str],
     tested = np.flatnonzero(np.isfinite(g) & np.isfinite(p))
     shown = tested[evenly_spaced(len(tested), _MOST_CLIENTS)]
     return [names[numbers[i]] if names else str(numbers[i]) for i in shown.tolist()], shown
+
+
+# Comparisons ---------------------------------------------------------------------------------------------------
+
+
+def add_comparison(path: Path, content: Content, command: Command | None) -> None:
+    """Adds the comparison in a file, and the runs of one on several splits, those of a method as one."""
+    facts = read_comparison(path)
+    names = [method["algorithm"] for method in facts["methods"]]
+    for name in names if facts["splits"] else ():
+        if not is_file_name(name):  # it names a folder here, and must not lead elsewhere
+            raise SettingError(f"{path} is damaged: {name!r} is not an algorithm")
+        runs = [RunRecord.read(path.parent / split_name(seed) / name) for seed in facts["splits"]]
+        add_record(pooled(runs), [], np.zeros(0, int), content, command)
+    if len(names) < 2:
+        return
+    metrics = facts["metric_info"]
+    content["comparisons"].append(
+        {
+            "name": path.parent.resolve().name,
+            "over": f"{len(facts['splits'])} splits" if facts["splits"] else f"{facts['seeds']} seeds",
+            "to": facts["baseline"],
+            "figures": [{"name": figure, "title": TITLES[figure]} for figure in facts["figures"]],
+            "metrics": [{"name": name, **info} for name, info in metrics.items()],
+            "methods": [
+                {
+                    "name": method["algorithm"],
+                    **{
+                        letter: {
+                            metric: {
+                                figure: _compared(method[model][metric][figure], info["percent"])
+                                for figure in facts["figures"]
+                            }
+                            for metric, info in metrics.items()
+                        }
+                        for letter, model in _MODELS.items()
+                    },
+                }
+                for method in facts["methods"]
+            ],
+        }
+    )
+
+
+def _compared(found: Mapping[str, Any], percent: bool) -> dict[str, Any]:
+    """A figure of a method beside the others."""
+    difference = found["difference"] or {}
+    return {
+        "mean": _number(found["mean"], percent),
+        "half": _number(found["half_width"], percent),
+        "difference": _number(difference.get("mean"), percent),
+        "difference_half": _number(difference.get("half_width"), percent),
+        "best": found["best"],
+        "told": found["told_from_best"],
+    }
 
 
 # Sweeps and data ---------------------------------------------------------------------------------------------

@@ -11,19 +11,16 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.round import largest_weight
 from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
+from pfedbred.report.console import console, new_table, print_table, shown_estimate
+from pfedbred.report.outcomes import interval_words, show_figures
+from pfedbred.runs.figures import EXPLAINED, Figure
 from pfedbred.runs.record import RunRecord
-
-_LITERAL = {"highlight": False, "markup": False, "emoji": False}  # names from data may look like rich's markup
-console = Console(**_LITERAL)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -51,7 +48,7 @@ def show_sweep(facts: Mapping[str, Any], most: int = 10) -> None:
     ranked = sorted(points, key=lambda point: -1.0 if point["personal"] is None else point["personal"], reverse=True)
     shown = ranked[:most]
     words = f"the best {len(shown)} of {len(points)} points" if len(points) > len(shown) else f"{len(points)} points"
-    table = _table(
+    table = new_table(
         f"{facts['algorithm']}, {facts['experiment']['rounds']} rounds: {words}, best test accuracy in %",
         f"{seconds['total']:.1f} s in all, {seconds['compile']:.1f} s of it compiling",
     )
@@ -63,19 +60,7 @@ def show_sweep(facts: Mapping[str, Any], most: int = 10) -> None:
             *(f"{point[name]:.4g}" for name in names),
             *("-" if each is None else f"{100 * each:.2f}" for each in accuracies),
         )
-    _print(table)
-
-
-def _table(title: str, caption: str) -> Table:
-    frame = box.ROUNDED if console.is_terminal else box.ASCII2
-    return Table(
-        title=printable(title), caption=caption or None, title_justify="left", caption_justify="left", box=frame
-    )
-
-
-def _print(table: Table) -> None:
-    """Without a terminal the width does not matter."""
-    (console if console.is_terminal else Console(width=120, **_LITERAL)).print(table)  # type: ignore[arg-type]
+    print_table(table)
 
 
 def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -> None:
@@ -141,14 +126,17 @@ def show_rejections(summaries: Sequence[Mapping[str, Any]], most: int = 5) -> No
 def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
     """One row for each run: the best accuracy of G and of P, the worst-off clients, and the time of a round."""
     first = summaries[0]
-    seeds = "mean ± standard deviation over seeds; " if first["seeds"] > 1 else ""
-    table = _table(
+    if "chosen_round" in first["personal"]:
+        show_figures(summaries, _explained(first))
+        _show_other_metrics(summaries, "chosen")
+        _show_newcomers(summaries)
+        return
+    seeds = interval_words(first, "; ")
+    table = new_table(
         f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: best test accuracy in %",
         f"{seeds}worst tenth: final mean P of the worst-off tenth of the clients{_explained(first)}",
     )
-    newcomers = first["newcomers"]
-    joined = ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
-    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *joined, "ms/round"):
+    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *_joined_names(first), "ms/round"):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
     means = [summary["personal"]["best_accuracy"]["mean"] for summary in summaries]
     best = max((mean for mean in means if mean is not None), default=None)
@@ -158,23 +146,23 @@ def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(
             summary["algorithm"],
             *(
-                _cell(cell, summary["seeds"])
+                shown_estimate(cell, summary["seeds"])
                 for cell in (g["best_accuracy"], p["best_accuracy"], p["final_worst_decile"], *_joined(summary))
             ),
             f"{1000 * summary['seconds']['round']:.1f}",
             style="bold" if leads else None,
         )
-    _print(table)
+    print_table(table)
     _show_other_metrics(summaries)
 
 
-def _show_other_metrics(summaries: Sequence[Mapping[str, Any]]) -> None:
+def _show_other_metrics(summaries: Sequence[Mapping[str, Any]], figure: Figure = "best") -> None:
     """What was evaluated besides accuracy and loss: a row for each run and model."""
     infos = summaries[0].get("metric_info", {})
     others = {name: info for name, info in infos.items() if name not in ("accuracy", "loss")}
     if not others:
         return
-    table = _table("best value on the test samples", "")
+    table = new_table(f"on the test samples, {EXPLAINED[figure]}", "")
     table.add_column("algorithm")
     table.add_column("model")
     for info in others.values():
@@ -183,11 +171,29 @@ def _show_other_metrics(summaries: Sequence[Mapping[str, Any]]) -> None:
         for letter, model in (("G", "global"), ("P", "personal")):
             found = summary[model].get("metrics", {})
             cells = (
-                _cell(found[name]["best"], summary["seeds"], info["percent"]) if name in found else "-"
+                shown_estimate(found[name][figure], summary["seeds"], info["percent"]) if name in found else "-"
                 for name, info in others.items()
             )
             table.add_row(summary["algorithm"], letter, *cells)
-    _print(table)
+    print_table(table)
+
+
+def _show_newcomers(summaries: Sequence[Mapping[str, Any]]) -> None:
+    """How clients that joined at the end did, if there are any."""
+    names = _joined_names(summaries[0])
+    if not names:
+        return
+    table = new_table("held-out clients that joined after the last round: test accuracy in %", "")
+    for name in ("algorithm", *names):
+        table.add_column(name, justify="left" if name == "algorithm" else "right")
+    for summary in summaries:
+        table.add_row(summary["algorithm"], *(shown_estimate(each, summary["seeds"]) for each in _joined(summary)))
+    print_table(table)
+
+
+def _joined_names(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    newcomers = summary["newcomers"]
+    return ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
 
 
 def _joined(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -206,11 +212,3 @@ def _explained(summary: Mapping[str, Any]) -> str:
         rounds = len(newcomers["personal"]) - 1
         words += f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {rounds} rounds alone"
     return words
-
-
-def _cell(cell: Mapping[str, Any], seeds: int, percent: bool = True) -> str:
-    if cell["mean"] is None:
-        return "-"
-    scale, digits = (100, 2) if percent else (1, 4)
-    spread = f" ± {scale * cell['std']:.{digits}f}" if seeds > 1 and cell["std"] is not None else ""
-    return f"{scale * cell['mean']:.{digits}f}{spread}"

@@ -22,6 +22,9 @@ EXPLAINED: dict[Figure, str] = {
     "best": "at the round that is best on the test samples, as the paper reports it",
 }
 
+SUMMARY_KEYS: dict[Figure, str] = {"chosen": "chosen", "last": "final", "best": "best"}
+"""The figures' names in summary.json."""
+
 Better = Mapping[str, bool]
 """By metric, whether higher is better; the first one chooses rounds."""
 

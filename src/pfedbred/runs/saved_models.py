@@ -32,7 +32,7 @@ from pfedbred.io.shapes import COUNT, Maybe, Some, expect
 from pfedbred.io.strict import parse_json
 from pfedbred.runs.chosen import MODELS as MODEL_KINDS
 from pfedbred.runs.chosen import Chosen
-from pfedbred.runs.layout import GLOBAL_MODEL, MODELS, SWEEP, TABLE
+from pfedbred.runs.layout import COMPARISON, GLOBAL_MODEL, MODELS, SWEEP, TABLE
 from pfedbred.types import Array, Tree, Words
 
 _KEPT, _EXPORTED = "pfedbred models 1", "pfedbred model 1"
@@ -240,7 +240,7 @@ def export(
 
 def _instead_of_models(folder: Path) -> str:
     """What to say of a folder without models."""
-    if (folder / TABLE).exists():
+    if (folder / TABLE).exists() or (folder / COMPARISON).exists():
         return f": {folder} is a comparison, choose one of the runs in it"
     if (folder / SWEEP).exists():
         return f": {folder} is a sweep, which keeps no models; run its best point with 'pfedbred run'"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pfedbred.errors import SettingError
 from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, Some, expect
 from pfedbred.io.strict import read_json
+from pfedbred.runs.figures import TITLES
 
 PLATFORM = {"device": str, "backend": str, "jax": str}
 _OVER_SEEDS = {"mean": Maybe(FRACTION), "std": Maybe(FRACTION)}
@@ -49,6 +51,18 @@ SWEEP = {
 }
 
 
+_ESTIMATE = {"mean": Maybe(NUMBER), "half_width": Maybe(NUMBER)}
+_COMPARED = {**_ESTIMATE, "difference": Maybe(_ESTIMATE), "best": bool, "told_from_best": Maybe(bool)}
+COMPARISON = {
+    "seeds": COUNT,
+    "splits": Maybe(Some(COUNT)),
+    "baseline": Maybe(str),
+    "figures": Some(str),
+    "metric_info": Each(METRIC_INFO),
+    "methods": Some({"algorithm": str, "global": dict, "personal": dict}),
+}
+
+
 def read_summary(path: Path) -> dict[str, Any]:
     """summary.json of a finished run, also of earlier versions."""
     summary = read_json(path)
@@ -64,6 +78,18 @@ def read_summary(path: Path) -> dict[str, Any]:
     expect(summary["metric_info"], {"accuracy": METRIC_INFO}, path, "'metric_info'")
     expect(summary["metric_info"], Each(METRIC_INFO), path, "'metric_info'")
     return summary
+
+
+def read_comparison(path: Path) -> dict[str, Any]:
+    """comparison.json."""
+    facts = read_json(path)
+    expect(facts, COMPARISON, path)
+    for figure in facts["figures"]:
+        if figure not in TITLES:
+            raise SettingError(f"{path} is damaged, or of another version: there is no figure {figure!r}")
+    every = {metric: dict.fromkeys(facts["figures"], _COMPARED) for metric in facts["metric_info"]}
+    expect(facts["methods"], [dict.fromkeys(("global", "personal"), every)], path, "'methods'")
+    return facts
 
 
 def read_sweep(path: Path) -> dict[str, Any]:
