@@ -287,3 +287,16 @@ def test_patience_starts_with_the_first_number(monkeypatch):
     assert [see(loss) for loss in (np.nan, 3.0, 2.0, 1.0)] == [None] * 4
     assert see(1.0) is None
     assert see(np.nan) is not None
+
+
+def test_patience_watches_validation_samples_if_there_are_any():
+    def reason(validation):
+        patience = Patience(1)
+        for test, held in ((0.1, 0.1), (0.2, 0.1)):
+            scores = [Scores({"accuracy": np.array([each]), "loss": np.ones(1)}, {}) for each in (test, held)]
+            both = ModelScores(scores[0], scores[0], scores[1] if validation else None)
+            patience.on_evaluation(None, Point(1, 0.0, Evaluation(both, both), None))
+        return patience.finish_reason(None)
+
+    assert reason(validation=False) is None
+    assert reason(validation=True) == "accuracy has not improved for 1 evaluations"

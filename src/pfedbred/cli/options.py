@@ -48,7 +48,11 @@ class RunOptions(NamedTuple):
     ] = None
     patience: Annotated[
         int | None,
-        typer.Option(min=1, help="finish when P's test accuracy has not improved for N evaluations", metavar="N"),
+        typer.Option(
+            min=1,
+            help="finish when P's validation accuracy (test, without --validation) has not improved for N evaluations",
+            metavar="N",
+        ),
     ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")] = False
     keep_models: Annotated[

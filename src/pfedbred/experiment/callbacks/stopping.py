@@ -105,6 +105,8 @@ class Interruption(Callback):
 class Patience(Callback):
     """Finishes a run early when a metric has not improved for so many evaluations, in any seed.
 
+    It watches the validation samples if there are any, else the test samples.
+
     Example:
       >>> import pfedbred
       >>> stop = pfedbred.Patience(3, metric="loss", model="global")
@@ -113,11 +115,11 @@ class Patience(Callback):
       True
     """
 
-    def __init__(self, evaluations: int, *, metric: str = "accuracy", model: Which = "personal") -> None:
-        """Watches the metric on the test samples."""
+    def __init__(self, evaluations: int, *, metric: str | None = None, model: Which = "personal") -> None:
+        """Watches this metric of this model; by default the first one, which is the accuracy where there is one."""
         if not isinstance(evaluations, int) or evaluations < 1:
             raise SettingError(f"patience must be a whole number of evaluations >= 1, not {evaluations!r}")
-        self._evaluations, self._metric, self._model = evaluations, metrics.get(metric), model
+        self._evaluations, self._metric, self._model = evaluations, metric and metrics.get(metric), model
         self._best: np.ndarray | None = None
         self._since = 0
 
@@ -131,7 +133,9 @@ class Patience(Callback):
 
     def on_evaluation(self, progress: Progress[Any], point: Point) -> None:
         """Compares with the best so far."""
-        values = point.scores.of(self._model).test.values
+        scores = point.scores.of(self._model)
+        values = (scores.validation or scores.test).values
+        self._metric = self._metric or metrics.get(next(iter(values)))
         if self._metric.name not in values:
             raise SettingError(f"patience watches {self._metric.name}, which is not evaluated: add it to metrics")
         now = values[self._metric.name] * (1 if self._metric.higher_is_better else -1)
@@ -143,7 +147,7 @@ class Patience(Callback):
 
     def finish_reason(self, progress: Progress[Any]) -> str | None:
         """Once the patience is used up."""
-        if self._since < self._evaluations:
+        if self._metric is None or self._since < self._evaluations:
             return None
         return f"{self._metric.title} has not improved for {self._evaluations} evaluations"
 
