@@ -102,6 +102,7 @@ def make_plan(experiment: Experiment) -> Plan:
     """How the rounds are run."""
     chosen = experiment.fixed_clients()
     assert experiment.aggregated is not None
+    assert experiment.weights is not None
     return Plan(
         selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
         experiment.participation,

@@ -57,6 +57,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             for name, hint in settings_.hints(Experiment).items()
         }
         values["settings"] = self._settings(values["algorithm"])
+        values["weights"] = values["weights"] or default_weights(values["select"])
         chosen = metrics.resolve(values["metrics"])
         values["metrics"] = [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
         experiment = dataclasses.replace(self, **values)
@@ -196,13 +197,19 @@ def field_names(**metadata: bool) -> list[str]:
     ]
 
 
+def default_weights(select: Any) -> str:
+    """The averaging weights where none are given: size counts once, in the selection or in the average."""
+    return "uniform" if selection.counts_size(select) else "data"
+
+
 def plain_defaults() -> dict[str, Any]:
     """Every field's default as a checked experiment would record it, for files from before a field existed."""
     defaults: dict[str, Any] = {
         each.name: None if each.default is dataclasses.MISSING else each.default
         for each in dataclasses.fields(Experiment)
     }
-    return {**defaults, "metrics": [each.name for each in metrics.resolve(defaults["metrics"])]}
+    chosen = [each.name for each in metrics.resolve(defaults["metrics"])]
+    return {**defaults, "metrics": chosen, "weights": default_weights(defaults["select"])}
 
 
 def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -113,9 +113,10 @@ class ProtocolOptions:
     select: str | list[int] | Callable[..., Any] = option(
         "uniform", "how they are selected: uniform, by-data, or client numbers such as 0,3,5", deployed=True
     )
-    weights: Literal["data", "unbounded", "uniform"] = option(
-        "data",
-        "averaging weights: by training samples, with or without a limit on a client's share, or uniform",
+    weights: Literal["data", "unbounded", "uniform"] | None = option(
+        None,
+        "averaging weights: by training samples with a limit on a client's share (data) or without (unbounded), or "
+        "uniform [default: data; with select by-data uniform, as size would count twice]",
         deployed=True,
     )
     screening: Literal["directions", "norms"] = option(

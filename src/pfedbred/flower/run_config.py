@@ -25,6 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "out": "",
     **{key: _defaults[key] if _defaults[key] is not None else 0 for key in _EXPERIMENT_KEYS},
     "validation": 0.0,
+    "weights": "",
     "settings": "",
     "participation": "sample",
     "clients": 0,
