@@ -28,6 +28,13 @@ Settings = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results; by default a new one under runs/")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the run in an existing folder")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="resume the run in --out where it stopped, or start it if there is none")
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(help="stop and save before this much time has passed: 90s, 30m or 1h30m", metavar="TIME"),
+]
 
 
 class RunOptions(NamedTuple):
@@ -39,13 +46,8 @@ class RunOptions(NamedTuple):
     checkpoint_every: Annotated[
         int | None, typer.Option(min=0, help="rounds between checkpoints, 0 for none [default: one a minute]")
     ] = None
-    resume: Annotated[
-        bool, typer.Option("--resume", help="resume the run in --out where it stopped, or start it if there is none")
-    ] = False
-    time_limit: Annotated[
-        str | None,
-        typer.Option(help="stop and save before this much time has passed: 90s, 30m or 1h30m", metavar="TIME"),
-    ] = None
+    resume: Resume = False
+    time_limit: TimeLimit = None
     patience: Annotated[
         int | None,
         typer.Option(

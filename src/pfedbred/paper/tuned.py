@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from pfedbred.data.federation import Federation
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.records import Request, chosen, load_or_sweep, record_file
 from pfedbred.paper.table import Row, Table, run_table
@@ -44,12 +43,6 @@ def run_tuned(request: Request) -> None:
         run_table(table, dataclasses.replace(request, columns=[column], rows=names))
 
 
-def _for_choosing(federation: Federation) -> Federation:
-    """The federation with validation samples in place of its test samples."""
-    divided = federation.with_validation(_FRACTION, _SEED)
-    return dataclasses.replace(divided, test=divided.parts["validation"], validation=None)
-
-
 def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
     """The settings chosen for a method in a column: read if the sweep was done before, else swept."""
     column, grid = ALL[column_name], GRIDS[name]
@@ -63,12 +56,13 @@ def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
         f"tuning {column_name} {name}",
         experiment,
         grid,
-        lambda: _for_choosing(request.federations.of(column)),
+        lambda: request.federations.of(column).with_validation(_FRACTION, _SEED),
         request,
         validation=[_FRACTION, _SEED],
     )
     model = "global" if name == "fedavg" else "personal"
-    best = max(facts["points"], key=lambda point: point[model] or 0.0)
+    # Records from before federations had validation samples were measured with those as test samples.
+    best = max(facts["points"], key=lambda point: point.get("score", point)[model] or 0.0)
     found = {key: best[key] for key in grid}
     words = ", ".join(f"{key} = {value:g}" for key, value in found.items())
     request.say(f"tuned {column_name} {name}: {words}{'' if new else ', already done'}")

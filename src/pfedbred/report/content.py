@@ -6,6 +6,7 @@ run has; which of them exist is decided where a run is evaluated and nowhere els
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from pfedbred.runs.figures import SUMMARY_KEYS, TITLES, Figure, diverged_seeds
 from pfedbred.runs.layout import DATA, SUMMARY, split_name
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.schema import DATA as DATA_SHAPE
-from pfedbred.runs.schema import read_comparison, read_sweep
+from pfedbred.runs.schema import read_comparison, read_sweep, sweep_figure, sweep_metric
 from pfedbred.runs.statistics import estimate, evenly_spaced, mean_and_std
 
 Content = dict[str, Any]
@@ -221,23 +222,57 @@ def _compared(found: Mapping[str, Any], percent: bool) -> dict[str, Any]:
 def add_sweep(path: Path, name: str, content: Content, command: Command | None) -> None:
     """Adds the sweep in a file."""
     facts = read_sweep(path)
-    grid, experiment = list(facts["grid"]), facts["experiment"]
+    grid, experiment, metric = list(facts["grid"]), facts["experiment"], sweep_metric(facts)
+    quoted, percent = sweep_figure(facts), metric["percent"]
     points = [
         {
             **{key: point[key] for key in grid},
-            **{letter: _number(point[model], percent=True) for letter, model in _MODELS.items()},
+            **{letter: _point_figures(point, model, quoted, percent) for letter, model in _MODELS.items()},
+            "score": _number(point.get("score", point)["personal"], percent),
+            "rounds": point.get("rounds"),
         }
         for point in facts["points"]
     ]
     title = f"{facts['algorithm']} on {experiment['dataset']}, {experiment['model']} ({name})"
     content["platforms"].append(platform_name(facts))
-    content["sweeps"].append({"name": title, "names": grid, "points": points, "best": facts["best"]})
-    tried = {key: dict.fromkeys(point[key] for point in points) for key in grid}
-    options = " ".join(f"--grid {key}={','.join(f'{each:g}' for each in tried[key])}" for key in grid)
+    content["sweeps"].append(
+        {
+            "name": title,
+            "names": grid,
+            "points": points,
+            "best": facts["best"],
+            "metric": dict(metric),
+            "figures": list(TITLES) if quoted == "chosen" else ["best"],
+            "chosen_on": facts.get("chosen_on", "test"),
+        }
+    )
+    options = _tried(facts, grid)
     words = command(experiment, "sweep", without=grid) if command else None
     content["commands"].append(
         {"name": title, "command": words and f"{words} {options}", "settings": _settings(experiment)}
     )
+
+
+def _point_figures(point: Mapping[str, Any], model: Which, quoted: Figure, percent: bool) -> dict[str, Any]:
+    """The figures of a point; ``value`` is the one to quote."""
+    found = point.get("figures", {}).get(model, {"best": {"mean": point[model]}})
+    figures = {figure: _number(each["mean"], percent) for figure, each in found.items()}
+    return {"value": figures[quoted], **figures}
+
+
+def _tried(facts: Mapping[str, Any], grid: Sequence[str]) -> str:
+    """The options of the command line that try the same points."""
+    plan = facts.get("plan")
+    if plan is None:  # an earlier sweep, of a grid, and chosen on test samples
+        tried = {key: dict.fromkeys(point[key] for point in facts["points"]) for key in grid}
+        values = [f"{key}={','.join(f'{each:g}' for each in tried[key])}" for key in grid]
+        plan = {"grid": values, "choose_on_test": facts.get("chosen_on", "test") == "test"}
+    words = [f"--grid {shlex.quote(each)}" for each in plan["grid"]]
+    words += [
+        f"--{name} {shlex.quote(str(plan[name]))}" for name in ("points", "sampler") if plan.get(name) is not None
+    ]
+    words += [f"--{name.replace('_', '-')}" for name in ("halving", "choose_on_test") if plan.get(name)]
+    return " ".join(words)
 
 
 def read_federation(path: Path) -> dict[str, Any]:

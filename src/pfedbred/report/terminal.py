@@ -42,27 +42,6 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     yield advance
 
 
-def show_sweep(facts: Mapping[str, Any], most: int = 10) -> None:
-    """The best points of a sweep's record, the best personal models first."""
-    names, points, seconds = facts["grid"], facts["points"], facts["seconds"]
-    ranked = sorted(points, key=lambda point: -1.0 if point["personal"] is None else point["personal"], reverse=True)
-    shown = ranked[:most]
-    words = f"the best {len(shown)} of {len(points)} points" if len(points) > len(shown) else f"{len(points)} points"
-    table = new_table(
-        f"{facts['algorithm']}, {facts['experiment']['rounds']} rounds: {words}, best test accuracy in %",
-        f"{seconds['total']:.1f} s in all, {seconds['compile']:.1f} s of it compiling",
-    )
-    for name in (*names, "global (G)", "personal (P)"):
-        table.add_column(name, justify="right")
-    for point in shown:
-        accuracies = (point[model] for model in ("global", "personal"))
-        table.add_row(
-            *(f"{point[name]:.4g}" for name in names),
-            *("-" if each is None else f"{100 * each:.2f}" for each in accuracies),
-        )
-    print_table(table)
-
-
 def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -> None:
     """One line on the data, and a note if some clients hold more than they count for in an average of so many."""
     data, samples = backend.federation, "samples generated on demand"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pfedbred.errors import SettingError
 from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, Some, expect
 from pfedbred.io.strict import read_json
-from pfedbred.runs.figures import TITLES
+from pfedbred.runs.figures import TITLES, Figure
 
 PLATFORM = {"device": str, "backend": str, "jax": str}
 _OVER_SEEDS = {"mean": Maybe(FRACTION), "std": Maybe(FRACTION)}
@@ -41,11 +42,12 @@ _FIRST_METRICS = {
     "loss": {"title": "loss", "percent": False, "higher_is_better": False},
 }
 DATA = {"name": str, "clients": COUNT, "names": [str], "labels": [str], "train": [[COUNT]], "test": [[COUNT]]}
+PLAN = {"grid": [str], "points": Maybe(COUNT), "sampler": Maybe(str), "halving": bool, "choose_on_test": bool}
 SWEEP = {
     "algorithm": str,
     "grid": Some(str),
     "best": dict,
-    "points": Some({"global": Maybe(FRACTION), "personal": Maybe(FRACTION)}),
+    "points": Some({"global": Maybe(NUMBER), "personal": Maybe(NUMBER)}),
     "experiment": {**_EXPERIMENT, "dataset": str, "model": str, "rounds": COUNT},
     "platform": PLATFORM,
 }
@@ -99,8 +101,28 @@ def read_sweep(path: Path) -> dict[str, Any]:
     return facts
 
 
+def sweep_metric(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How to show what a sweep measured; earlier ones measured accuracy."""
+    return facts.get("metric") or {"name": "accuracy", **_FIRST_METRICS["accuracy"]}
+
+
+def sweep_figure(facts: Mapping[str, Any]) -> Figure:
+    """The figure to quote of a sweep's points; earlier ones had the best on test only."""
+    return "chosen" if "metric" in facts and "chosen" in facts["points"][0]["figures"]["personal"] else "best"
+
+
 def check_sweep(facts: Any, where: Path) -> None:
     """Rejects what is not the record of a sweep."""
     expect(facts, SWEEP, where)
+    expect(facts.get("plan"), Maybe(PLAN), where, "'plan'")
     values = dict.fromkeys(facts["grid"], NUMBER)
     expect(facts, {"best": values, "points": [values]}, where)
+    if "metric" in facts:  # else it is from before there were validation samples
+        expect(facts["metric"], {"name": str, **METRIC_INFO}, where, "'metric'")
+        expect(facts, {"chosen_on": str, "seeds": COUNT, "seconds": {"total": NUMBER, "compile": NUMBER}}, where)
+        models = ("global", "personal")
+        expect(facts["points"], [{"figures": dict.fromkeys(models, dict)}], where, "'points'")
+        figures = dict.fromkeys({sweep_figure(facts), "last", "best"}, _ESTIMATE)
+        scores = dict.fromkeys(models, Maybe(NUMBER))
+        shape = {"figures": dict.fromkeys(models, figures), "score": scores, "rounds": COUNT}
+        expect(facts["points"], [shape], where, "'points'")
