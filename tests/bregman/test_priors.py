@@ -321,7 +321,7 @@ def test_poisson_is_finite_for_any_params_and_exact_where_float32_can_hold_it():
         assert held.sum() > 8_000, name
         np.testing.assert_allclose(found[held], expected[held], rtol=1e-3, err_msg=name)
     assert (value >= 0).all()
-    assert value[(exact > 2 * largest)].min() > 0.1 * largest
+    assert value[(exact > 2 * largest) & (np.abs(a - b) > 2)].min() > 0.1 * largest
     many = jax.value_and_grad(family.regulariser)(np.full(50, 200, np.float32), np.zeros(50, np.float32))
     assert all(np.isfinite(part).all() for part in many)  # though their sum is not
     assert (many[1] > 0).all()

@@ -97,6 +97,7 @@ def _wrapped(base: Factory, suffixes: list[str]) -> Factory:
     task = inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     build.__signature__ = inspect.Signature([task, *parameters])  # type: ignore[attr-defined]
     build.__doc__ = base.__doc__
+    build.settled = getattr(base, "settled", {})  # type: ignore[attr-defined]
     return build
 
 
