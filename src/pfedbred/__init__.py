@@ -44,7 +44,8 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.run import run
-from pfedbred.experiment.sweep import Sweep, sweep
+from pfedbred.experiment.sweep import sweep
+from pfedbred.experiment.sweep_result import Sweep
 from pfedbred.models import MODELS, Model
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.saved_models import TrainedModel, export, load_model

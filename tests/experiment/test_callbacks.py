@@ -301,3 +301,16 @@ def test_each_part_of_the_outcome_is_a_callback_of_its_own(left_out, files, tmp_
     train(built(), parts)
     everything = {layout.MODELS, layout.CURVES, layout.DATA, layout.SUMMARY}
     assert {each.name for each in tmp_path.iterdir()} == everything - files
+
+
+def test_patience_watches_validation_samples_if_there_are_any():
+    def reason(validation):
+        patience = Patience(1)
+        for test, held in ((0.1, 0.1), (0.2, 0.1)):
+            scores = [Scores({"accuracy": np.array([each]), "loss": np.ones(1)}, {}) for each in (test, held)]
+            both = ModelScores(scores[0], scores[0], scores[1] if validation else None)
+            patience.on_evaluation(None, Point(1, 0.0, Evaluation(both, both), None))
+        return patience.finish_reason(None)
+
+    assert reason(validation=False) is None
+    assert reason(validation=True) == "accuracy has not improved for 1 evaluations"

@@ -1,13 +1,16 @@
 """Experiments: every option reaches what it is for."""
 
+import itertools
+
 import numpy as np
 import pytest
 from conftest import small_federation
 
 import pfedbred
 from pfedbred import Experiment
-from pfedbred.engine import metrics
+from pfedbred.engine import metrics, selection
 from pfedbred.experiment.building import build, load_data
+from pfedbred.experiment.command import command
 
 
 def experiment(**options):
@@ -76,3 +79,24 @@ def test_accuracy_by_model_and_split():
             expected = [getattr(getattr(point.scores, scores), split).accuracy for point in result.points]
             np.testing.assert_array_equal(result.accuracy(model, split), expected)
     assert not np.array_equal(result.accuracy("personal", "train"), result.accuracy("personal", "test"))
+
+
+def test_size_counts_once_in_the_selection_or_in_the_average():
+    def weights(**given):
+        return Experiment.from_mapping(given).weights
+
+    assert weights() == "data"
+    assert weights(select="by-data") == "uniform"
+    assert weights(select=selection.by_data) == "uniform"
+    assert weights(select="by-data", weights="data") == "data"
+    assert weights(select=[0, 1], weights=None) == "data"
+
+
+def test_the_command_says_weights_that_are_not_the_usual_ones():
+    for given in ({"select": "by-data"}, {"select": "by-data", "weights": "data"}, {}, {"weights": "uniform"}):
+        plain = Experiment.from_mapping(given).plain()
+        said = command(plain).split()
+        again = {name.lstrip("-"): value for name, value in itertools.pairwise(said) if name.startswith("--")}
+        options = {name: again[name] for name in ("select", "weights") if name in again}
+        assert Experiment.from_mapping(options).weights == plain["weights"]
+    assert "--weights" not in command(Experiment.from_mapping({}).plain())

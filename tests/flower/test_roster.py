@@ -11,6 +11,7 @@ from support.flower_grid import FACTS, Loopback, nodes_of
 from pfedbred.flower.gathering import Gathering
 from pfedbred.flower.roster import Roster
 from pfedbred.flower.run_config import parse
+from pfedbred.flower.wire import PROTOCOL
 
 
 def told(name, **facts):
@@ -67,13 +68,13 @@ def test_what_a_client_tells_of_itself_has_limits(said):
 
 
 def test_other_versions_are_refused(roster, said):
-    older, newer = told("old"), told("new", protocol=4)
+    older, newer = told("old"), told("new", protocol=PROTOCOL + 1)
     del older["protocol"]
     roster.admit({1: older, 2: newer, 3: told("same")})
     assert names(roster) == ["same"]
     assert said == [
-        "new was refused: its pfedbred is newer than the server's: version 4 of the messages, not 3",
-        "old was refused: its pfedbred is older than the server's: version 1 of the messages, not 3",
+        "new was refused: its pfedbred is newer than the server's: version 5 of the messages, not 4",
+        "old was refused: its pfedbred is older than the server's: version 1 of the messages, not 4",
     ]
 
 

@@ -298,18 +298,6 @@ def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_pat
     assert len(seen) == 1
 
 
-def test_a_validation_split_divides_each_clients_training_samples():
-    federation = small_federation(sizes=(7, 1, 20))
-    used = federation.validation(0.3, 5)
-    assert used.test.sizes.tolist() == [2, 0, 6]
-    for i in range(3):
-        mine = np.concatenate([used.train.client(i)[0], used.test.client(i)[0]])
-        assert sorted(map(tuple, mine)) == sorted(map(tuple, federation.train.client(i)[0]))
-    again = federation.validation(0.3, 5)
-    np.testing.assert_array_equal(again.test.x, used.test.x)
-    assert not np.array_equal(federation.validation(0.3, 6).test.x, used.test.x)
-
-
 # Figures ---------------------------------------------------------------------------------------------------
 
 

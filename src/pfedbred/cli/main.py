@@ -8,8 +8,9 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +18,10 @@ from pfedbred._version import __version__
 from pfedbred.cli import data as data_commands
 from pfedbred.cli import flower as flower_commands
 from pfedbred.cli import options
+from pfedbred.cli.compare import compare_command
 from pfedbred.cli.listing import list_command
 from pfedbred.cli.paper import paper_command
-from pfedbred.cli.run import compare_command, run_command
+from pfedbred.cli.run import run_command
 from pfedbred.cli.streams import lasting_streams
 from pfedbred.cli.sweep import sweep_command
 from pfedbred.data.sources.hub import cache_folder
@@ -75,7 +77,7 @@ def export_command(
     path = saved_models.export(folder, client=client, seed=seed, out=out)
     about = saved_models.facts(path)
     whose = f"client {about['client']} ({about['client_name']})" if client is not None else "the global model"
-    print(printable(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}"))
+    print(printable(f"model: {path}, {whose}, seed {about['seed']}, {_when(about)}"))
 
 
 @app.command("predict")
@@ -104,10 +106,15 @@ def predict_command(
         print(text, end="")
     about = trained.about
     whose = f"{about.get('client_name')}'s personal model" if about["kind"] == "personal" else "the global model"
-    line = f"{whose} of {about['algorithm']}, after round {about['round']}"
+    line = f"{whose} of {about['algorithm']}, {_when(about)}"
     if given.labels is not None:
         line += f": {prediction.agreement(trained, labels, given.labels)}"
     print(printable(line), file=sys.stderr)
+
+
+def _when(about: Mapping[str, Any]) -> str:
+    chosen = f", chosen on {about['chosen_on']} samples" if "chosen_on" in about else ""
+    return f"after round {about['round']}{chosen}"
 
 
 @app.command("report")

@@ -194,6 +194,15 @@ class Backend(Protocol[S]):
     def models(self, state: S) -> tuple[Tree, Tree] | None:
         """G by seed, and P by seed and client; None where personal models stay with their clients."""
 
+    def evaluated_models(self, state: S) -> tuple[Tree, Tree | None]:
+        """G by seed and P by seed and client, as in the last evaluation whose result is there.
+
+        None in place of P where personal models stay with their clients.
+        """
+
+    def announce(self, state: S, round_: int, *, last: bool = False) -> None:
+        """Tells clients that keep their own personal models which round is chosen: with the next round, or now."""
+
     def model_bytes(self) -> int | None:
         """What ``models`` takes for one seed; None if models are not saved by default."""
 

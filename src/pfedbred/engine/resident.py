@@ -190,10 +190,14 @@ class ResidentBackend:
 
         With ``settings``, each run has its own: arrays of one number for each of the seeds, which may repeat.
         """
-        params = jax.tree.leaves(jax.eval_shape(self.task.model.init, jax.random.key(0)))
-        own = {name: jnp.asarray(values, jnp.result_type(*params)) for name, values in (settings or {}).items()}
+        own = self._settings(settings)
         with _settings_as_inputs(own):
             return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
+
+    def _settings(self, settings: Mapping[str, Any] | None) -> dict[str, Array]:
+        """In the precision of the model."""
+        params = jax.tree.leaves(jax.eval_shape(self.task.model.init, jax.random.key(0)))
+        return {name: jnp.asarray(values, jnp.result_type(*params)) for name, values in (settings or {}).items()}
 
     def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
         """A new state on its devices, made by a program that is compiled without optimisation, because it runs once."""
@@ -279,9 +283,20 @@ class ResidentBackend:
         """The state for a checkpoint."""
         return Saved({name: devices.fetch(leaf) for name, leaf in tensors.named(states).items()}, {})
 
-    def load(self, saved: Saved, seeds: int) -> State:
-        """The state from a checkpoint of a run with the same settings."""
-        shapes = jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32))
+    def replaced(self, states: State, fresh: State, which: np.ndarray) -> State:
+        """The states with the runs at these places, a mask, taken from ``fresh``. Both must have the same keys."""
+
+        def merge(which: Array, old: State, new: State) -> State:
+            def pick(one: Array, other: Array) -> Array:
+                return jnp.where(which.reshape(-1, *(1,) * (one.ndim - 1)), other, one)
+
+            return jax.tree.map(pick, old._replace(key=which), new._replace(key=which))._replace(key=old.key)
+
+        return jax.jit(merge, out_shardings=self._shardings(states))(jnp.asarray(which), states, fresh)
+
+    def load(self, saved: Saved, seeds: int, settings: Mapping[str, Any] | None = None) -> State:
+        """The state from a checkpoint of a run with the same settings; ``settings`` as for ``init``."""
+        shapes = jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32), self._settings(settings))
         like = jax.tree.map(devices.without_keys, shapes)
         filled = tensors.refill(like, current_names(saved.arrays), "the checkpoint")
         states = jax.tree.map(devices.with_keys, shapes, filled)
@@ -313,6 +328,13 @@ class ResidentBackend:
     def models(self, states: State) -> tuple[Tree, Tree]:
         """G by seed, and P by seed and client."""
         return self._models(self.shards, (), states)
+
+    def evaluated_models(self, states: State) -> tuple[Tree, Tree]:
+        """Those of the state: an evaluation is done at once."""
+        return self.models(states)
+
+    def announce(self, states: State, round_: int, *, last: bool = False) -> None:
+        """No client is elsewhere."""
 
     def global_model(self, states: State, seed: int = 0) -> Tree:
         """G of the seed at that position."""

@@ -332,6 +332,13 @@ class StreamedBackend:
         ]
         return _joined([self.global_model(states, place) for place in places]), _joined(of_seed)
 
+    def evaluated_models(self, states: StreamedState) -> tuple[Tree, Tree]:
+        """Those of the state: an evaluation is done at once."""
+        return self.models(states)
+
+    def announce(self, states: StreamedState, round_: int, *, last: bool = False) -> None:
+        """No client is elsewhere."""
+
     def model_bytes(self) -> int | None:
         """What ``models`` takes for one seed; None if not every client is evaluated, as most may not even exist yet."""
         if len(self.evaluated) < self.federation.clients:

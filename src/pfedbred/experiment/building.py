@@ -105,6 +105,7 @@ def make_plan(experiment: Experiment) -> Plan:
     """How the rounds are run."""
     chosen = experiment.fixed_clients()
     assert experiment.aggregated is not None
+    assert experiment.weights is not None
     return Plan(
         select=selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
         participation=experiment.participation,
@@ -189,6 +190,10 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     else:
         federation = federation.for_task(_data_task(experiment) or federation.task)
     experiment = experiment.for_data(federation)
+    if experiment.validation:
+        federation = federation.with_validation(experiment.validation, experiment.split_seed or 0)
+        if isinstance(federation, Federation) and not len(federation.parts["validation"].y):
+            raise SettingError(f"validation = {experiment.validation} keeps no sample of any client: use a larger part")
     newcomers = None
     if experiment.held_out_clients:
         if isinstance(federation, Population):

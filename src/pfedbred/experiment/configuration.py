@@ -64,6 +64,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             for name, hint in settings_.hints(Experiment).items()
         }
         values["settings"] = self._settings(values["algorithm"])
+        values["weights"] = values["weights"] or default_weights(values["select"])
         values["local_optimizer"] = local_optimizers.text(values["local_optimizer"])
         augmentation.get(values["augment"])
         values["metrics"] = _given_metrics(values["metrics"])
@@ -238,6 +239,11 @@ def field_names(**metadata: bool) -> list[str]:
     ]
 
 
+def default_weights(select: Any) -> str:
+    """The averaging weights where none are given: size counts once, in the selection or in the average."""
+    return "uniform" if selection.counts_size(select) else "data"
+
+
 def plain_defaults() -> dict[str, Any]:
     """Every field's default as a checked experiment would record it, for files from before a field existed."""
     defaults: dict[str, Any] = {
@@ -245,7 +251,12 @@ def plain_defaults() -> dict[str, Any]:
         for each in dataclasses.fields(Experiment)
     }
     usual = tasks.CLASSIFICATION
-    return {**defaults, "task": usual.name, "metrics": [each.name for each in metrics.resolve(None, usual)]}
+    return {
+        **defaults,
+        "task": usual.name,
+        "metrics": [each.name for each in metrics.resolve(None, usual)],
+        "weights": default_weights(defaults["select"]),
+    }
 
 
 def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

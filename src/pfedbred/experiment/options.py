@@ -104,6 +104,12 @@ class DataOptions:
     held_out_clients: Fraction | None = option(
         None, "fraction of the clients kept out of training; they join at the end and are evaluated"
     )
+    validation: Fraction | None = option(
+        None,
+        "fraction of each client's training samples kept out of training, to choose a round by",
+        deployed=True,
+        sent=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -181,9 +187,10 @@ class ProtocolOptions:
         f"how the averaged clients are selected: {', '.join(SELECTIONS)}, or client numbers such as 0,3,5",
         deployed=True,
     )
-    weights: Literal["data", "unbounded", "uniform"] = option(
-        "data",
-        "averaging weights: by training samples, capped (data) or not (unbounded), or uniform",
+    weights: Literal["data", "unbounded", "uniform"] | None = option(
+        None,
+        "averaging weights: by training samples, capped (data) or not (unbounded), or uniform [default: data; with "
+        "select by-data uniform, as size would count twice]",
         deployed=True,
     )
     screening: Literal["directions", "norms"] = option(

@@ -89,7 +89,8 @@ def run(
       resume: resume the run in ``out`` where it stopped, or start it if there is none.
       overwrite: replace the run in ``out``.
       checkpoint_every: rounds between checkpoints; 0 for none, None for one a minute.
-      keep_models: whether to keep the trained models in ``out``; by default if they are small.
+      keep_models: whether to keep the trained models in ``out``, and those of the round chosen on validation samples
+        while it trains; by default if they are small.
       **options: fields of :class:`pfedbred.Experiment`.
 
     Example:
@@ -107,7 +108,7 @@ def run(
     if out is None:
         if resume or overwrite:
             raise SettingError("resume and overwrite need a run folder: give out=...")
-        return train(build(experiment, federation), callbacks)
+        return train(build(experiment, federation), callbacks, keep_models=keep_models)
     if resume and overwrite:
         raise SettingError("overwrite starts again and resume continues: give one of them")
     folder = Path(out)
@@ -144,7 +145,7 @@ def run_into(
     saver = Checkpoints(folder, metrics, how.checkpoint_every)
     outcome: list[Callback] = []
     if how.outcome:
-        outcome = [ModelWriter(folder, how.keep_models), Pictures(folder), Outcome(folder, how.extra)]
+        outcome = [ModelWriter(folder, how.keep_models, how.warn), Pictures(folder), Outcome(folder, how.extra)]
     try:
         with writing_into(folder):
             for each in layout.leftovers(folder):
@@ -153,7 +154,7 @@ def run_into(
                 checkpoints.remove_after(folder, start.round if start else 0)
         write_config(folder / layout.CONFIG, built.experiment.plain(), "run")
         # The outcome is written before a user's callback sees the end, and a checkpoint after it has seen a pause.
-        return train(built, [metrics, *outcome, *callbacks, saver], start, folder)
+        return train(built, [metrics, *outcome, *callbacks, saver], start, folder, how.keep_models)
     except WriteError as problem:
         raise SettingError(f"{problem}; {what_is_saved(source)}") from None
     except (MemoryError, jax.errors.JaxRuntimeError) as problem:

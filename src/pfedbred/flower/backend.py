@@ -23,11 +23,11 @@ from pfedbred.engine import screening
 from pfedbred.engine.backend import Pending, Saved, check_seed
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.round import Servers, enough, largest_weight
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, printable
 from pfedbred.flower import server_state, wire
 from pfedbred.flower.gathering import Gathering
 from pfedbred.flower.introductions import Facts
-from pfedbred.flower.messaging import Reply, Request, has_trained, log, read_facts
+from pfedbred.flower.messaging import Reply, Request, facts_in, has_trained, log, read_facts
 from pfedbred.flower.roster import Description
 from pfedbred.flower.run_config import ServerOptions
 from pfedbred.flower.server_half import ServerHalf
@@ -49,6 +49,8 @@ class DeployedBackend:
         self.algorithm, self.task, self.plan = half.algorithm, half.task, half.plan
         self.compile_seconds = 0.0
         self._pending: Pending | None = None
+        self._evaluated: Tree = None  # G in the last evaluation
+        self._told: int | None = None  # the chosen round, as clients know it
         self._bounded: set[int] = set()
 
     samples = None
@@ -135,6 +137,22 @@ class DeployedBackend:
         """Personal models stay with their clients."""
         return
 
+    def evaluated_models(self, state: DeployedState) -> tuple[Tree, None]:
+        """G alone: a round of training may have passed since clients evaluated it."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], self._evaluated), None
+
+    def announce(self, state: DeployedState, round_: int, *, last: bool = False) -> None:
+        """Tells clients with their next request, or now if there is none, whose round's personal model to keep."""
+        state.chosen = round_
+        if last and self._told != round_:
+            facts = {"run": state.run, "chosen": round_, "deadline": self._options.deadline}
+            keep = Request("query.keep", wire.content(facts))
+            replies = self._gathering.exchange(dict.fromkeys(self._gathering.present(), keep), state.round)
+            for i, reply in replies.items():
+                if problem := facts_in(reply).get("problem"):
+                    log(f"{self._roster.name(i)} has not kept its model of round {round_}: {printable(str(problem))}")
+            self._told = round_
+
     def model_bytes(self) -> int:
         """Of G."""
         return tree_bytes(self._half.shapes.global_)
@@ -201,7 +219,8 @@ class DeployedBackend:
         ``server`` is what messages are made from, which in the middle of a round is not yet the state's.
         """
         half, due = self._half, self._pending is not None
-        extra = {"global": wire.packed(jax.device_get(half.model(state.server)))} if due else {}
+        model = jax.device_get(half.model(state.server)) if due else None
+        extra = {"global": wire.packed(model)} if due else {}
         requests = {}
         for i in self._gathering.present() if due else kinds:
             verdict = state.verdicts.get(i)
@@ -217,6 +236,7 @@ class DeployedBackend:
                 "target": half.task.target and half.task.target._asdict(),
                 "upload": i in uploading,
                 "evaluate": due,
+                "chosen": state.chosen,
             }
             content = wire.content(order, message=half.message(server, i), **extra)
             requests[i] = Request(kinds.get(i, "evaluate"), content)
@@ -225,6 +245,8 @@ class DeployedBackend:
             result = evaluation_of(replies, self._roster, half.tallies, half.metrics, state.round)
             if result is None:
                 log(f"round {state.round}: no client has evaluated it")
+            else:
+                self._evaluated, self._told = model, state.chosen
             self._pending.result, self._pending = result, None  # a later round's model would be another
         return replies
 

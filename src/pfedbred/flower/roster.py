@@ -40,6 +40,7 @@ class Member:
       train: how many training samples it has.
       test: how many test samples.
       target: mean and standard deviation of its training labels, if they are numbers.
+      validation: how many validation samples.
     """
 
     fingerprint: str
@@ -47,6 +48,7 @@ class Member:
     train: int
     test: int
     target: Mapping[str, float] | None = None
+    validation: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Description:
     clients: int
     train_samples: int = 0
     test_samples: int = 0
+    validation_samples: int = 0
     text: None = None
     shift: None = None
     scale: None = None
@@ -74,7 +77,8 @@ class Description:
     @property
     def facts(self) -> dict[str, Any]:
         """What the data holds, in a few numbers."""
-        told = ("name", "clients", "train_samples", "test_samples", "classes")
+        held = ("validation_samples",) if self.validation_samples else ()
+        told = ("name", "clients", "train_samples", *held, "test_samples", "classes")
         return {name: getattr(self, name) for name in told}
 
 
@@ -167,9 +171,8 @@ class Roster:
                 # The old node is gone, though Flower may not know yet.
                 self._asked[self.nodes[number]] = (time.monotonic() + _PAUSE, "it reconnected under another node ID")
             new.add(number)
-            self.members[number] = Member(
-                fingerprint(facts["client"]), name, facts["train"], facts["test"], facts["target"]
-            )
+            sizes = {part: facts.get(part, 0) for part in ("train", "test", "validation")}
+            self.members[number] = Member(fingerprint(facts["client"]), name, **sizes, target=facts["target"])
             self.nodes[number] = node
 
     def _check(self, facts: Facts) -> None:
@@ -232,6 +235,7 @@ class Roster:
             self.clients,
             int(self.sizes("train").sum()),
             int(self.sizes("test").sum()),
+            int(self.sizes("validation").sum()),
             names=tuple(self.name(i) for i in range(self.clients)),
             task=schema["task"],
             target=self.target,

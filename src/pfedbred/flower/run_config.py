@@ -30,6 +30,7 @@ def _nothing(name: str) -> Any:
 DEFAULTS: dict[str, Any] = {
     "out": "",
     **{key: _nothing(name) if _defaults[key] is None else _defaults[key] for key, name in _EXPERIMENT_KEYS.items()},
+    "validation": 0.0,
     "settings": "",
     "participation": "sample",
     "clients": 0,
@@ -108,6 +109,7 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     )
     if clients is not None and options.min_clients > clients:
         raise SettingError(f"min-clients must be at most clients, {clients}, not {options.min_clients}")
+    number("validation", settings_.Fraction, None)  # clients are told before the experiment is built
     fields = {name: given[key] for key, name in _EXPERIMENT_KEYS.items() if key in given}
     fields["settings"] = dict(map(assignment, str(given.get("settings", "")).split()))
     return options, fields

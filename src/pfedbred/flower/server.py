@@ -46,7 +46,7 @@ class Coordinator:
         if fields.get("class_weights") == "balanced":
             raise SettingError("class-weights must be numbers on a federation, such as 1,5: its labels are not counted")
         roster = Roster(options.clients, log, options.agreeing, options.min_samples)
-        self._gathering = Gathering(grid, options, roster, fields.get("task"))
+        self._gathering = Gathering(grid, options, roster, task=fields.get("task"), validation=fields.get("validation"))
 
     def run(self) -> dict[str, Any]:
         """Runs from the start, or from the last round that was saved, to the end. Returns the summary."""

@@ -12,11 +12,12 @@ from flwr.app import ArrayRecord
 
 from pfedbred.algorithms.base import ServerState
 from pfedbred.algorithms.exchange import Exchange, exchange
+from pfedbred.data.federation import Part
 from pfedbred.data.minibatches import example_data
 from pfedbred.engine import screening, selection
-from pfedbred.engine.evaluation import Sums, Tallies
+from pfedbred.engine.evaluation import Sums, Tallies, chosen_metrics
 from pfedbred.engine.keys import aggregation_key, init_key, select_key
-from pfedbred.engine.metrics import Predictions, resolve
+from pfedbred.engine.metrics import Predictions
 from pfedbred.experiment.building import example_batch, make_algorithm, make_plan, varying
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.task import make_task
@@ -41,7 +42,8 @@ class ServerHalf:
         self.task = make_task(experiment, data)
         self.algorithm, self.plan = make_algorithm(experiment, self.task, data), make_plan(experiment)
         self.plan.check_rule(self.algorithm, experiment.algorithm_name)
-        self.metrics = {"train": resolve("", self.task.kind), "test": self.plan.metrics}
+        parts: list[Part] = ["train", "validation", "test"] if experiment.validation else ["train", "test"]
+        self.metrics = chosen_metrics(parts, self.plan.metrics, self.task)
         self._varying = varying(experiment, self.task, data)
         self._sample = example_batch(data, self.task)
         self.shapes: Exchange = exchange(self.algorithm, self.task, self._sample)
@@ -77,7 +79,7 @@ class ServerHalf:
             for part, chosen in self.metrics.items():
                 sums: Sums = {metric.name: metric.sums(predictions) for metric in chosen}
                 everything[f"{model}_{part}"] = sums
-        return Tallies(**everything)
+        return everything
 
     def _diagnostics(self) -> list[str]:
         client, shapes = self.algorithm.client, self.shapes

@@ -64,7 +64,8 @@ def draw_hyper(request: Request) -> None:
         path = request.out / f"hyper-{column}.json"
         experiment = ALL[column].experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
         federation = partial(request.federations.of, ALL[column])
-        facts, _ = load_or_sweep(path, f"hyper {column}", experiment, HYPER_GRID, federation, request)
+        name = f"hyper {column}"
+        facts, _ = load_or_sweep(path, name, experiment, HYPER_GRID, federation, request, choose_on_test=True)
         pictures = [request.out / f"hyper-{column}-{kind}.png" for kind in ("map", "parallel")]
         heatmap.draw_points(facts, pictures[0])
         parallel.draw_points(facts, pictures[1])

@@ -58,6 +58,7 @@ class Checkpoints(Callback):
     def _save(self, progress: Progress[Any]) -> None:
         started = time.monotonic()
         saved = progress.backend.save(progress.state)
+        chosen = progress.chosen.save() if progress.chosen else {}
         facts = {
             **saved.facts,
             "experiment": progress.experiment.plain(),
@@ -69,7 +70,7 @@ class Checkpoints(Callback):
         }
         if jax.process_index() == 0:
             with writing_into(self._folder):
-                checkpoints.write(self._folder, progress.round, facts, saved.arrays)
+                checkpoints.write(self._folder, progress.round, facts, {**saved.arrays, **chosen})
         self._saved_at = time.monotonic()
         progress.save_seconds = self._saved_at - started
 

@@ -105,6 +105,8 @@ class Interruption(Callback):
 class Patience(Callback):
     """Finishes a run early when a metric has not improved for so many evaluations, in any seed.
 
+    It watches the validation samples if there are any, else the test samples.
+
     Example:
       >>> import pfedbred
       >>> stop = pfedbred.Patience(3, metric="loss", model="global")
@@ -114,7 +116,7 @@ class Patience(Callback):
     """
 
     def __init__(self, evaluations: int, *, metric: str | None = None, model: Which = "personal") -> None:
-        """Watches the metric on the test samples; by default the one that tables show, such as accuracy."""
+        """Watches this metric of this model; by default the one that tables show, such as accuracy."""
         if not isinstance(evaluations, int) or evaluations < 1:
             raise SettingError(f"patience must be a whole number of evaluations >= 1, not {evaluations!r}")
         self._evaluations, self._model = evaluations, model
@@ -132,7 +134,8 @@ class Patience(Callback):
 
     def on_evaluation(self, progress: Progress[Any], point: Point) -> None:
         """Compares with the best so far."""
-        values = point.scores.of(self._model).test.values
+        scores = point.scores.of(self._model)
+        values = (scores.validation or scores.test).values
         if self._metric is None:
             self._metric = progress.backend.plan.metrics[0]
         if self._metric.name not in values:
