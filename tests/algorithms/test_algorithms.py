@@ -15,6 +15,7 @@ from pfedbred.algorithms.base import Batch, Uploads
 from pfedbred.algorithms.exchange import costs
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.engine import selection
+from pfedbred.experiment.building import build
 
 BASES = sorted(pfedbred.ALGORITHMS)
 WRAPPED = [f"{base}+{suffix}" for base in BASES for suffix in WRAPPERS]
@@ -186,6 +187,14 @@ def test_fedamp_rejects_a_step_that_is_no_average():
     task = pfedbred.Task(pfedbred.models.mclr((6,), 3))
     with pytest.raises(pfedbred.SettingError, match=r"at most sigma / clients = 2\.5"):
         traced(pfedbred.make("fedamp", task, {"alpha_k": 3.0}), task)
+
+
+@pytest.mark.parametrize(("clients", "step"), [(4, 0.1), (100, 0.1), (101, 10 / 101), (500, 0.02)])
+def test_fedamps_default_suits_any_number_of_clients(clients, step):
+    federation = small_federation((2,) * clients)
+    for name in ("fedamp", "fedamp+am"):
+        built = build(pfedbred.Experiment(algorithm=name, aggregated=2), federation)  # traces a round
+        assert built.experiment.settings["alpha_k"] == pytest.approx(step)
 
 
 @pytest.mark.parametrize("name", ["fedamp", "heurfedamp", "fedu"])

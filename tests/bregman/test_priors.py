@@ -299,6 +299,34 @@ def test_float32_penalties_of_far_points_are_finite(name, cases):
         assert np.all(np.isfinite(gradients))
 
 
+def test_poisson_is_finite_for_any_params_and_exact_where_float32_can_hold_it():
+    """Against the closed form in float64, with its slopes: e^m - e^v (1 + m - v)."""
+    rng = np.random.default_rng(0)
+    v, m = rng.uniform(-120, 120, (2, 20_000)).astype(np.float32)
+    m[:5_000] = v[:5_000] + rng.normal(0, 0.5, 5_000).astype(np.float32)
+    extreme = np.float32([-3e38, -1e30, -1e4, -89, 0, 89, 1e4, 1e30, 3e38])
+    far = np.meshgrid(extreme, extreme)
+    v, m = (np.concatenate([each, more.ravel()]) for each, more in zip((v, m), far, strict=True))
+    family = FAMILIES["poisson"]
+    each = jax.jit(jax.vmap(jax.value_and_grad(lambda v, m: family.regulariser(v[None], m[None]), (0, 1))))
+    value, (by_v, by_m) = jax.device_get(each(v, m))
+    largest = float(np.finfo(np.float32).max)
+    a, b = m.astype(np.float64), v.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = np.exp(b) * (np.expm1(a - b) - (a - b))
+        slopes = {"v": (by_v, -np.exp(b) * (a - b)), "m": (by_m, np.exp(b) * np.expm1(a - b))}
+    for name, (found, expected) in {"value": (value, exact), **slopes}.items():
+        assert np.isfinite(found).all(), name
+        held = (np.abs(expected) < 0.999 * largest) & (np.abs(expected) > 1e-30) & (np.abs(a) < 88) & (np.abs(b) < 88)
+        assert held.sum() > 8_000, name
+        np.testing.assert_allclose(found[held], expected[held], rtol=1e-3, err_msg=name)
+    assert (value >= 0).all()
+    assert value[(exact > 2 * largest) & (np.abs(a - b) > 2)].min() > 0.1 * largest
+    many = jax.value_and_grad(family.regulariser)(np.full(50, 200, np.float32), np.zeros(50, np.float32))
+    assert all(np.isfinite(part).all() for part in many)  # though their sum is not
+    assert (many[1] > 0).all()
+
+
 @pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson", "exponential"])
 def test_the_domain_says_where_g_and_its_conjugate_are_finite(name):
     """Inside the interval g is finite; just outside it is not. Likewise g* and the means."""

@@ -1,5 +1,8 @@
 """Named datasets with natural clients or a default split of their own, from tiny files in the same layout."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -7,6 +10,7 @@ import pytest
 from support.hub_files import REAL, needs, png, write_parquet
 
 import pfedbred
+from pfedbred import models
 from pfedbred.data.datasets.shakespeare import ALPHABET, shakespeare
 from pfedbred.data.sources.tables import Table
 
@@ -261,3 +265,13 @@ def test_real_shakespeare(folder):
     held = np.isin(np.asarray(pool.owners)[pool.owner], federation.names).sum()
     assert 0.19 < held / len(pool.y) < 0.22
     assert (federation.shape, federation.classes) == ((80,), 80)
+
+
+def test_every_dataset_is_in_the_documentation_with_its_models():
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w-]+)(?:\(.*?\))?` \| .* \| .* \| (.*) \| .* \|$", page, re.MULTILINE))
+    assert rows == {name: ", ".join(dataset.models) for name, dataset in pfedbred.data.DATASETS.items()}
+
+
+def test_usual_models_exist():
+    assert {name for dataset in pfedbred.data.DATASETS.values() for name in dataset.models} <= set(models.MODELS)

@@ -52,7 +52,7 @@ def test_every_client_has_its_own_samples(pickled, tmp_path):
         ((5,), lambda x: x),
         ((1,), lambda x: x),
     ],
-    ids=str,
+    ids=["channels-first", "channels-last", "one-channel", "signals", "numbers", "one-number"],
 )
 def test_channels_become_the_last_axis(shape, expected, tmp_path):
     written = write(tmp_path, (4,), shape=shape)

@@ -14,19 +14,24 @@ from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.algorithms.mixing_server import Mix, mixing_server, off_diagonal
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.errors import SettingError
+from pfedbred.settings.signatures import settled_by_clients
 from pfedbred.settings.values import Count, Epochs, Fraction, NonNegative, Positive
 from pfedbred.types import Array, Tree
 
 _PAPER = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data"
 
 
+_STEP = 0.1
+
+
 @method(paper=_PAPER, year=2021, G="mean of the u_i", P="w_i")
+@settled_by_clients(alpha_k=lambda settings, clients: min(_STEP, settings["sigma"] / clients))
 def fedamp(
     task: Task,
     *,
     lam: NonNegative = 0.1,
     sigma: Positive = 10.0,
-    alpha_k: Positive = 0.1,
+    alpha_k: Positive | None = None,
     alpha: NonNegative = 0.01,
     R: Count = 20,
     epochs: Epochs = None,
@@ -44,9 +49,9 @@ def fedamp(
       task: model and loss f.
       lam: lambda, the coefficient of A.
       sigma: how close two models must be to influence each other.
-      alpha_k: the server's step; at most sigma / N, so that u_i is a convex combination at any distance. The
-        paper decreases it during the run and ties it to its data; these defaults suit up to 100 clients and hold w_i
-        with strength lam / alpha_k = 1.
+      alpha_k: the server's step; at most sigma / N, so that u_i is a convex combination at any distance. By default
+        0.1, or sigma / N where that is less: for more than 100 clients. The paper decreases it during the run and ties
+        it to its data; the default holds w_i with strength lam / alpha_k = 1 or more.
       alpha: the clients' step size.
       R: local steps, each on one minibatch.
       epochs: passes over the client's samples, in place of R.
@@ -54,14 +59,16 @@ def fedamp(
     References: Huang et al., AAAI 2021, Algorithm 1, Eqs. (2) to (5).
     """
 
-    def mix(models: Tree, present: Array) -> Array:
-        if alpha_k * len(present) > sigma:
-            limit = sigma / len(present)
-            raise SettingError(f"fedamp's alpha_k must be at most sigma / clients = {limit:g}, not {alpha_k:g}")
-        slope = jnp.exp(-squared_distances(models) / sigma) / sigma
-        return _rows_to_one(off_diagonal(alpha_k * slope))
+    step = _STEP if alpha_k is None else alpha_k
 
-    return _attentive(task, mix, lam / alpha_k, alpha, Work(R, epochs))
+    def mix(models: Tree, present: Array) -> Array:
+        if step * len(present) > sigma:
+            limit = sigma / len(present)
+            raise SettingError(f"fedamp's alpha_k must be at most sigma / clients = {limit:g}, not {step:g}")
+        slope = jnp.exp(-squared_distances(models) / sigma) / sigma
+        return _rows_to_one(off_diagonal(step * slope))
+
+    return _attentive(task, mix, lam / step, alpha, Work(R, epochs))
 
 
 @method(paper=_PAPER, year=2021, G="mean of the u_i", P="w_i")

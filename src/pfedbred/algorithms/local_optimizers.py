@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 import optax
 
 from pfedbred.errors import SettingError, nearest
-from pfedbred.settings.assignments import assignment
 from pfedbred.settings.signatures import parse_call
-from pfedbred.settings.values import LARGEST_FLOAT
+from pfedbred.settings.values import LARGEST_FLOAT, parse_number
 
 Optimizer: TypeAlias = Callable[[Any], optax.GradientTransformation]
 """Builds an optimizer from a method's step size, which may be traced."""
@@ -52,7 +51,7 @@ def parse(given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name and the settings, checked."""
     if isinstance(given, str):
         name, values = parse_call("local_optimizer", given)
-        settings = dict(map(assignment, values))
+        settings = dict(map(_assignment, values))
     else:
         settings = dict(given)
         name = settings.pop("name", None)
@@ -67,6 +66,15 @@ def parse(given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         if key in _COMMON and not value >= 0:
             raise SettingError(f"{name}'s {key} must be a number >= 0, not {value!r}")
     return name, settings
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """The name and the value of ``momentum=0.9``; what is neither a number nor true or false stays a text."""
+    name, _, value = (part.strip() for part in text.partition("="))
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    number = parse_number(value)
+    return name, value if number is None else number
 
 
 def text(given: Given) -> Any:

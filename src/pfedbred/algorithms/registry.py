@@ -122,6 +122,7 @@ def _wrapped(base: Factory, wrappers: list[Factory]) -> Factory:
     task = inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     build.__signature__ = inspect.Signature([task, *parameters])  # type: ignore[attr-defined]
     build.__doc__ = base.__doc__
+    build.settled = getattr(base, "settled", {})  # type: ignore[attr-defined]
     return build
 
 

@@ -233,7 +233,7 @@ class ResidentBackend:
     def trace(self, seeds: int) -> None:
         """Traces a round and its evaluation: what cannot work fails here. The traces are compiled when first used."""
         if self.executor == "loop":
-            jax.eval_shape(self._trace_loop, jnp.zeros(1, jnp.uint32))
+            self.trace_shapes()
             return
         states = self._with_shardings(jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32)))
         started = time.perf_counter()
@@ -250,9 +250,14 @@ class ResidentBackend:
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
         )
 
-    def _trace_loop(self, seeds: Array) -> tuple[State, evaluation.Packed]:
-        state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds)))
-        return state, self._tally_one(self.shards, self._evaluator.sets, state)
+    def trace_shapes(self) -> tuple[State, evaluation.Packed]:
+        """Shapes and types after a round and its evaluation, without computing them."""
+
+        def both(seeds: Array) -> tuple[State, evaluation.Packed]:
+            state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds)))
+            return state, self._tally_one(self.shards, self._evaluator.sets, state)
+
+        return jax.eval_shape(both, jnp.zeros(1, jnp.uint32))
 
     def state_bytes(self) -> int:
         """Memory of one run's state."""

@@ -186,7 +186,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             raise SettingError(f"aggregated is {self.aggregated}, but select names {len(chosen)} clients")
 
     def _with_aggregated(self, clients: int | None) -> Experiment:
-        """How many clients a round averages, if the number of clients is known by now."""
+        """How many clients a round averages, and what else their number decides, if it is known by now."""
         if clients is None:
             return self
         chosen = self.fixed_clients()
@@ -196,7 +196,10 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         count = len(chosen) if chosen is not None else self.aggregated or max(1, round(training / 5))
         if count > training:
             raise SettingError(f"aggregated must be at most the number of clients that train, {training}, not {count}")
-        return dataclasses.replace(self, aggregated=count)
+        settings = self.settings
+        if not isinstance(self.algorithm, Algorithm):
+            settings = settings_.settled(algorithms.factory(self.algorithm), settings, training)
+        return dataclasses.replace(self, aggregated=count, settings=settings)
 
     def fixed_clients(self) -> list[int] | None:
         """The clients named by ``select``, if it names any."""

@@ -40,11 +40,11 @@ class Halving:
             self._scores[evaluation][point] = -math.inf if math.isnan(score) else float(score)
 
     def stops(self, evaluation: int, point: int) -> bool:
-        """Whether a point is not in the better half of those noted here so far."""
+        """Whether a point is not in the better half of those noted here so far; of equals, the first are better."""
         here = self._scores.get(evaluation, {})
         if point not in here:
             return False
         if here[point] == -math.inf:
             return True
-        better = sum(score > here[point] for score in here.values())
+        better = sum((-score, other) < (-here[point], point) for other, score in here.items())
         return better >= math.ceil(len(here) / 2)

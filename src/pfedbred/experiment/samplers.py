@@ -6,7 +6,7 @@ known. A resumed sweep asks and tells again, so that it goes on with the very po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -128,8 +128,8 @@ def get(space: Space, points: int | None, sampler: str | None, seed: int) -> Sam
     return OptunaSampler(sampler, space, points, seed)
 
 
-Event = Sequence[Any]
-"""``[count]`` for points that were asked for, or ``[point, value, complete]`` for one whose outcome was told."""
+Event = Mapping[str, Any]
+"""What a sampler was asked (``ask``: how many points) or told (``point``, ``value``, ``complete``)."""
 
 
 class Logged:
@@ -143,18 +143,18 @@ class Logged:
         """Asks and tells as noted before; returns all points."""
         points = []
         for event in events:
-            if len(event) == 1:
-                points.append(self.ask(*event))
+            if "ask" in event:
+                points.append(self.ask(event["ask"]))
             else:
-                self.tell(*event)
+                self.tell(event["point"], event["value"], event["complete"])
         return np.concatenate(points)
 
     def ask(self, count: int) -> np.ndarray:
         """See Sampler."""
-        self.events.append([count])
+        self.events.append({"ask": count})
         return self._sampler.ask(count)
 
     def tell(self, point: int, value: float | None, complete: bool) -> None:
         """See Sampler."""
-        self.events.append([point, value, complete])
+        self.events.append({"point": point, "value": value, "complete": complete})
         self._sampler.tell(point, value, complete)

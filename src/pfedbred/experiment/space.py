@@ -55,21 +55,29 @@ def _values(text: str) -> Sequence[float] | Range:
     parts = text.split(":")
     if parts[0].strip() == "log":
         _, low, high = parts
-        return _range(float(low), float(high), log=True)
+        return _range(low, high, log=True)
     if len(parts) == 2:
-        return _range(float(parts[0]), float(parts[1]), log=False)
+        return _range(parts[0], parts[1], log=False)
     if len(parts) == 3:
         first, last, count = parts
         if not 1 <= int(count) <= _MOST_VALUES:
             raise ValueError
-        return [float(each) for each in np.linspace(float(first), float(last), int(count))]
-    return [float(each) for each in text.split(",")]
+        return [float(each) for each in np.linspace(_finite(first), _finite(last), int(count))]
+    return [_finite(each) for each in text.split(",")]
 
 
-def _range(low: float, high: float, log: bool) -> Range:
+def _range(first: str, last: str, log: bool) -> Range:
+    low, high = _finite(first), _finite(last)
     if not low < high or (log and low <= 0):
         raise ValueError
     return Range(low, high, log)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 def every_point(space: Space) -> np.ndarray:

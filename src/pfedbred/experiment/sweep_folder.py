@@ -87,7 +87,7 @@ def _save(sweeping: Sweeping, folder: Path, plain: Mapping[str, Any]) -> None:
 
 
 def _load(sweeping: Sweeping, found: checkpoints.Checkpoint) -> None:
-    shape = {"experiment": dict, "events": [list], "count": COUNT, "seconds": NUMBER}
+    shape = {"experiment": dict, "events": [dict], "count": COUNT, "seconds": NUMBER}
     expect(found.facts, shape, found.path)
     arrays = dict(found.arrays)
     sweeping.tables.fill(arrays, found.facts["count"], str(found.path))

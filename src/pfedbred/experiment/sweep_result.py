@@ -174,12 +174,14 @@ class Sweep:
             {
                 **named(self.names, row),
                 **{model: finite_or_none(best[model][i]) for model in MODELS},
-                "score": {model: finite_or_none(scores[model][i]) for model in MODELS},
-                "figures": {
-                    model: {figure: estimate(figures[model, figure][i])._asdict() for figure in self.figures}
-                    for model in MODELS
+                "measured": {
+                    "score": {model: finite_or_none(scores[model][i]) for model in MODELS},
+                    "figures": {
+                        model: {figure: estimate(figures[model, figure][i])._asdict() for figure in self.figures}
+                        for model in MODELS
+                    },
+                    "rounds": self.rounds[self.evaluations[i] - 1] if self.evaluations[i] else 0,
                 },
-                "rounds": self.rounds[self.evaluations[i] - 1] if self.evaluations[i] else 0,
             }
             for i, row in enumerate(self.points)
         ]

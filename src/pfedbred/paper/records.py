@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pfedbred import algorithms
+from pfedbred import settings as settings_
 from pfedbred.data.federation import Federation
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.callbacks import Interruption, Stopped
@@ -151,6 +153,8 @@ def fingerprint(experiment: Experiment) -> dict[str, Any]:
         del plain["validation"]
     if plain["screening"] == "directions":  # nor this; honest updates of the paper's columns are not rejected
         del plain["screening"]
+    # Where only the data tells how many clients there are, records have the value for few of them.
+    plain["settings"] = settings_.settled(algorithms.factory(experiment.algorithm), plain["settings"], clients=1)
     return plain
 
 

@@ -22,7 +22,7 @@ from pfedbred.runs.figures import SUMMARY_KEYS, TITLES, Figure, diverged_seeds
 from pfedbred.runs.layout import DATA, SUMMARY, split_name
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.schema import DATA as DATA_SHAPE
-from pfedbred.runs.schema import read_comparison, read_sweep, sweep_figure, sweep_metric
+from pfedbred.runs.schema import point_figures, point_score, read_comparison, read_sweep, sweep_figure, sweep_metric
 from pfedbred.runs.statistics import estimate, evenly_spaced, mean_and_std
 
 Content = dict[str, Any]
@@ -229,8 +229,8 @@ def add_sweep(path: Path, name: str, content: Content, command: Command | None) 
         {
             **{key: point[key] for key in grid},
             **{letter: _point_figures(point, model, quoted, percent) for letter, model in _MODELS.items()},
-            "score": _number(point.get("score", point)["personal"], percent),
-            "rounds": point.get("rounds"),
+            "score": _number(point_score(point, "personal"), percent),
+            "rounds": point["measured"]["rounds"] if "metric" in facts else None,
         }
         for point in facts["points"]
     ]
@@ -256,8 +256,7 @@ def add_sweep(path: Path, name: str, content: Content, command: Command | None) 
 
 def _point_figures(point: Mapping[str, Any], model: Which, quoted: Figure, percent: bool) -> dict[str, Any]:
     """The figures of a point; ``value`` is the one to quote."""
-    found = point.get("figures", {}).get(model, {"best": {"mean": point[model]}})
-    figures = {figure: _number(each["mean"], percent) for figure, each in found.items()}
+    figures = {figure: _number(each["mean"], percent) for figure, each in point_figures(point, model).items()}
     return {"value": figures[quoted], **figures}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pfedbred.report.curves import NAMES, literal, new_figure, save
 from pfedbred.runs.figures import TITLES, Figure
-from pfedbred.runs.schema import sweep_figure, sweep_metric
+from pfedbred.runs.schema import point_figures, sweep_figure, sweep_metric
 
 
 class Points(NamedTuple):
@@ -41,7 +41,8 @@ def points_of(facts: Mapping[str, Any]) -> Points:
 
 
 def _quoted(point: Mapping[str, Any], model: str, figure: Figure) -> float:
-    value = point["figures"][model][figure]["mean"] if "figures" in point else point[model]
+    measured = point_figures(point, model)
+    value = measured[figure]["mean"]
     return np.nan if value is None else value
 
 

@@ -120,7 +120,17 @@ def sweep_metric(facts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def sweep_figure(facts: Mapping[str, Any]) -> Figure:
     """The figure to quote of a sweep's points; earlier ones had the best on test only."""
-    return "chosen" if "metric" in facts and "chosen" in facts["points"][0]["figures"]["personal"] else "best"
+    return "chosen" if "metric" in facts and "chosen" in point_figures(facts["points"][0], "personal") else "best"
+
+
+def point_figures(point: Mapping[str, Any], model: str) -> Mapping[str, Any]:
+    """The figures of a point of a sweep, of G or of P."""
+    return point["measured"]["figures"][model] if "measured" in point else {"best": {"mean": point[model]}}
+
+
+def point_score(point: Mapping[str, Any], model: str) -> float | None:
+    """What a point of a sweep is chosen by."""
+    return point["measured"]["score"][model] if "measured" in point else point[model]
 
 
 def check_sweep(facts: Any, where: Path) -> None:
@@ -129,12 +139,13 @@ def check_sweep(facts: Any, where: Path) -> None:
     expect(facts.get("plan"), Maybe(PLAN), where, "'plan'")
     values = dict.fromkeys(facts["grid"], NUMBER)
     expect(facts, {"best": values, "points": [values]}, where)
-    if "metric" in facts:  # else it is from before there were validation samples
+    if "metric" in facts or any("measured" in point for point in facts["points"]):  # else it is an earlier one
+        expect(facts, {"metric": dict}, where)
         expect(facts["metric"], {"name": str, **METRIC_INFO}, where, "'metric'")
         expect(facts, {"chosen_on": str, "seeds": COUNT, "seconds": {"total": NUMBER, "compile": NUMBER}}, where)
         models = ("global", "personal")
-        expect(facts["points"], [{"figures": dict.fromkeys(models, dict)}], where, "'points'")
+        expect(facts["points"], [{"measured": {"figures": dict.fromkeys(models, dict)}}], where, "'points'")
         figures = dict.fromkeys({sweep_figure(facts), "last", "best"}, _ESTIMATE)
         scores = dict.fromkeys(models, Maybe(NUMBER))
         shape = {"figures": dict.fromkeys(models, figures), "score": scores, "rounds": COUNT}
-        expect(facts["points"], [shape], where, "'points'")
+        expect(facts["points"], [{"measured": shape}], where, "'points'")

@@ -1,6 +1,14 @@
 """Hyper-parameters: declared in signatures, checked by type, read from text."""
 
-from pfedbred.settings.signatures import declared, hints, is_whole_number, parse_call, resolve, resolve_call
+from pfedbred.settings.signatures import (
+    declared,
+    hints,
+    is_whole_number,
+    parse_call,
+    resolve,
+    resolve_call,
+    settled,
+)
 from pfedbred.settings.values import Count, Fraction, NonNegative, Positive, Seed, check
 
 __all__ = [
@@ -16,4 +24,5 @@ __all__ = [
     "parse_call",
     "resolve",
     "resolve_call",
+    "settled",
 ]

@@ -39,6 +39,27 @@ def same_settings(
     return declare
 
 
+Settle = Callable[[Mapping[str, Any], int], Any]
+"""``settle(settings, clients)`` is the value of a setting that is not given, once the number of clients is known."""
+
+
+def settled_by_clients(**rules: Settle) -> Callable[[Function], Function]:
+    """Declares how settings whose default is None follow from the number of clients."""
+
+    def declare(function: Function) -> Function:
+        function.settled = rules  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def settled(function: Any, settings: Mapping[str, Any], clients: int) -> dict[str, Any]:
+    """The settings, with those that the number of clients decides."""
+    rules: Mapping[str, Settle] = getattr(function, "settled", {})
+    decided = {name: rule(settings, clients) for name, rule in rules.items() if settings.get(name, 0) is None}
+    return {**settings, **decided}
+
+
 def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters of a function that the user gave; raises SettingError if it has no inspectable signature."""
     try:
