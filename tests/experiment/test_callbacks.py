@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from support.custom import federation
 
 import pfedbred
 from pfedbred import Callback, Interruption, Patience
+from pfedbred.engine import metrics
 from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point
 from pfedbred.experiment.building import build
@@ -304,12 +306,14 @@ def test_each_part_of_the_outcome_is_a_callback_of_its_own(left_out, files, tmp_
 
 
 def test_patience_watches_validation_samples_if_there_are_any():
+    progress = SimpleNamespace(backend=SimpleNamespace(plan=SimpleNamespace(metrics=metrics.resolve(""))))
+
     def reason(validation):
         patience = Patience(1)
         for test, held in ((0.1, 0.1), (0.2, 0.1)):
             scores = [Scores({"accuracy": np.array([each]), "loss": np.ones(1)}, {}) for each in (test, held)]
             both = ModelScores(scores[0], scores[0], scores[1] if validation else None)
-            patience.on_evaluation(None, Point(1, 0.0, Evaluation(both, both), None))
+            patience.on_evaluation(progress, Point(1, 0.0, Evaluation(both, both), None))
         return patience.finish_reason(None)
 
     assert reason(validation=False) is None

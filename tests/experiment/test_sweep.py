@@ -179,8 +179,8 @@ def test_a_sweep_in_which_every_point_diverges_says_so():
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"metrics": "f1"}, "a sweep compares accuracies"),
-        ({"diagnostics": True}, "a sweep compares accuracies"),
+        ({"metrics": "f1"}, "a sweep compares points by accuracy"),
+        ({"diagnostics": True}, "a sweep compares points by accuracy"),
         ({"algorithm": pfedbred.Algorithm(None, None, None), "settings": {}}, "has no settings to sweep"),
     ],
 )
