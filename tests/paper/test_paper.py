@@ -293,7 +293,9 @@ def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_pat
     assert cell["fingerprint"]["settings"]["alpha_m"] == 0.05
     whole, (used,) = pfedbred.load("digits"), seen
     assert used.clients == whole.clients
-    assert len(used.train.y) + len(used.test.y) == len(whole.train.y)
+    assert len(used.train.y) + len(used.validation.y) == len(whole.train.y)
+    record = json.loads((tmp_path / "here" / "cells" / "tuning" / "digits" / "pfedme.json").read_text())
+    assert record["chosen_on"] == "validation"
     assert call(*options)[0] == 0
     assert len(seen) == 1
 

@@ -77,7 +77,7 @@ def factory(algorithm: str | Factory) -> Factory:
         return algorithm
     name = algorithm
     base, *calls = name.split("+")
-    parsed = [settings_.parse_call("a suffix", call) for call in calls]
+    parsed = [settings_.parse_call("a suffix", call) if call.strip() else ("", []) for call in calls]
     suffixes = [suffix for suffix, _ in parsed]
     if base not in ALGORITHMS:
         raise SettingError(f"unknown algorithm {base!r}{nearest(base, ALGORITHMS)}")

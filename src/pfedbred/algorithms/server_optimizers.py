@@ -127,7 +127,7 @@ def fedavgm(task: Task, **settings: Any) -> Algorithm:
     r"""FedAvgM: FedAvg with momentum on the server, m <- beta_1 m + Delta; w <- w + server_alpha m.
 
     Delta is how far FedAvg's average is from w. No personal model: G and P are w. With beta_1 = 0 and server_alpha = 1
-    it is FedAvg.
+    it is FedAvg. Settings as in :func:`~pfedbred.algorithms.server_optimizers.server`.
 
     References: Hsu, Qi and Brown, arXiv 1909.06335.
     """

@@ -124,7 +124,7 @@ def _map(figure: Any, axes: Any, points: Points, values: np.ndarray) -> None:
     for point, value in zip(points.settings[chosen], values[chosen], strict=True):
         table[np.searchsorted(rows, point[0]), np.searchsorted(columns, point[1])] = value
     axes.grid(False)
-    low, high = shown_range(table)
+    low, high = shown_range(table, points.sign)
     image = axes.imshow(table, origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high)
     figure.colorbar(image, ax=axes, shrink=0.85, extend=beyond(table, low, high))
     axes.set_xticks(range(len(columns)), [f"{each:.3g}" for each in columns], fontsize=8)
