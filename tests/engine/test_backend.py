@@ -28,7 +28,9 @@ def missing_members(made):
         elif inspect.isfunction(member):
             wanted = list(inspect.signature(member).parameters.values())[1:]
             try:
-                inspect.signature(getattr(made, name)).bind(*wanted)
+                by_name = {each.name: each for each in wanted if each.kind is inspect.Parameter.KEYWORD_ONLY}
+                given = [each for each in wanted if each.name not in by_name]
+                inspect.signature(getattr(made, name)).bind(*given, **by_name)
             except TypeError:
                 problems.append(f"{name} does not take {len(wanted)} arguments")
     return problems

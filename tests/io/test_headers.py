@@ -25,7 +25,7 @@ from pfedbred.data import prepared
 from pfedbred.experiment.sigma import read_sigma
 from pfedbred.io import npy, strict, tensors
 from pfedbred.io.shapes import COUNT, Each, expect
-from pfedbred.report import terminal
+from pfedbred.report import console
 from pfedbred.runs import checkpoints, metrics_file, saved_models, schema
 from pfedbred.runs.config_file import read_config, write_config
 from pfedbred.runs.layout import MODELS
@@ -265,9 +265,9 @@ def test_counts_by_name_are_counts(times):
 
 def test_an_outcome_without_a_deviation_is_shown():
     """One run's summary may be edited, or of another version."""
-    assert terminal._cell({"mean": 0.5, "std": None}, 2, percent=True) == "50.00"
-    assert terminal._cell({"mean": 0.5, "std": 0.25}, 2, percent=True) == "50.00 ± 25.00"
-    assert terminal._cell({"mean": None, "std": 0.25}, 2, percent=True) == "-"
+    assert console.shown_estimate({"mean": 0.5, "std": None}, 2) == "50.00"
+    assert console.shown_estimate({"mean": 0.5, "half_width": 0.25}, 2) == "50.00 ± 25.00"
+    assert console.shown_estimate({"mean": None, "std": 0.25}, 2) == "-"
 
 
 def test_a_large_experiment_file_is_refused_unread(tmp_path):

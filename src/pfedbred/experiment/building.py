@@ -114,7 +114,7 @@ def make_plan(experiment: Experiment) -> Plan:
         executor=experiment.executor,
         chunk=experiment.chunk,
         rule=aggregation.get(experiment.aggregate, outliers=experiment.outliers),
-        metrics=metrics.resolve(experiment.metrics, experiment.kind),
+        metrics=tuple(map(metrics.get, metrics.as_list(experiment.metrics or ()))),
         diagnostics=experiment.diagnostics,
         screening=experiment.screening,
         last_batch=experiment.last_batch,

@@ -102,7 +102,9 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             raise SettingError(
                 f"the experiment is for {experiment.clients} clients, the federation has {federation.clients}"
             )
-        experiment = experiment._with_task(federation)._with_metrics()
+        decided = experiment.task is not None  # then its metrics are chosen already
+        experiment = experiment._with_task(federation)
+        experiment = experiment if decided else experiment._with_metrics()
         return experiment._with_aggregated(federation.clients)._checked_from(experiment._as_given())
 
     def _with_task(self, federation: DataInfo) -> Experiment:
