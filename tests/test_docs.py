@@ -3,8 +3,10 @@
 import ast
 import doctest
 import importlib
+import os
 import pkgutil
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -47,13 +49,51 @@ def registries():
         table.update(entries)
 
 
+DATA = Path(os.environ.get("PFEDBRED_DATA") or ROOT.parent / "shared" / "data")
+NEEDED = {"hospitals.md": "heart"}  # by page: the data that it starts from
+
+
+def use_data(page, monkeypatch):
+    """Tells where the page's data is, or skips the test."""
+    needed = NEEDED.get(page.name)
+    if needed and not (DATA / needed).is_dir():
+        pytest.skip(f"the real {needed} is not here: set PFEDBRED_DATA to a folder that holds it")
+    if needed:
+        monkeypatch.setenv("PFEDBRED_DATA", str(DATA))
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.name)
 def test_python_blocks(page, tmp_path, monkeypatch, registries):
     """The blocks of a page run one after another, as a reader would type them."""
+    use_data(page, monkeypatch)
     monkeypatch.chdir(tmp_path)
     space: dict = {}
     for block in python_blocks(page):
         exec(compile(block, page.name, "exec"), space)
+
+
+@pytest.mark.full
+def test_blocks_and_commands_of_the_hospitals(tmp_path, monkeypatch, capsys):
+    """All of that page in its order, with its promises: what is printed, and what the models answer."""
+    page = ROOT / "docs" / "hospitals.md"
+    use_data(page, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    space, said = {}, {}
+    for block, command in re.findall(
+        r"```python\n(.*?)```|^    (pfedbred [^\n]*)$", page.read_text(), re.DOTALL | re.M
+    ):
+        if block:
+            exec(compile(block, page.name, "exec"), space)
+            continue
+        monkeypatch.setattr("sys.argv", shlex.split(command))
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        printed = capsys.readouterr()
+        assert not stopped.value.code, (command, printed.err)
+        said[command] = printed.out
+    promised = re.search(r"`(13 columns as .*?)`", page.read_text(), re.DOTALL)[1].replace("\n", " ")
+    assert any(promised in each for each in said.values())
+    assert [each.split() for command, each in said.items() if " predict " in command] == [["no", "yes"]] * 2
 
 
 def test_pages_name_only_options_that_exist():

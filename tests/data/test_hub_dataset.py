@@ -139,7 +139,7 @@ def test_what_is_not_here_is_downloaded(folder, monkeypatch):
         ("hub:zoo/several", {}, r"holds several configurations \(one, two\): choose one, as in hub:zoo/several/one"),
         ("hub:zoo/animals", {}, "hub:zoo/animals has no column 'label' or 'y', only img, .*--label-column$"),
         ("hub:zoo/animals", {"label_column": "kind"}, "has no column 'kind', only img, fine, coarse, who"),
-        ("hub:zoo/animals", {"label_column": "fine"}, "animals does not say which client .*: choose another split"),
+        ("hub:zoo/animals", {"label_column": "fine"}, "animals does not say which client .*--client-column"),
         ("hub:zoo/animals", {**COLUMNS, "image_column": "coarse"}, "column 'coarse' does not hold images"),
         ("hub:zoo/animals", {**COLUMNS, "image_column": "img", "features": "who"}, "both name the inputs"),
         ("digits", {"image_column": "img"}, r"features is for your own files and hub:OWNER/NAME, not for .* 'digits'"),

@@ -399,7 +399,7 @@ def test_metrics_that_have_been_cut_are_noticed(tmp_path):
         run_into(folder, built(), interrupt(3), stop)
     (folder / "metrics.jsonl").write_text("")
     warnings = []
-    with pytest.raises(pfedbred.SettingError, match=r"all checkpoints in .* are damaged"):
+    with pytest.raises(pfedbred.SettingError, match=r"no checkpoint in .* fits its metrics.jsonl"):
         run_into(folder, built(), resume=True, warn=warnings.append)
     assert "metrics.jsonl is shorter than when" in warnings[0]
 

@@ -17,6 +17,7 @@ from pfedbred.data.label_table import label_table
 from pfedbred.data.labels import in_words
 from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.experiment.options import DataOptions
+from pfedbred.io.atomic import write_json
 from pfedbred.report.console import console
 from pfedbred.report.distribution import draw_distribution
 
@@ -78,6 +79,18 @@ def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
     except (OSError, ValueError) as problem:
         raise SettingError(f"cannot write {path}: {problem}") from None
     print(f"picture: {path}")
+
+
+@app.command("columns")
+@_with_options
+def columns_command(name: Name, *, out: Out = None, **options: Any) -> None:
+    """Write what the columns of a table are, for clients of a real federation that must have the same inputs."""
+    federation = _load(name, **{**options, "standardise": "none"})
+    if federation.encoding is None:
+        raise SettingError(f"{name} is not a table of numbers and texts")
+    path = out or Path("columns.json")
+    write_json(path, federation.encoding.facts())
+    print(f"columns: {path}, {len(federation.encoding.columns)} of them as {len(federation.encoding.names)} inputs")
 
 
 def _stem(name: str) -> str:

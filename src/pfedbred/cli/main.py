@@ -9,8 +9,9 @@ import re
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -142,7 +143,7 @@ app.add_typer(flower_commands.app, name="flower")
 def main() -> None:
     """Runs the command line. A user's mistake gets one line and exit code 2, never a traceback."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see pfedbred/__init__.py
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _stop)
     for stream in (sys.stdout, sys.stderr):  # a path may hold bytes that are not valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -156,6 +157,13 @@ def main() -> None:
             reason = output.problem.strerror or output.problem
             code = code or _complain(f"cannot write to standard output: {reason}; the command went on without it")
     sys.exit(code)
+
+
+def _stop(*_: Any) -> NoReturn:
+    """Ends the process at Ctrl-C. An exception would be lost if it were raised in a callback, as JAX has for cycles."""
+    with suppress(OSError):  # nobody may be reading any more
+        os.write(2, b"pfedbred: stopped\n")
+    os._exit(130)
 
 
 def _run_command() -> int:
@@ -175,9 +183,6 @@ def _run_command() -> int:
             commands = problem.ctx.command.commands  # type: ignore[attr-defined]
             message = f"no such command {unknown[1]!r}{nearest(unknown[1], commands)}"
         return _complain(message)
-    except KeyboardInterrupt:
-        print("pfedbred: stopped", file=sys.stderr)
-        return 130
     return code if isinstance(code, int) else 0
 
 

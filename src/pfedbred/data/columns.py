@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from pfedbred.errors import SettingError
 from pfedbred.io.shapes import Maybe, expect
+from pfedbred.io.strict import read_json
 
 Fill = Literal["mean", "median"]
 Standardise = Literal["all", "client", "none"]
@@ -105,11 +107,7 @@ class Encoding:
 def restored(facts: Any, arrays: Mapping[str, np.ndarray], clients: int, where: Any) -> Encoding:
     """The encoding in a file, if it is consistent."""
     expect(facts, SHAPE, where, "'columns'")
-    columns = tuple(
-        Column(each["name"], None if each["categories"] is None else tuple(each["categories"]), each["indicator"])
-        for each in facts
-    )
-    found = []
+    columns, found = _columns(facts), []
     for name, shape in (("everyone", (len(columns),)), ("own", (clients, len(columns)))):
         parts = [arrays.get(f"{name}.{key}") for key in Statistics._fields]
         if any(each is None or each.shape != shape or not np.isfinite(each).all() for each in parts):
@@ -124,6 +122,7 @@ def fit(
     clients: Sequence[np.ndarray],
     fill: Fill = "mean",
     standardise: Standardise = "all",
+    agreed: bool = False,
 ) -> tuple[Encoding, np.ndarray]:
     """The encoding that training samples decide, and the samples with texts numbered as it numbers them.
 
@@ -133,10 +132,11 @@ def fit(
       clients: the rows of each client's training samples.
       fill: what fills gaps.
       standardise: numbers by statistics of all clients, of each client, or not at all.
+      agreed: whether categories and marked gaps are those of ``columns``, whatever the training samples hold.
     """
     train = x[np.concatenate(clients)]
-    known, x = [], x.copy()
-    for place, column in enumerate(columns):
+    known, x = list(columns) if agreed else [], x.copy()
+    for place, column in enumerate(() if agreed else columns):
         gaps = bool(np.isnan(train[:, place]).any())
         categories = column.categories
         if categories is not None:
@@ -184,6 +184,23 @@ def in_words(encoding: Encoding, fill: Fill, standardise: Standardise) -> str:
         words.append(f"gaps in {gaps} filled with the client's {fill}, and marked by an input each")
     done = {"all": "standardised over all clients", "client": "standardised by client", "none": "not standardised"}
     return ", ".join([*words, f"numbers {done[standardise]}"])
+
+
+def read_columns(path: Path) -> tuple[Column, ...]:
+    """The columns in a file that several clients share, so that all of them have the same inputs."""
+    facts = read_json(path)
+    expect(facts, SHAPE, path)
+    names = [each["name"] for each in facts]
+    if not names or len(set(names)) < len(names):
+        raise SettingError(f"{path} must name columns, each of them once")
+    return _columns(facts)
+
+
+def _columns(facts: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    return tuple(
+        Column(each["name"], None if each["categories"] is None else tuple(each["categories"]), each["indicator"])
+        for each in facts
+    )
 
 
 # Cells --------------------------------------------------------------------------------------------------------------

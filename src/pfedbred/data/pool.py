@@ -42,6 +42,7 @@ class Pool:
       text: the vocabulary, if samples are ids already.
       task: the usual task for the labels.
       columns: of a table with gaps or texts: what the columns of ``x`` are; see :mod:`pfedbred.data.columns`.
+      agreed: whether others have the same columns, so that training samples do not change them.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Pool:
     text: Text | None = None
     task: str = "classification"
     columns: tuple[Column, ...] | None = None
+    agreed: bool = False
 
     def __post_init__(self) -> None:
         where = self.origin or (lambda row: f"{self.name}, row {row}")
@@ -138,7 +140,7 @@ def federate(
     encoding, features = None, pool.features
     if columns is not None:
         fill, how = missing or "mean", standardised or "all"
-        encoding, numbers = columns_.fit(x.astype(np.float64), columns, trains, fill, how)
+        encoding, numbers = columns_.fit(x.astype(np.float64), columns, trains, fill, how, pool.agreed)
         parts = [
             part._replace(x=np.concatenate([encoding.encode(numbers[own], i) for i, own in enumerate(rows)]))
             for part, rows in zip(parts, (trains, tests), strict=True)

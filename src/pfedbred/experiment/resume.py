@@ -15,7 +15,6 @@ from pfedbred.experiment.building import Built
 from pfedbred.experiment.configuration import changed_options
 from pfedbred.experiment.progress import Progress
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
-from pfedbred.io.tensors import Damaged
 from pfedbred.runs import checkpoints, layout, locks
 from pfedbred.runs.chosen import Chosen, load_models
 from pfedbred.runs.config_file import read_config
@@ -73,9 +72,9 @@ def latest_checkpoint(folder: Path, warn: Callable[[str], None]) -> checkpoints.
     def fits(found: checkpoints.Checkpoint) -> None:
         facts = _current(found.facts, found.path)
         if facts["metrics"] > size_of(folder):
-            raise Damaged(f"metrics.jsonl is shorter than when {found.path} was written")
+            raise checkpoints.Misfit(f"metrics.jsonl is shorter than when {found.path} was written")
         if facts["metrics_sha256"] not in (None, digest(folder, facts["metrics"]).hexdigest()):
-            raise Damaged(f"metrics.jsonl has been changed since {found.path} was written")
+            raise checkpoints.Misfit(f"metrics.jsonl has been changed since {found.path} was written")
 
     return checkpoints.latest(folder, warn, fits)
 

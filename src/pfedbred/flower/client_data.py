@@ -4,6 +4,7 @@ dataset       a file (.npz, .csv, .parquet), a prepared federation (.fed), or a 
 partition-id  which client of the dataset it is, where that holds several
 name          the client's name for people; by default its node's number
 home          the folder in which it keeps its state
+columns       a file that says what the columns of a table are, the same for all clients: pfedbred data columns
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from pfedbred import data
 from pfedbred import settings as settings_
 from pfedbred.data import TEST_FRACTION, prepared
+from pfedbred.data.columns import read_columns
 from pfedbred.data.federation import Federation, check_classes
 from pfedbred.data.pool import divide, federate
 from pfedbred.data.sources.user_files import pool_from_file
@@ -38,6 +40,7 @@ _OPTIONS: dict[str, type] = {
     "data-dir": str,
     "label-column": str,
     "features": str,
+    "columns": str,
     "num-partitions": int,  # the name of ``clients`` in Flower's examples
 }
 
@@ -119,7 +122,12 @@ def _load(node: Node, home: Path, task: str | None) -> tuple[Federation, int | N
 def _from_file(path: Path, given: Mapping[str, Any], task: str | None) -> Federation:
     """All samples of a file, a quarter of them for testing."""
     label = given.get("label-column")
-    pool = pool_from_file(path, client_column=None, label_column=label, features=_features(given), task=task)
+    columns = read_columns(_path(given["columns"])) if "columns" in given else None
+    if columns and path.suffix == ".npz":
+        raise SettingError(f"columns is for a table; {path} has one array x")
+    pool = pool_from_file(
+        path, client_column=None, label_column=label, features=_features(given), task=task, columns=columns
+    )
     if pool.owners and len(pool.owners) > 1:
         raise SettingError(f"{path} holds the samples of {len(pool.owners)} clients: give each node its own file")
     rows = np.arange(len(pool.y))

@@ -39,7 +39,8 @@ INTRODUCTION = {
 
 _REMEDIES = {
     **dict.fromkeys(("classes", "labels"), "; set classes= or labels= in the run config"),
-    "features": "; give the columns in the order of the others with features= in its node config",
+    "features": "; give the columns in the order of the others with features= in its node config, or, where they have "
+    "gaps or texts, all clients the same columns=",
 }
 _LARGEST = 2**24  # numbers in a sample, words, or samples of a client
 

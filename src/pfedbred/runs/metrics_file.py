@@ -40,6 +40,7 @@ class MetricsFile:
     def __init__(self, folder: Path, keep: int = 0) -> None:
         """Keeps the first ``keep`` bytes of an existing file and appends to them."""
         self._folder, self._size = folder, keep
+        size_of(folder)  # before it is opened
         self._file = open_private(folder / METRICS, "ab")
         self._file.truncate(keep)
         self._digest = digest(folder, keep)
@@ -85,12 +86,13 @@ class MetricsFile:
 def size_of(folder: Path) -> int:
     """Bytes of the metrics in a folder; 0 if there are none."""
     path = folder / METRICS
-    return path.stat().st_size if path.exists() else 0
+    return check_regular_file(path) if path.exists() else 0
 
 
 def digest(folder: Path, size: int) -> hashlib._Hash:
     """The SHA-256 of the first ``size`` bytes of the metrics in a folder."""
     found = hashlib.sha256()
+    check_regular_file(folder / METRICS)
     with reading(folder / METRICS), open(folder / METRICS, "rb") as file:
         while piece := file.read(min(size, 2**20)):
             found.update(piece)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedbred.data.columns import Column
+from pfedbred.data.columns import Column, numbers_of
 from pfedbred.data.labels import FRACTION, ReadLabels, kind_of, numbered, read_labels, stored
 from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
 from pfedbred.data.sources.leaf import leaf_files
@@ -96,6 +96,7 @@ def pool_from_file(
     label_column: str | None,
     features: Sequence[str] | None,
     task: str | None = None,
+    columns: Sequence[Column] | None = None,
 ) -> Pool:
     """A pool from an .npz, a .csv, a .parquet, or a folder of .parquet files."""
     if os.path.isdir(path):
@@ -119,7 +120,7 @@ def pool_from_file(
         table = read_parquet([path])
     else:
         raise SettingError(f"cannot read {path}: expected .fed, .npz, .csv, .parquet or a folder of .parquet")
-    return pool_from_table(table, str(path), client_column, label_column, features, task)
+    return pool_from_table(table, str(path), client_column, label_column, features, task, columns)
 
 
 def pool_from_dataset(
@@ -160,31 +161,41 @@ def pool_from_table(
     label_column: str | None,
     features: Sequence[str] | None,
     task: str | None,
+    agreed: Sequence[Column] | None = None,
 ) -> Pool:
-    """A pool whose features are columns of numbers, or one column of images, texts or lists of numbers."""
+    """A pool whose features are columns of numbers or categories, or one column of images, texts or lists.
+
+    Columns that are ``agreed`` on are read as they say.
+    """
     client = client_column or next((each for each in ("client",) if each in table.columns), None)
     if not len(table):
         raise NoSamples(f"{where} has no rows")
-    columns = label_columns(table, label_column, task, where)
-    y, labels, classes, task = _table_labels(table, columns, task)
+    answers = label_columns(table, label_column, task, where)
+    y, labels, classes, task = _table_labels(table, answers, task)
     owner, owners = table.names(client) if client else (None, None)
-    chosen = list(features) if features else [each for each in table.columns if each not in (*columns, client)]
+    chosen = list(features) if features else [each for each in table.columns if each not in (*answers, client)]
+    if agreed:
+        chosen = [each.name for each in agreed]
     if not chosen:
         raise SettingError(f"{where} has no columns other than the label and the client")
-    x, normalise, described = inputs_of(table, chosen, where)
+    if agreed:
+        found = TableInputs(numbers_of(agreed, table.rows(chosen), where), columns=tuple(agreed))
+    else:
+        found = inputs_of(table, chosen, where)
     return Pool(
         Path(where).stem,
-        x,
+        found.x,
         y,
         classes,
         owner=owner,
         owners=owners,
         labels=labels,
         features=tuple(chosen),
-        normalise=normalise,
+        normalise=found.normalise,
         origin=table.origin,
         task=task,
-        columns=described,
+        columns=found.columns,
+        agreed=agreed is not None,
     )
 
 
