@@ -27,10 +27,11 @@ def missing_members(made):
             problems.append(name)
         elif inspect.isfunction(member):
             wanted = list(inspect.signature(member).parameters.values())[1:]
+            named = {each.name: each for each in wanted if each.kind is each.KEYWORD_ONLY}
             try:
-                by_name = {each.name: each for each in wanted if each.kind is inspect.Parameter.KEYWORD_ONLY}
-                given = [each for each in wanted if each.name not in by_name]
-                inspect.signature(getattr(made, name)).bind(*given, **by_name)
+                inspect.signature(getattr(made, name)).bind(
+                    *(each for each in wanted if each.name not in named), **named
+                )
             except TypeError:
                 problems.append(f"{name} does not take {len(wanted)} arguments")
     return problems

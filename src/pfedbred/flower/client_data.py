@@ -188,7 +188,7 @@ def _split_seed(node: Node) -> int:
     """The seed that splits the data: the node's, or else that of a dataset given by name."""
     dataset, seed = node.options.get("dataset"), node.options.get("split-seed")
     if seed is None:
-        return 0 if data.is_file(dataset) else data.find(str(dataset))[0].seed
+        return 0 if data.is_file(dataset) or data.address(dataset)[0] else data.find(str(dataset))[0].seed
     return settings_.check("split-seed", seed, settings_.Seed)
 
 
