@@ -140,6 +140,8 @@ def sweep(
     first = {**(experiment.settings or {}), **_named(names, points[0])}
     experiment, backend = build_sweep(dataclasses.replace(experiment, settings=first), federation, names)
     seeds = experiment.seed_list
+    if backend.plan.metrics[0].name != "accuracy":
+        raise SettingError(f"a sweep compares accuracies, which the task {experiment.kind.name} does not have")
     if not len(backend.federation.test.y):
         raise SettingError("there are no test samples to compare the points by")
     together = int(np.clip(memory // max(1, backend.state_bytes() * len(seeds)), 1, len(points)))
@@ -185,8 +187,6 @@ def _check(experiment: Experiment, grid: Grid) -> None:
         raise SettingError("a sweep does not evaluate held-out clients: leave held_out_clients out")
     if experiment.executor == "loop":
         raise SettingError("a sweep is one compiled program; the executor loop has none")
-    if experiment.kind.metrics[0] != "accuracy":
-        raise SettingError(f"a sweep compares accuracies, which the task {experiment.kind.name} does not have")
     usual = metrics.resolve(None, experiment.kind)
     if set(metrics.resolve(experiment.metrics, experiment.kind)) - set(usual) or experiment.diagnostics:
         raise SettingError("a sweep compares accuracies: leave metrics and diagnostics out, and run the best point")
