@@ -1,12 +1,13 @@
-"""Ways to compute a gradient step of the cnn and the lstm when every client has its own weights, side by side.
+"""Ways to compute a gradient step of the networks when every client has its own weights, side by side.
 
-    python benchmarks/client_models.py [--quick] [--json FILE] [--only cnn|lstm]
+    python benchmarks/client_models.py [--quick] [--json FILE] [--only cnn|cnn1d|lstm|charlstm]
 
 Each row runs the same SGD steps, for all clients at once (``vmap``) or one client after another (``in-turn``), inside
 one compiled program as in a round; the way that the library has is marked. Repeats go through all rows in turn, so that
 a busy machine slows all of them; the time is the least of them. ``difference`` shows that all rows compute the same:
-how far the weights end from the first row's, over how far they went. Shapes are CIFAR-10's (20 clients, batch 20) and
-Sent140's (10 clients, batch 400, 25 words); ``--quick`` takes fewer clients and steps.
+how far the weights end from the first row's, over how far they went. Shapes are CIFAR-10's (20 clients, batch 20), UCI
+HAR's (30 clients, batch 20), Sent140's (10 clients, batch 400, 25 words) and Shakespeare's (10 clients, batch 20, 80
+characters); ``--quick`` takes fewer clients and steps.
 """
 
 from __future__ import annotations
@@ -85,6 +86,48 @@ def cnn_rows(model: models.Model) -> list[Row]:
         "25 slices, matmul": partial(cnn_with, slices),
         "conv_general_dilated_patches, matmul": partial(cnn_with, lax_patches),
         "lax.conv": partial(cnn_with, lax_conv),
+    }
+    return [Row(clients, way, apply) for clients in ("vmap", "in-turn") for way, apply in ways.items()]
+
+
+# cnn1d: weights as in models.cnn1d, signals (n, length, channels) ---------------------------------------------------
+
+
+def cnn1d_with(conv: Callable[[Array, Array], Array], weights: Tree, x: Array) -> Array:
+    """The cnn1d by another convolution ``conv(kernel, x)``."""
+    for name in ("conv1", "conv2"):
+        y = conv(weights[name]["weight"], x)
+        n, length, filters = y.shape
+        y = y[:, : length // 2 * 2].reshape(n, length // 2, 2, filters).max(2)
+        x = jax.nn.relu(y + weights[name]["bias"])
+    return dense(weights["output"], jax.nn.relu(dense(weights["hidden"], x.reshape(x.shape[0], -1))))
+
+
+def lax_conv1d(kernel: Array, x: Array) -> Array:
+    """The compiler's own convolution; under vmap a grouped one."""
+    return jax.lax.conv_general_dilated(x, kernel, (1,), "VALID", dimension_numbers=("NWC", "OWI", "NWC"))
+
+
+def slices1d(kernel: Array, x: Array) -> Array:
+    """Patches by joining 9 slices, and a matrix product."""
+    steps = x.shape[1] - kernel.shape[1] + 1
+    patches = [x[:, i : i + steps] for i in range(kernel.shape[1])]
+    return jnp.concatenate(patches, axis=2) @ kernel.reshape(len(kernel), -1).T
+
+
+def sum1d(kernel: Array, x: Array) -> Array:
+    """A matrix product for each of the 9 steps of a kernel, added up."""
+    steps = x.shape[1] - kernel.shape[1] + 1
+    return sum(x[:, i : i + steps] @ kernel[:, i].T for i in range(kernel.shape[1]))
+
+
+def cnn1d_rows(model: models.Model) -> list[Row]:
+    """All ways for the cnn1d."""
+    ways = {
+        "windows of the pools, matmul (library)": model.apply,
+        "9 slices, matmul": partial(cnn1d_with, slices1d),
+        "9 matmuls": partial(cnn1d_with, sum1d),
+        "lax.conv": partial(cnn1d_with, lax_conv1d),
     }
     return [Row(clients, way, apply) for clients in ("vmap", "in-turn") for way, apply in ways.items()]
 
@@ -214,6 +257,26 @@ def lstm_rows(model: models.Model, vectors: Array, quick: bool) -> list[Row]:
     return rows
 
 
+def charlstm_with(way: Way, weights: Tree, x: Array) -> Array:
+    """The charlstm by another layer, of samples without padding."""
+    vectors = weights["embedding"][x.T]
+    out = vectors.transpose(0, 2, 1) if way.batch_last else vectors
+    real = jnp.ones(x.T.shape, bool)
+    for name in ("layer1", "layer2"):
+        one = jax.tree.map(lambda leaf: leaf[None], weights[name])
+        out = scan_directions(way, one, (out,), (real,))[:, 0]
+    return dense(weights["output"], out[-1].T if way.batch_last else out[-1])
+
+
+def charlstm_rows(model: models.Model) -> list[Row]:
+    """All ways for the charlstm, with the clients run as the library does on this platform."""
+    ways = [Way(), Way(again=False), Way(hoisted=True), Way(batch_last=False), Way(batch_last=False, again=False)]
+    rows = [Row(each, "library", model.apply) for each in ("vmap", "in-turn")]
+    names = [str(way).partition(", ")[2] for way in ways]  # there is one direction
+    clients = executors.choose("auto")
+    return rows + [Row(clients, name, partial(charlstm_with, way)) for name, way in zip(names, ways, strict=True)]
+
+
 # measuring ----------------------------------------------------------------------------------------------------------
 
 
@@ -274,24 +337,32 @@ def show(title: str, results: list[dict[str, Any]]) -> None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer clients and steps: under a minute on two CPU cores")
+    parser.add_argument("--quick", action="store_true", help="fewer clients and steps: some minutes on two CPU cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
-    parser.add_argument("--only", choices=["cnn", "lstm"], help="one model alone")
+    parser.add_argument("--only", choices=["cnn", "cnn1d", "lstm", "charlstm"], help="one model alone")
     options = parser.parse_args()
+    chosen = [options.only] if options.only else ["cnn", "cnn1d", "lstm", "charlstm"]
     device = jax.devices()[0]
     on_gpu = device.platform != "cpu"
     report: dict[str, Any] = {"platform": device.platform, "device": device.device_kind, "jax": jax.__version__}
     print(f"{report['device']} ({report['platform']}), jax {report['jax']}")
     repeats = 2 if options.quick else 5
     keys = jax.random.split(jax.random.key(0), 4)
-    if options.only != "lstm":
+    if "cnn" in chosen:
         clients = 4 if options.quick else 20
         model = models.cnn((32, 32, 3), 10)
         x, y = jax.random.normal(keys[0], (clients, 20, 32, 32, 3)), jax.random.randint(keys[1], (clients, 20), 0, 10)
         items = (jax.vmap(model.init)(jax.random.split(keys[2], clients)), x, y)
         report["cnn"] = measure(cnn_rows(model), items, 50 if on_gpu else 10, repeats)
         show(f"cnn, CIFAR-10 shapes: {clients} clients, batch 20", report["cnn"])
-    if options.only != "cnn":
+    if "cnn1d" in chosen:
+        clients = 4 if options.quick else 30
+        model = models.cnn1d((128, 9), 6)
+        x, y = jax.random.normal(keys[0], (clients, 20, 128, 9)), jax.random.randint(keys[1], (clients, 20), 0, 6)
+        items = (jax.vmap(model.init)(jax.random.split(keys[2], clients)), x, y)
+        report["cnn1d"] = measure(cnn1d_rows(model), items, 50 if on_gpu else 4, repeats)
+        show(f"cnn1d, UCI HAR shapes: {clients} clients, batch 20", report["cnn1d"])
+    if "lstm" in chosen:
         clients, batch, length, count = (1 if options.quick else 10), 400, 25, 10_000
         vectors = jax.random.normal(keys[3], (count, 50))
         model = models.lstm((length,), 2, words=Words(count, np.asarray(vectors)))
@@ -302,6 +373,13 @@ def main() -> None:
         rows = lstm_rows(model, vectors, options.quick)
         report["lstm"] = measure(rows, items, 50 if on_gpu else 1, repeats)
         show(f"lstm, Sent140 shapes: {clients} clients, batch 400, 25 words", report["lstm"])
+    if "charlstm" in chosen:
+        clients = 1 if options.quick else 10
+        model = models.charlstm((80,), 80, words=Words(82))
+        x, y = jax.random.randint(keys[0], (clients, 20, 80), 2, 82), jax.random.randint(keys[1], (clients, 20), 0, 80)
+        items = (jax.vmap(model.init)(jax.random.split(keys[2], clients)), x, y)
+        report["charlstm"] = measure(charlstm_rows(model), items, 50 if on_gpu else 1, repeats)
+        show(f"charlstm, Shakespeare shapes: {clients} clients, batch 20, 80 characters", report["charlstm"])
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 

@@ -3,6 +3,7 @@
     python benchmarks/rounds.py                       # mclr, dnn, cnn, lstm with mg-meta
     python benchmarks/rounds.py --models dnn --methods fedavg,pfedme,mg-meta,per-fedavg,fedem,fedamp
     python benchmarks/rounds.py --no-torch            # where there is no PyTorch
+    python benchmarks/rounds.py --against ../old      # in turns with another checkout: the ratio old to new
 
 Data are random, in the shapes of the paper's experiments: they change nothing in the time. Both sides train all
 clients in every round and average a fifth of them, with R = 20, K = 5. Times are medians of rounds that were not the
@@ -13,10 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,6 +182,39 @@ def best_of(run: Callable[[], Any]) -> float:
     return min(times)
 
 
+def compare(options: argparse.Namespace) -> None:
+    """Prints the time of a round in another checkout and in this one, which take turns, and their ratio.
+
+    Each runs its own benchmark in a process of its own. The machine's speed changes with time, so turns are compared
+    with each other, and the median of their ratios is what counts.
+    """
+    checkouts = [Path(options.against).resolve(), Path(__file__).resolve().parent.parent]
+    print(f"{'model':<6}{'method':<12}{'old':>12}{'new':>12}{'ratio old to new':>19}  lowest and highest")
+    for model in options.models.split(","):
+        for method in options.methods.split(","):
+            turns = [[_measured(each, model, method, options) for each in checkouts] for _ in range(options.turns)]
+            old, new = (1000 * statistics.median(times) for times in zip(*turns, strict=True))
+            ratios = sorted(before / after for before, after in turns)
+            print(
+                f"{model:<6}{method:<12}{old:>9.1f} ms{new:>9.1f} ms{statistics.median(ratios):>19.3f}"
+                f"  {ratios[0]:.3f} {ratios[-1]:.3f}",
+                flush=True,
+            )
+
+
+def _measured(checkout: Path, model: str, method: str, options: argparse.Namespace) -> float:
+    """Seconds of a round in that checkout."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        given = {"rounds": options.rounds, "seeds": options.seeds, "local-steps": options.local_steps}
+        given |= {"executor": options.executor, "models": model, "methods": method, "json": file}
+        words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        command = [sys.executable, str(checkout / "benchmarks" / "rounds.py"), "--no-torch", *words]
+        environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+        return float(json.loads(file.read_text(encoding="utf-8"))["rows"][0]["round"])
+
+
 def main() -> None:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -187,7 +226,12 @@ def main() -> None:
     parser.add_argument("--executor", default="auto")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--json", help="file for the figures")
+    parser.add_argument("--against", help="another checkout, to take turns with")
+    parser.add_argument("--turns", type=int, default=5, help="of both checkouts")
     options = parser.parse_args()
+    if options.against:
+        compare(options)
+        return
     device = jax.devices()[0]
     print(
         f"{device.device_kind} x {jax.device_count()} ({jax.default_backend()}), {platform.machine()}, "

@@ -1,7 +1,8 @@
 """NAME: one line on what it does.
 
 Copy this file to src/pfedbred/algorithms/NAME.py, replace what is in capitals, and add a line to the table in
-src/pfedbred/algorithms/registry.py. As it stands it is FedAvg with a personal model that is one local step away.
+src/pfedbred/algorithms/registry.py; in a file of your own, import the same names from pfedbred. As it stands it is
+FedAvg with a personal model that is one local step away.
 """
 
 from __future__ import annotations

@@ -42,6 +42,19 @@ def test_every_module_is_on_the_map_and_nothing_else_is():
     assert mapped() == modules
 
 
-def test_every_folder_of_tests_is_a_folder_of_the_tree():
-    folders = {each.name for each in (ROOT / "tests").iterdir() if each.is_dir() and each.name != "__pycache__"}
-    assert folders - {"support"} <= {each.name for each in SOURCE.iterdir() if each.is_dir()}
+def test_examples_need_only_the_public_names():
+    text = (ROOT / "README.md").read_text()
+    imported = re.findall(r"^from pfedbred import (.*)$", text, re.MULTILINE)
+    assert {name for names in imported for name in names.split(", ")} <= set(pfedbred.__all__)
+    assert "from pfedbred." not in text
+    skeleton = (ROOT / "docs" / "skeleton_method.py").read_text()
+    inside = re.findall(r"^from pfedbred\.\S+ import (.*)$", skeleton, re.MULTILINE)
+    assert {name for names in inside for name in names.split(", ")} <= set(pfedbred.__all__)
+
+
+def folders(parent):
+    return {each.name for each in parent.iterdir() if each.is_dir() and each.name != "__pycache__"}
+
+
+def test_the_folders_of_tests_are_those_of_the_tree():
+    assert folders(ROOT / "tests") - {"support"} == folders(SOURCE)

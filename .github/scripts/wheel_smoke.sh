@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it into a fresh environment and runs the README's first commands away from the source tree.
+# Builds the wheel, installs it into a fresh environment and runs what the README's first shell block does, and its first
+# Python block, away from the source tree.
 # Use: .github/scripts/wheel_smoke.sh, or PYTHON=python3.12 .github/scripts/wheel_smoke.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -12,7 +13,8 @@ unset PYTHONPATH
 "${PYTHON:-python3}" -m venv "$work/venv"
 bin=$work/venv/bin
 [ -d "$bin" ] || bin=$work/venv/Scripts  # Windows
-"$bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt "$work"/dist/*.whl
+wheel=$(ls "$work"/dist/*.whl)
+"$bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt "${wheel}[report]"
 
 cp README.md "$work"
 cd "$work"
@@ -29,6 +31,29 @@ CHECK
 "$bin/pfedbred" --version
 "$bin/pfedbred" run --dataset digits --model mclr --algorithm mg-meta --rounds 3 --out run
 test -s run/summary.json
+# The commands under "From the shell", as they stand; only their numbers of rounds are made small.
+"$bin/python" - "$bin" <<'SHELL'
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+text = pathlib.Path("README.md").read_text(encoding="utf-8")
+block = re.search(r"^## From the shell\n\n((?:    .*\n)+)", text, re.MULTILINE)[1]
+experiment = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1]
+pathlib.Path("exp.yaml").write_text(experiment, encoding="utf-8")
+shutil.copytree("run", "runs/NAME")
+commands = [line.split("#")[0].split() for line in block.splitlines()]
+assert len(commands) > 3, "the README has no shell block"
+for _, *words in commands:
+    if "--rounds" in words:
+        words[words.index("--rounds") + 1] = "2"
+    elif words[0] in ("run", "compare") and "--dry-run" not in words:
+        words += ["--rounds", "2"]
+    print("pfedbred", *words, flush=True)
+    subprocess.run([sys.argv[1] + "/pfedbred", *words], check=True)
+SHELL
 "$bin/python" - <<'README'
 import pathlib
 import re

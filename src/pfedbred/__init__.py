@@ -13,38 +13,45 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
 from pfedbred import models, tasks
 from pfedbred._version import __version__
 from pfedbred.aggregation import RULES, Gathered, Rule
-from pfedbred.algorithms import ALGORITHMS, make
+from pfedbred.algorithms import ALGORITHMS, body_and_head, make
 from pfedbred.algorithms.base import (
     Algorithm,
     Client,
+    Info,
     Server,
     ServerState,
     Task,
     Uploads,
     averaging_server,
-    descend,
     method,
 )
+from pfedbred.algorithms.local_steps import Step, Work, descend, draws, local_steps
 from pfedbred.bregman import means, priors
 from pfedbred.bregman import proximal as prox
-from pfedbred.data import DATASETS, Federation, from_arrays, from_clients, from_dataset, load
+from pfedbred.bregman.families.base import Family
+from pfedbred.bregman.means import Chosen, Context, Mean
+from pfedbred.data import DATASETS, Dataset, Federation, Pool, Population, from_arrays, from_clients, from_dataset, load
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.engine import Backend, Evaluation, Plan, ResidentBackend, State, StreamedBackend, use_all_cores
+from pfedbred.engine.backend import DataInfo
 from pfedbred.engine.history import Point
 from pfedbred.engine.metrics import METRICS, Metric, Predictions
-from pfedbred.engine.selection import SELECTIONS
+from pfedbred.engine.selection import SELECTIONS, Select
+from pfedbred.engine.streamed import StreamedState
 from pfedbred.errors import SettingError
 from pfedbred.experiment.callbacks import Callback, Interruption, Patience
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.run import run
-from pfedbred.experiment.sweep import Sweep, sweep
+from pfedbred.experiment.sweep import sweep
+from pfedbred.experiment.sweep_result import Sweep
 from pfedbred.models import MODELS, Model
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.saved_models import TrainedModel, export, load_model
 from pfedbred.settings import Count, Fraction, NonNegative, Positive
 from pfedbred.tasks import TASKS, TaskKind
+from pfedbred.types import Array, Key, Tree, Words
 
 __all__ = [
     "ALGORITHMS",
@@ -55,24 +62,35 @@ __all__ = [
     "SELECTIONS",
     "TASKS",
     "Algorithm",
+    "Array",
     "Backend",
     "Batch",
     "Callback",
+    "Chosen",
     "Client",
     "ClientData",
+    "Context",
     "Count",
+    "DataInfo",
+    "Dataset",
     "Evaluation",
     "Experiment",
+    "Family",
     "Federation",
     "Fraction",
     "Gathered",
+    "Info",
     "Interruption",
+    "Key",
+    "Mean",
     "Metric",
     "Model",
     "NonNegative",
     "Patience",
     "Plan",
     "Point",
+    "Pool",
+    "Population",
     "Positive",
     "Predictions",
     "Progress",
@@ -80,25 +98,34 @@ __all__ = [
     "Rule",
     "Run",
     "RunRecord",
+    "Select",
     "Server",
     "ServerState",
     "SettingError",
     "State",
+    "Step",
     "StreamedBackend",
+    "StreamedState",
     "Sweep",
     "Task",
     "TaskKind",
     "TrainedModel",
+    "Tree",
     "Uploads",
+    "Words",
+    "Work",
     "__version__",
     "averaging_server",
+    "body_and_head",
     "descend",
+    "draws",
     "export",
     "from_arrays",
     "from_clients",
     "from_dataset",
     "load",
     "load_model",
+    "local_steps",
     "make",
     "means",
     "method",

@@ -1,4 +1,4 @@
-"""The few types that every module speaks of."""
+"""Types shared by all modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key: TypeAlias = jax.Array
 
 @dataclass(frozen=True)
 class Words:
-    """What a model has to know of word ids. Id 0 is padding, id 1 an unknown word.
+    """Vocabulary size and an optional frozen embedding. Id 0 is padding, id 1 an unknown word.
 
     Attributes:
       count: how many ids there are.

@@ -23,9 +23,13 @@ def trimmed_mean(outliers):
     return pytest.approx(VALUES[f : 10 - f].mean())
 
 
-def test_every_name_is_a_rule():
-    for name in RULES:
-        assert callable(aggregation.get(name))
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_of_equal_uploads_is_that_upload(name):
+    same = Gathered(np.full(10, 3.0), np.full(10, 0.1), np.ones(10, bool), np.float64(1.0), jax.random.key(0))
+    assert float(aggregation.get(name)(same)) == pytest.approx(3.0)
+
+
+def test_the_mean_is_the_weighted_one():
     assert aggregation.get("mean") is aggregation.weighted_mean
 
 

@@ -74,7 +74,6 @@ def test_batched_is_the_plain_loop_and_nothing_recompiles(name):
         assert not compiled
     finally:
         jax.monitoring.clear_event_listeners()
-    assert 0 <= scores.personal.test.accuracy[0] <= 1
 
     plain, plain_states = simulate(name, federation, rounds=2, executor="loop")
     for batched, looped in zip(values(backend, states), values(plain, plain_states), strict=True):

@@ -100,3 +100,20 @@ def test_an_interrupt_during_imports_shows_no_traceback():
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.full
+def test_an_interrupt_in_a_callback_is_not_lost():
+    """Python ignores exceptions in what is called while it collects garbage, which JAX makes use of."""
+    program = """
+import gc, os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+import pfedbred.cli
+interrupt = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+collect = lambda *_: (gc.callbacks.append(interrupt), gc.collect(), gc.callbacks.remove(interrupt))
+pfedbred.cli.main.__globals__["use_all_cores"] = collect
+sys.argv = ["pfedbred", "list", "algorithms"]
+pfedbred.cli.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "pfedbred: stopped\n")

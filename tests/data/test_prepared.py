@@ -17,14 +17,19 @@ from pfedbred.data.federation import Federation, Split
 from pfedbred.io import tensors
 
 
-@pytest.mark.parametrize("make", [images, words, small_federation])
+def with_validation():
+    return small_federation().with_validation(0.5, seed=3)
+
+
+@pytest.mark.parametrize("make", [images, words, small_federation, with_validation])
 def test_round_trip(make, tmp_path):
     federation = make()
     prepared.save(federation, tmp_path / "one.fed")
     found = prepared.load(tmp_path / "one.fed")
     for name in ("name", "classes", "names", "labels", "about", "clients", "shape"):
         assert getattr(found, name) == getattr(federation, name)
-    for ours, theirs in ((found.train, federation.train), (found.test, federation.test)):
+    assert list(found.parts) == list(federation.parts)
+    for ours, theirs in zip(found.parts.values(), federation.parts.values(), strict=True):
         for one, two in zip(ours, theirs, strict=True):
             assert one.dtype == two.dtype
             np.testing.assert_array_equal(one, two)

@@ -1,14 +1,12 @@
 """Named datasets, from tiny files in the hub's layout and in LEAF's, and from the real files where there are any."""
 
-import os
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pytest
-from support.hub_files import png, write_leaf, write_parquet
+from support.hub_files import REAL, needs, png, write_leaf, write_parquet
 
 import pfedbred
 from pfedbred.data.datasets.cifar10 import cifar10
@@ -19,14 +17,6 @@ from pfedbred.data.datasets.sent140 import sent140
 from pfedbred.data.pool import by_one_number, by_pixel, standardise, to_plus_minus_one
 from pfedbred.data.sources import tables
 from pfedbred.data.sources.tables import Table
-
-REAL = Path(os.environ.get("PFEDBRED_DATA") or Path(__file__).parents[3] / "shared" / "data")
-
-
-def needs(name):
-    return pytest.mark.skipif(
-        not (REAL / name).is_dir(), reason=f"the real {name} is not here: set PFEDBRED_DATA to a folder that holds it"
-    )
 
 
 @pytest.fixture
@@ -133,7 +123,7 @@ def test_progress_is_shown_while_images_are_decoded(monkeypatch, capsys):
 
 def test_labels_of_every_type():
     types = [getattr(pyarrow, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
-    for kind in (*types, pyarrow.dictionary(pyarrow.int8(), pyarrow.int64())):
+    for kind in (*types, pyarrow.float32(), pyarrow.dictionary(pyarrow.int8(), pyarrow.int64())):
         halves = [pyarrow.array(part, kind) for part in ([3, 0], [], [127])]
         table = Table(pyarrow.table({"y": pyarrow.chunked_array(halves)}), ["x.parquet"], [0])
         labels = table.whole_numbers("y")
@@ -143,7 +133,7 @@ def test_labels_of_every_type():
         table = Table(pyarrow.table({"y": pyarrow.array([1, value], kind)}), ["x.parquet"], [0])
         with pytest.raises(pfedbred.SettingError, match=rf"x\.parquet, row 1: label {value} is not a whole number"):
             table.whole_numbers("y")
-    for kind, values in ((pyarrow.float64(), [1.0]), (pyarrow.bool_(), [True]), (pyarrow.string(), ["1"])):
+    for kind, values in ((pyarrow.float64(), [1.5]), (pyarrow.bool_(), [True]), (pyarrow.string(), ["1"])):
         table = Table(pyarrow.table({"y": pyarrow.array(values, kind)}), ["x.parquet"], [0])
         with pytest.raises(pfedbred.SettingError, match="column 'y' must hold whole numbers"):
             table.whole_numbers("y")

@@ -12,7 +12,7 @@ from support.backends import federation, task_for, trained
 import pfedbred
 from pfedbred.engine import ResidentBackend, evaluation, metrics, selection
 
-DATA = federation((40, 3, 17, 90), seed=2)
+DATA = federation((40, 3, 17, 90), seed=2).with_validation(0.3, seed=0)
 
 
 def logits(params, x):
@@ -37,7 +37,7 @@ def test_evaluation_against_numpy(executor, seeds):
     engine, state = trained("mg", DATA, executor=executor, rounds=2, seeds=seeds)
     found = engine.evaluate(state)
     for seed in range(len(seeds)):
-        for split, samples in (("train", DATA.train), ("test", DATA.test)):
+        for split, samples in DATA.parts.items():
             for model in ("global", "personal"):
                 got = getattr(found.of(model), split)
                 each = []

@@ -1,12 +1,15 @@
 """Newcomers: clients held out of training start from what the server sends to clients it has not met."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import small_federation
 
 import pfedbred
 from pfedbred.engine import newcomers
+from pfedbred.experiment.building import build
+from pfedbred.experiment.configuration import Experiment
 
 SIZES = (7, 12, 5, 20, 9, 11, 8, 30)
 
@@ -95,3 +98,26 @@ def test_methods_that_send_more_than_a_model_welcome_newcomers(algorithm):
     for evaluation in result.newcomers:
         assert np.all(np.isfinite(evaluation.personal.test.loss))
         assert evaluation.personal.test.client_accuracy.shape == (1, 2)
+
+
+def against_the_others(task):
+    """Every client's update is the same, except that of the client with 30 samples, which is its opposite."""
+
+    def train(message, state, data):
+        sign = jnp.where(data.size == 30, -1.0, 1.0)
+        moved = jax.tree.map(lambda leaf: leaf * (1 + sign / 2), message)
+        return moved, moved
+
+    client = pfedbred.Client(lambda message: message, train, lambda message, state, data: state, draws=1)
+    return pfedbred.Algorithm(client, pfedbred.averaging_server(task), task.model.apply)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("screening", ["norms", "directions"])
+def test_newcomers_are_screened_as_the_run_says(screening):
+    """By direction the client against the others is rejected and keeps its model, by norm it is not."""
+    federation = small_federation((5, 6, 7, 8, 9, 10, 11, 30))
+    backend = build(Experiment(federation, algorithm=against_the_others, screening=screening)).backend
+    last = newcomers.join(backend, backend.init([0]), federation, rounds=1)[-1]
+    moved = last.personal.train.client_loss[0] != last.global_.train.client_loss[0]
+    np.testing.assert_array_equal(moved, [True] * 7 + [screening == "norms"])

@@ -17,6 +17,7 @@ from pfedbred.data.minibatches import ClientData, Inputs
 from pfedbred.engine import ResidentBackend, StreamedBackend, screening, selection
 from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.screening import Norms, Rejections
+from pfedbred.engine.varying import Varying
 from pfedbred.paper import table
 
 SIZES = (7, 12, 5, 20, 9)
@@ -28,7 +29,7 @@ def make(name, federation, dtype=jnp.float64):
 
 
 def simulate(name, chosen, bad=(), *, seeds=(0,), what=None, **plan):
-    """Of five clients, some of them sick while ``states.settings["faulty"]`` is 1, as it is not at first."""
+    """Of five clients, some of them faulty while ``states.settings["faulty"]`` is 1, as it is not at first."""
     federation = small_federation(SIZES)
     algorithm, task = make(name, federation)
     plan = pfedbred.Plan(selection.fixed(chosen), **{"batch_size": 4, "executor": "vmap", **plan})
@@ -37,7 +38,7 @@ def simulate(name, chosen, bad=(), *, seeds=(0,), what=None, **plan):
         broken = lambda start, tree: jax.tree.map(lambda leaf: jnp.where(own["faulty"] > 0, jnp.nan, leaf), tree)  # noqa: E731
         return poisoned(algorithm, bad, broken, **(what or {}))
 
-    backend = ResidentBackend(algorithm, task, federation, plan, vary if bad else None)
+    backend = ResidentBackend(algorithm, task, federation, plan, Varying(vary) if bad else None)
     return backend, backend.init(seeds, {"faulty": np.zeros(len(seeds))} if bad else None)
 
 
@@ -394,7 +395,7 @@ def attacked(rule):
     fedavg = pfedbred.make("fedavg", task, {"alpha": 0.05})
     plan = pfedbred.Plan(selection.uniform(10), rule=aggregation.get(rule))
     vary = lambda own: poisoned(fedavg, [3, 11], numbered(own["poison"]))  # noqa: E731
-    backend = ResidentBackend(fedavg, task, federation, plan, vary)
+    backend = ResidentBackend(fedavg, task, federation, plan, Varying(vary))
     states = backend.init([0] * (CLEAN + 1), {"poison": np.arange(CLEAN + 1.0)})
     states = backend.advance(states, 25)
     test = backend.evaluate(states).global_.test

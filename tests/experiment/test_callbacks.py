@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,13 @@ from support.custom import federation
 
 import pfedbred
 from pfedbred import Callback, Interruption, Patience
+from pfedbred.engine import metrics
 from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point
 from pfedbred.experiment.building import build
+from pfedbred.experiment.callbacks.model_writer import ModelWriter
+from pfedbred.experiment.callbacks.outcome import Outcome
+from pfedbred.experiment.callbacks.pictures import Pictures
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
 from pfedbred.experiment.resume import open_folder
@@ -287,3 +292,29 @@ def test_patience_starts_with_the_first_number(monkeypatch):
     assert [see(loss) for loss in (np.nan, 3.0, 2.0, 1.0)] == [None] * 4
     assert see(1.0) is None
     assert see(np.nan) is not None
+
+
+@pytest.mark.parametrize(
+    ("left_out", "files"),
+    [(ModelWriter, {layout.MODELS}), (Pictures, {layout.CURVES}), (Outcome, {layout.DATA, layout.SUMMARY})],
+)
+def test_each_part_of_the_outcome_is_a_callback_of_its_own(left_out, files, tmp_path):
+    parts = [kind(tmp_path) for kind in (ModelWriter, Pictures, Outcome) if kind is not left_out]
+    train(built(), parts)
+    everything = {layout.MODELS, layout.CURVES, layout.DATA, layout.SUMMARY}
+    assert {each.name for each in tmp_path.iterdir()} == everything - files
+
+
+def test_patience_watches_validation_samples_if_there_are_any():
+    progress = SimpleNamespace(backend=SimpleNamespace(plan=SimpleNamespace(metrics=metrics.resolve(""))))
+
+    def reason(validation):
+        patience = Patience(1)
+        for test, held in ((0.1, 0.1), (0.2, 0.1)):
+            scores = [Scores({"accuracy": np.array([each]), "loss": np.ones(1)}, {}) for each in (test, held)]
+            both = ModelScores(scores[0], scores[0], scores[1] if validation else None)
+            patience.on_evaluation(progress, Point(1, 0.0, Evaluation(both, both), None))
+        return patience.finish_reason(None)
+
+    assert reason(validation=False) is None
+    assert reason(validation=True) == "accuracy has not improved for 1 evaluations"

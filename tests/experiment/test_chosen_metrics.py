@@ -11,6 +11,7 @@ import pfedbred
 from pfedbred.report import page
 from pfedbred.report.terminal import show_outcome
 from pfedbred.runs.record import RunRecord
+from pfedbred.runs.statistics import half_width
 
 OPTIONS = {"algorithm": "fedavg", "rounds": 2, "aggregated": 2, "seeds": 2, "settings": {"R": 2}}
 
@@ -65,7 +66,8 @@ def test_the_table_has_a_column_for_each(run, capsys):
     for letter, model in (("G", "global"), ("P", "personal")):
         best = summary[model]["metrics"]["confident"]["best"]
         assert re.search(
-            rf"\| fedavg    \| {letter} .*\| +{100 * best['mean']:.2f} ± {100 * best['std']:.2f} \|", shown
+            rf"\| fedavg    \| {letter} .*\| +{100 * best['mean']:.2f} ± {100 * half_width(best['std'], 2):.2f} \|",
+            shown,
         )
 
 

@@ -1,11 +1,16 @@
 """Experiments: every option reaches what it is for."""
 
+import itertools
+
 import numpy as np
 import pytest
+from conftest import small_federation
 
 import pfedbred
 from pfedbred import Experiment
+from pfedbred.engine import metrics, selection
 from pfedbred.experiment.building import build, load_data
+from pfedbred.experiment.command import command
 
 
 def experiment(**options):
@@ -47,6 +52,18 @@ def test_an_experiment_made_by_hand_is_checked_and_filled_in():
         pfedbred.run(Experiment(rounds=0))
 
 
+@pytest.mark.parametrize("given", [{"dataset": small_federation()}, {"clients": 10}], ids=["own data", "named"])
+def test_an_experiment_is_checked_once(given, monkeypatch):
+    """However it is built, and its metrics are resolved with it."""
+    checked, resolved = [], []
+    monkeypatch.setattr(Experiment, "_settings", lambda self, algorithm: checked.append(1) or {"R": 1})
+    resolve = metrics.resolve
+    monkeypatch.setattr(metrics, "resolve", lambda given, *kind: resolved.append(given) or resolve(given, *kind))
+    build(Experiment(algorithm="fedavg", metrics="f1", **given))
+    assert len(checked) == 1
+    assert len([each for each in resolved if each != ""]) == 1  # "" stands for the metrics of training samples
+
+
 def test_a_custom_federation_must_fit():
     federation = pfedbred.load("digits", clients=10)
     with pytest.raises(pfedbred.SettingError, match="for 20 clients, the federation has 10"):
@@ -62,3 +79,24 @@ def test_accuracy_by_model_and_split():
             expected = [getattr(getattr(point.scores, scores), split).accuracy for point in result.points]
             np.testing.assert_array_equal(result.accuracy(model, split), expected)
     assert not np.array_equal(result.accuracy("personal", "train"), result.accuracy("personal", "test"))
+
+
+def test_size_counts_once_in_the_selection_or_in_the_average():
+    def weights(**given):
+        return Experiment.from_mapping(given).weights
+
+    assert weights() == "data"
+    assert weights(select="by-data") == "uniform"
+    assert weights(select=selection.by_data) == "uniform"
+    assert weights(select="by-data", weights="data") == "data"
+    assert weights(select=[0, 1], weights=None) == "data"
+
+
+def test_the_command_says_weights_that_are_not_the_usual_ones():
+    for given in ({"select": "by-data"}, {"select": "by-data", "weights": "data"}, {}, {"weights": "uniform"}):
+        plain = Experiment.from_mapping(given).plain()
+        said = command(plain).split()
+        again = {name.lstrip("-"): value for name, value in itertools.pairwise(said) if name.startswith("--")}
+        options = {name: again[name] for name in ("select", "weights") if name in again}
+        assert Experiment.from_mapping(options).weights == plain["weights"]
+    assert "--weights" not in command(Experiment.from_mapping({}).plain())

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,12 +58,72 @@ def test_a_custom_part_is_used():
     np.testing.assert_array_equal(chosen.plan.select(None, chosen.shards.sizes), [1, 3])
 
 
-def test_prior_and_mean_as_objects():
+PRIORS_AND_MEANS = {
+    "objects": ({"prior": "poisson", "mean": "fo"}, {"prior": priors.poisson(), "mean": means.fo(0.02)}),
+    "builders": (
+        {"prior": "gaussian", "mean": "fo", "sigma": 2.0},
+        {"prior": custom.scaled_prior, "mean": custom.first_order, "sigma": 2.0},
+    ),
+    "paths": (
+        {"prior": "poisson", "mean": "fo"},
+        {"prior": "support.custom:poisson", "mean": "support.custom:first_order"},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", ["builders", *(pytest.param(each, marks=pytest.mark.full) for each in ("objects", "paths"))]
+)
+def test_priors_and_means_by_name_or_not(kind):
     common = {**NAMED, "algorithm": "pfedbred", "dataset": custom.federation()}
-    steps = {"R": 2, "K": 1}
-    named = scores(**common | {"settings": {**steps, "prior": "poisson", "mean": "fo", "eta_a": 0.02}})
-    given = scores(**common | {"settings": {**steps, "prior": priors.poisson(), "mean": means.fo(0.02)}})
+    steps = {"R": 2, "K": 1, "eta_a": 0.02}
+    named, given = (scores(**common | {"settings": steps | each}) for each in PRIORS_AND_MEANS[kind])
     np.testing.assert_array_equal(named, given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [custom.confident, [custom.confident], "support.custom:confident", "loss, support.custom:confident"],
+    ids=["object", "list", "path", "paths"],
+)
+def test_a_metric_by_name_or_not(given):
+    experiment = Experiment(dataset=custom.federation(), metrics=given).checked()
+    assert experiment.metrics == ["accuracy", "loss", custom.confident]
+    assert experiment.plain()["metrics"] == ["accuracy", "loss", "support.custom:confident"]
+
+
+@pytest.mark.parametrize("given", [custom.sure, [custom.sure], "support.custom:sure", "f1,support.custom:sure"])
+def test_a_function_that_builds_a_metric(given):
+    experiment = Experiment(dataset=custom.federation(), metrics=given).checked()
+    assert experiment.metrics[-1].name == "sure"
+    assert experiment.plain()["metrics"][-1] == "support.custom:sure"
+
+
+def test_paths_and_arrays_as_run_takes_them_and_load_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Experiment(dataset=Path("digits"), split="iid", clients=2).checked().dataset == str(tmp_path / "digits")
+    experiment = Experiment(custom.federation(), select=np.array([0, 1])).checked()
+    assert experiment.select == experiment.plain()["select"] == [0, 1]
+    with pytest.raises(pfedbred.SettingError, match="a selection must be client numbers"):
+        Experiment(custom.federation(), select=np.array([0.5])).checked()
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "path"),
+    [
+        ("prior", custom.poisson, "support.custom:poisson"),
+        ("prior", custom.scaled_prior, "support.custom:scaled_prior"),
+        ("mean", custom.first_order, "support.custom:first_order"),
+        ("mean", means.fo, "pfedbred.bregman.means:fo"),
+    ],
+)
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_prior_or_mean_is_recorded_by_its_path(name, part, path, by_path):
+    given = Experiment(custom.federation(), algorithm="pfedbred", settings={name: path if by_path else part})
+    recorded = given.checked().plain()
+    assert recorded["settings"][name] == path
+    again = Experiment.from_mapping(recorded | {"dataset": custom.federation(), "select": "uniform"})
+    assert again.settings[name] is part
 
 
 def test_a_split_as_a_function():
@@ -95,14 +156,9 @@ def test_importable_parts_are_recorded_by_their_path_and_run_again(call, tmp_pat
     assert "local-sgd" in out
 
 
-def test_a_metric_by_its_path():
-    experiment = Experiment(dataset=custom.federation(), metrics=["support.custom:confident"]).checked()
-    assert experiment.metrics == ["accuracy", "loss", custom.confident]
-
-
 def test_what_cannot_be_imported_is_marked_and_not_run_again(call, tmp_path):
     given = {"algorithm": lambda task: custom.local_sgd(task), "model": custom.objects()["model"]}
-    for name, part in {**given, "dataset": custom.federation(), "metrics": [custom.confident]}.items():
+    for name, part in {**given, "dataset": custom.federation(), "metrics": [custom.sure()]}.items():
         plain = Experiment(**{name: part}).checked().plain()
         assert "not importable" in str(plain[name])
         write_config(tmp_path / f"{name}.yaml", plain, "run")
@@ -131,8 +187,10 @@ KINDS = {
         (lambda count: 3, "a function that builds a selection must return one, not a int"),
     ],
     "metrics": [
-        (3, "metrics must be a name or a list, not 3"),
+        (3, "metrics must be a name, a list, a Metric or a function, not 3"),
         ([3], "unknown metric 3; choose one of"),
+        (lambda: 3, "a function given as metric must return a Metric, not a int"),
+        (lambda k: custom.confident, "a function given as metric takes no arguments: missing a required argument: 'k'"),
         ([custom.confident._replace(name="loss")], "'loss' is already the name of another metric"),
         ([custom.confident._replace(name="a b")], "a metric's name must be a plain word"),
     ],
@@ -145,8 +203,12 @@ KINDS = {
         ("iid", "small is already split: split cannot be changed"),
     ],
     "settings": [
-        ({"prior": 3}, "prior must be a name or a Family, not 3"),
-        ({"mean": 3}, "mean must be a name or a Mean, not 3"),
+        ({"prior": 3}, "prior must be a name, a Family or a function, not 3"),
+        ({"prior": priors.poisson, "sigma": 2.0}, "sigma belongs to the gaussian prior, not to poisson"),
+        ({"prior": lambda: 3}, "a function given as prior must return a Family, not a int"),
+        ({"mean": 3}, "mean must be a name, a Mean or a function, not 3"),
+        ({"mean": lambda eta: 3}, "a function given as mean must return a Mean, not a int"),
+        ({"mean": lambda gamma: 3}, "a function given as mean may take eta_a and eta: missing a required argument"),
     ],
 }
 
@@ -174,8 +236,8 @@ def test_an_algorithm_object_takes_no_settings():
         (("--algorithm", "nowhere_at_all:x"), "algorithm: cannot import nowhere_at_all:x: No module named"),
         (("--model", "support.custom:nothing"), "model: cannot import support.custom:nothing: module"),
         (("--dataset", "support.custom:confident"), "dataset must be a name, a Federation"),
-        (("--metrics", "support.custom:confident,f1"), "unknown metric 'support.custom:confident'"),
-        (("--set", "prior=support.custom:confident"), "prior must be a name or a Family, not"),
+        (("--metrics", "support.custom:nothing,f1"), "metrics: cannot import support.custom:nothing: module"),
+        (("--set", "prior=support.custom:confident"), "prior must be a name, a Family or a function, not"),
     ],
 )
 def test_a_wrong_path_is_one_line_in_the_shell(arguments, words, call, tmp_path):
@@ -235,7 +297,7 @@ def test_what_was_not_evaluated_is_one_line():
     done = pfedbred.run(**NAMED, dataset=custom.federation())
     for wrong, problem in (
         (lambda: done.accuracy("globel"), "model must be 'global' or 'personal'"),
-        (lambda: done.accuracy("global", "validation"), "part must be 'train' or 'test'"),
+        (lambda: done.accuracy("global", "validation"), "there are no validation samples"),
         (lambda: done.curve("f1", "global"), "'f1' was not evaluated"),
     ):
         with pytest.raises(pfedbred.SettingError, match=problem):

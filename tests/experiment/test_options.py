@@ -1,10 +1,14 @@
 """The fields of an experiment: declared once, in groups, with what the library needs to know of each."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import yaml
 
+from pfedbred.aggregation import RULES
+from pfedbred.data.partition import SPLITS
+from pfedbred.engine.selection import SELECTIONS
 from pfedbred.experiment.configuration import Experiment, changed_options, field_names, plain_defaults
 from pfedbred.experiment.options import GROUPS
 
@@ -27,10 +31,22 @@ def test_every_field_belongs_to_exactly_one_group():
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_has_its_metadata(name):
     metadata = FIELDS[name].metadata
-    assert metadata.keys() == {"help", "result", "identifies", "deployed", "sent"}
+    assert metadata.keys() == {"help", "result", "identifies", "deployed", "sent", "path"}
     assert bool(metadata["help"]) == (name != "settings")
-    assert all(isinstance(metadata[each], bool) for each in ("result", "identifies", "deployed", "sent"))
+    assert all(isinstance(metadata[each], bool) for each in metadata if each != "help")
     assert metadata["deployed"] or name == "settings" or not metadata["sent"]  # clients learn nothing that nobody sets
+
+
+@pytest.mark.parametrize(("name", "table"), [("split", SPLITS), ("select", SELECTIONS), ("aggregate", RULES)])
+def test_the_help_names_all_there_is(name, table):
+    assert all(each in FIELDS[name].metadata["help"] for each in table)
+
+
+def test_paths_are_recorded_as_absolute_ones():
+    given = dict.fromkeys(field_names(path=True), "here")
+    assert set(given) == {"data_dir", "store_dir", "glove"}
+    recorded = Experiment(**given).checked().plain()
+    assert {name: recorded[name] for name in given} == {name: str(Path("here").resolve()) for name in given}
 
 
 def test_what_cannot_change_the_results_does_not_identify_them():

@@ -314,7 +314,9 @@ def test_rules_that_changed_since_a_run_began_are_told(stopped):
     config.write_text("".join(kept))
     warnings = []
     run_into(stopped, built(**LONGER), resume=True, warn=warnings.append)
-    assert warnings == ["this run began before updates were screened by direction and weights bounded; now they are"]
+    assert warnings == [
+        "resuming a run of an earlier version: updates are now also screened by direction, and averaging weights capped"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -397,7 +399,7 @@ def test_metrics_that_have_been_cut_are_noticed(tmp_path):
         run_into(folder, built(), interrupt(3), stop)
     (folder / "metrics.jsonl").write_text("")
     warnings = []
-    with pytest.raises(pfedbred.SettingError, match=r"all checkpoints in .* are damaged"):
+    with pytest.raises(pfedbred.SettingError, match=r"no checkpoint in .* fits its metrics.jsonl"):
         run_into(folder, built(), resume=True, warn=warnings.append)
     assert "metrics.jsonl is shorter than when" in warnings[0]
 

@@ -148,7 +148,7 @@ def test_a_checked_experiment_runs_on_other_data():
     assert (checked.clients, checked.aggregated) == (20, 4)
     finished = pfedbred.run(checked, federation=other)
     assert finished.experiment.aggregated == 1
-    assert finished.personal_model(3) is not None
+    assert finished.personal_model(3)["output"]["weight"].shape == (other.classes, *other.shape)
     swept = sweep(checked, {"alpha": [0.1, 0.2]}, federation=other)
     assert swept.experiment.dataset is other
     with pytest.raises(pfedbred.SettingError, match="is for 7 clients, the federation has 4"):

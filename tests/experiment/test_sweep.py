@@ -9,8 +9,9 @@ import pytest
 from conftest import small_federation
 
 import pfedbred
+from pfedbred import Sweep
 from pfedbred.experiment.building import build
-from pfedbred.experiment.sweep import parse_grid
+from pfedbred.experiment.space import Range, parse_space, random_points
 from pfedbred.runs.locks import locked
 
 OPTIONS = {"rounds": 3, "eval_every": 2, "seeds": 2}
@@ -32,11 +33,19 @@ def test_a_point_is_the_run_with_its_settings(algorithm, grid):
     federation = small_federation((150, 200, 90, 240))
     found = pfedbred.sweep(experiment(algorithm), grid, federation=federation)
     assert found.personal.shape == (len(found.points), 2, 2)  # points, evaluations, seeds
+    assert found.experiment.validation == 0.2  # as nobody said anything of it
     for i, point in enumerate(found.points):
         own = {"R": 3, **dict(zip(found.names, map(float, point), strict=True))}
-        run = pfedbred.run(federation=federation, algorithm=algorithm, settings=own, **OPTIONS)
+        run = pfedbred.run(federation=federation, algorithm=algorithm, settings=own, validation=0.2, **OPTIONS)
         np.testing.assert_allclose(found.personal[i], run.accuracy("personal"), atol=1e-6)
         np.testing.assert_allclose(found.global_[i], run.accuracy("global"), atol=1e-6)
+        record = run.record()
+        for model in ("global", "personal"):
+            validation = run.accuracy(model, "validation")
+            np.testing.assert_allclose(found.validation[model][i], validation, atol=1e-6)
+            for figure in ("chosen", "last", "best"):
+                expected = record.figure(figure, "accuracy", model)
+                np.testing.assert_allclose(found.figure(figure, model)[i], expected, atol=1e-6)
     assert not np.allclose(found.personal[0], found.personal[-1])  # the settings matter
 
 
@@ -52,13 +61,36 @@ def test_points_that_do_not_fit_together_run_in_groups():
     )
     np.testing.assert_array_equal(parts.points, whole.points)
     np.testing.assert_allclose(parts.personal, whole.personal, atol=1e-6)
-    assert seen == [(2, 9), (3, 9), (5, 9), (6, 9), (8, 9), (9, 9)]
+    assert seen == [(4, 15), (6, 15), (10, 15), (12, 15), (14, 15), (15, 15)]
 
 
-def test_the_best_point_is_the_best():
-    found = pfedbred.sweep(experiment(), {"lam": [1.0, 30.0]}, federation=small_federation())
-    best = found.personal.max(axis=1).mean(axis=1)
-    assert found.best_point() == {"lam": [1.0, 30.0][int(np.argmax(best))]}
+def by_hand(chosen_on="validation", validated=True):
+    """Three points, three evaluations, one seed: the second has stopped, the third is best on test alone."""
+    nan = np.nan
+    test = np.array([[[0.5], [0.6], [0.4]], [[0.7], [0.2], [nan]], [[0.3], [0.9], [0.8]]])
+    validation = np.array([[[0.5], [0.7], [0.9]], [[0.6], [0.5], [nan]], [[0.2], [0.6], [0.8]]])
+    checked = pfedbred.Experiment(rounds=6, eval_every=2).checked()
+    return Sweep(
+        *(checked, ("lam",), np.array([[1.0], [2.0], [3.0]]), [2, 4, 6], test, test, 0.0, 0.0),
+        validation={"global": validation, "personal": validation} if validated else None,
+        evaluations=np.array([3, 2, 3]),
+        chosen_on=chosen_on,
+    )
+
+
+def test_the_best_point_is_the_best_on_validation_samples():
+    found = by_hand()
+    np.testing.assert_allclose(found.scores("personal"), [0.9, 0.6, 0.8])
+    assert found.best_point() == {"lam": 1.0}
+    np.testing.assert_allclose(found.figure("chosen", "personal")[:, 0], [0.4, 0.7, 0.8])
+    np.testing.assert_allclose(found.figure("last", "personal")[:, 0], [0.4, 0.2, 0.8])
+    np.testing.assert_allclose(found.figure("best", "personal")[:, 0], [0.6, 0.7, 0.9])
+    record = found.record()
+    assert [point["measured"]["rounds"] for point in record["points"]] == [6, 4, 6]
+    assert record["points"][0]["measured"]["score"]["personal"] == pytest.approx(0.9)
+    assert record["points"][0]["personal"] == pytest.approx(0.6)  # the best on test, as before there were others
+    for validated in (True, False):
+        assert by_hand("test", validated).best_point() == {"lam": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -66,13 +98,32 @@ def test_the_best_point_is_the_best():
     [("eta=0:1:3", [0.0, 0.5, 1.0]), ("eta=0.5,2", [0.5, 2.0]), ("eta = 3", [3.0]), ("eta=1:9:1", [1.0])],
 )
 def test_grids(text, expected):
-    assert parse_grid([text]) == {"eta": expected}
+    assert parse_space([text]) == {"eta": expected}
 
 
-@pytest.mark.parametrize("texts", [["eta"], ["eta="], ["=1"], ["eta=1:2"], ["eta=a,b"], ["eta=1:2:0"], ["a=1", "a=2"]])
+def test_ranges():
+    assert parse_space(["eta=0:0.5", "lam=log:0.1:100"]) == {"eta": Range(0, 0.5), "lam": Range(0.1, 100, log=True)}
+    points = random_points({"a": Range(2, 4), "b": Range(0.01, 100, log=True), "c": [5.0, 7.0]}, 4000, seed=1)
+    low, high = points.min(axis=0), points.max(axis=0)
+    assert np.all(low >= [2, 0.01, 5])
+    assert np.all(high <= [4, 100, 7])
+    assert set(points[:, 2]) == {5.0, 7.0}
+    deciles = np.linspace(0.1, 0.9, 9)  # of uniform numbers: each within four standard errors
+    for column in (points[:, 0] / 2 - 1, np.log10(points[:, 1]) / 4 + 0.5):
+        np.testing.assert_allclose(np.quantile(column, deciles), deciles, atol=4 * 0.5 / np.sqrt(4000))
+    assert not np.array_equal(points, random_points({"a": Range(2, 4), "b": [1.0], "c": [1.0]}, 4000, seed=2))
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        *(["eta"], ["eta="], ["=1"], ["eta=2:1"], ["eta=a,b"], ["eta=1:2:0"], ["a=1", "a=2"]),
+        *(["eta=log:0:1"], ["eta=log:1"], ["eta=1:2:3:4"], ["eta=1e999:2:3"]),
+    ],
+)
 def test_broken_grids_are_refused(texts):
     with pytest.raises(pfedbred.SettingError, match=r"--grid (eta )?takes"):
-        parse_grid(texts)
+        parse_space(texts)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +133,9 @@ def test_broken_grids_are_refused(texts):
         ({"etta": [1.0]}, "unknown setting 'etta'; did you mean 'eta'"),
         ({"K": [1.0, 2.0]}, "K decides how the program is built.*lam, alpha"),
         ({"lam": [1.0, -1.0]}, "lam must be a number > 0"),
-        ({"tol": [0.0, 0.1]}, "tol decides how the program is built"),
+        ({"tol": [0.0, 0.1]}, "tol cannot be swept: it changes the compiled program"),
+        ({"lam": Range(1.0, 2.0)}, "lam is given as a range: say how many points to draw from it with --random N"),
+        ({"lam": Range(-1.0, 2.0)}, "lam must be a number > 0"),
     ],
 )
 def test_impossible_sweeps_are_refused(grid, words):
@@ -110,12 +163,12 @@ def test_what_a_sweep_cannot_use_is_refused():
     held = pfedbred.Experiment(held_out_clients=0.25)
     with pytest.raises(pfedbred.SettingError, match="does not evaluate held-out clients"):
         pfedbred.sweep(held, {"lam": [1.0]}, federation=small_federation())
-    with pytest.raises(pfedbred.SettingError, match="sigma decides how the program is built"):
+    with pytest.raises(pfedbred.SettingError, match="sigma cannot be swept: it changes the compiled program"):
         pfedbred.sweep(pfedbred.Experiment(algorithm="fedamp"), {"sigma": [50.0, 60.0]}, federation=small_federation())
     samples = [(np.ones((2, 2)), np.array([0, 1]))] * 3
     untested = pfedbred.from_clients(samples, [(np.ones((0, 2)), [])] * 3)
     with pytest.raises(pfedbred.SettingError, match="no test samples"):
-        pfedbred.sweep(pfedbred.Experiment(), {"lam": [1.0]}, federation=untested)
+        pfedbred.sweep(pfedbred.Experiment(), {"lam": [1.0]}, federation=untested, choose_on_test=True)
 
 
 def test_a_sweep_in_which_every_point_diverges_says_so():
@@ -126,8 +179,8 @@ def test_a_sweep_in_which_every_point_diverges_says_so():
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"metrics": "f1"}, "a sweep compares accuracies"),
-        ({"diagnostics": True}, "a sweep compares accuracies"),
+        ({"metrics": "f1"}, "a sweep compares points by accuracy"),
+        ({"diagnostics": True}, "a sweep compares points by accuracy"),
         ({"algorithm": pfedbred.Algorithm(None, None, None), "settings": {}}, "has no settings to sweep"),
     ],
 )

@@ -52,7 +52,7 @@ def test_children_end_with_their_parent(kind, number, tmp_path):
 
 
 def test_a_stopped_process_is_waited_for(tmp_path):
-    """``stop`` returns when the command has ended, not just the process that runs it."""
+    """``stop`` returns when the command has ended, not just the process that runs it. Only the owner reads its log."""
     machine = processes.Machine(tmp_path)
     slow = "import signal, sys, time; from pathlib import Path; signal.signal(signal.SIGTERM, lambda *_: "
     slow += (
@@ -63,6 +63,7 @@ def test_a_stopped_process_is_waited_for(tmp_path):
     started.stop()
     assert (tmp_path / "ended").exists()
     assert started.process.returncode == 3
+    assert started.log.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_selected_clients_are_waited_for(prepared, tmp_path, capsys, monkeypatch
     gone = grid.nodes.pop(102)
     monkeypatch.setattr(time, "sleep", lambda seconds: grid.nodes.setdefault(102, gone))
     summary = run(grid, tmp_path / "run", algorithm=algorithm, select=2, clients=3, rounds=1)
-    assert capsys.readouterr().out.count("waiting for one of the clients that select names") == 1
+    assert capsys.readouterr().out.count("waiting for a client listed in select") == 1
     assert summary["skipped_rounds"] == [0]
 
 
@@ -137,7 +137,7 @@ def test_a_client_comes_back_as_another_node(prepared, tmp_path, capsys, algorit
 
     grid.tamper = move
     run(grid, tmp_path / "run", algorithm=algorithm, **ALL)
-    assert "clinic-1 is back as another node" in capsys.readouterr().out
+    assert "clinic-1 reconnected under a different node ID" in capsys.readouterr().out
     assert {node for node, message, _ in grid.wire if message.metadata.group_id == "3"} == {100, 301, 102}
     assert_same_models(tmp_path, tmp_path / "run", simulate(made, algorithm, aggregated=3))
 
@@ -160,10 +160,10 @@ def test_clients_that_cannot_take_part_are_reported_and_left_alone(prepared, tmp
     summary = run(grid, tmp_path / "run", algorithm="fedavg", rounds=2, **ALL)
     said = capsys.readouterr().out
     assert "empty.csv has no rows" in said  # on the client
-    assert "empty does not take part: it has no data" in said
-    assert "other does not take part: its data differ from the others'" in said
-    assert "nothing does not take part: it has no data" in said
-    assert "twin does not take part: its partition-id 1 is already that of clinic-1" in said
+    assert "empty was refused: it has no data" in said
+    assert "other was refused: its data differ from the others'" in said
+    assert "nothing was refused: it has no data" in said
+    assert "twin was refused: its partition-id 1 is already that of clinic-1" in said
     assert "unknown 'datasett'; did you mean 'dataset'?" in said
     assert summary["federation"]["clients"] == ["clinic-0", "clinic-1", "clinic-2"]
     later = [node for node, message, _ in grid.wire if message.metadata.message_type != "query.meet"]
@@ -186,7 +186,7 @@ def test_a_repaired_client_is_asked_again(prepared, tmp_path, capsys):
 
     grid.tamper = repair
     summary = run(grid, tmp_path / "run", algorithm="fedavg", rounds=4, **ALL)
-    assert "clinic-2 does not take part: its data cannot be used" in capsys.readouterr().out
+    assert "clinic-2 was refused: its data cannot be used" in capsys.readouterr().out
     assert summary["federation"]["clients"] == ["clinic-0", "clinic-1", "clinic-2"]
     assert summary["data"]["train_samples"] == 47
 
@@ -202,7 +202,7 @@ def test_a_silent_node_does_not_hold_up_every_round(prepared, tmp_path, capsys):
     nodes = {**nodes_of(path, 3, tmp_path), 999: {}}
     run(Loopback(nodes, loses=silent), tmp_path / "run", algorithm="fedavg", deadline=0.3, **ALL)
     assert asked.count((999, "query.meet")) == 1
-    assert "node 999 does not take part: no reply within 0.3 s" in capsys.readouterr().out
+    assert "node 999 was refused: no reply within 0.3 s" in capsys.readouterr().out
 
 
 @pytest.mark.full

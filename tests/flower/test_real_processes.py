@@ -138,7 +138,7 @@ def test_a_federation_gives_the_simulations_models_and_admits_nobody_else(algori
         waits = f"waiting for clients: {clients - 1} of at least {clients} are connected"
         assert until(lambda: all(waits in said(run) for run in runs), patience), logs(tmp_path)
         assert machine.flwr("supernode", "list", processes.CONNECTION).count("online") == clients  # with the empty one
-        assert until(lambda: all("empty does not take part: it has no data" in said(run) for run in runs), patience)
+        assert until(lambda: all("empty was refused: it has no data" in said(run) for run in runs), patience)
         for each in refused:
             each.stop()
             assert "Receiving" not in said(each), each.name

@@ -11,6 +11,7 @@ from support.flower_grid import FACTS, Loopback, nodes_of
 from pfedbred.flower.gathering import Gathering
 from pfedbred.flower.roster import Roster
 from pfedbred.flower.run_config import parse
+from pfedbred.flower.wire import PROTOCOL
 
 
 def told(name, **facts):
@@ -45,7 +46,7 @@ def test_numbers_are_given_once(roster, said):
     roster.close()
     assert roster.clients == 2
     roster.admit({11: told("c")})
-    assert said == ["c does not take part: the federation is complete with 2 clients"]
+    assert said == ["c was refused: the federation is complete with 2 clients"]
     again = Roster(None, said.append)
     again.restore(json.loads(json.dumps(roster.facts())))
     again.admit({21: told("a")})
@@ -63,17 +64,17 @@ def test_what_a_client_tells_of_itself_has_limits(said):
         roster = Roster(None, said.append)
         roster.admit({1: told("a", **wrong)})
         assert not roster.members
-        assert "a does not take part" in said[0]
+        assert "a was refused" in said[0]
 
 
 def test_other_versions_are_refused(roster, said):
-    older, newer = told("old"), told("new", protocol=4)
+    older, newer = told("old"), told("new", protocol=PROTOCOL + 1)
     del older["protocol"]
     roster.admit({1: older, 2: newer, 3: told("same")})
     assert names(roster) == ["same"]
     assert said == [
-        "new does not take part: its pfedbred is newer than the server's: version 4 of the messages, not 3",
-        "old does not take part: its pfedbred is older than the server's: version 1 of the messages, not 3",
+        "new was refused: its pfedbred is newer than the server's: version 5 of the messages, not 4",
+        "old was refused: its pfedbred is older than the server's: version 1 of the messages, not 4",
     ]
 
 
@@ -81,7 +82,7 @@ def test_other_versions_are_refused(roster, said):
 def test_a_version_that_is_no_number_is_refused(roster, said, version):
     roster.admit({1: told("odd", protocol=version), 2: told("same")})
     assert names(roster) == ["same"]
-    assert "odd does not take part: the version of its messages must be a number" in said[0]
+    assert "odd was refused: the version of its messages must be a number" in said[0]
 
 
 def test_who_has_taken_part_still_may_though_the_limit_is_higher_now(roster, said):
@@ -121,7 +122,7 @@ def test_the_first_table_names_the_columns(roster, said):
     for node, (name, own) in enumerate(orders.items()):
         roster.admit({node: told(name, features=own)})
     assert names(roster) == ["array", "a"]
-    assert "b does not take part" in said[0]
+    assert "b was refused" in said[0]
 
 
 def test_names_of_single_columns_do_not_matter(roster):
@@ -133,7 +134,7 @@ def test_two_nodes_cannot_share_a_home(prepared, tmp_path, capsys):
     nodes = nodes_of(prepared[1], 3, tmp_path)
     nodes[102]["home"] = nodes[101]["home"]
     roster, _ = introduced(nodes, tmp_path)
-    assert "clinic-2 does not take part: it has the home of clinic-1: give each node" in capsys.readouterr().out
+    assert "clinic-2 was refused: it uses the same home folder as clinic-1; give each node" in capsys.readouterr().out
     assert names(roster) == ["clinic-0", "clinic-1"]
 
 
@@ -146,7 +147,7 @@ def test_texts_need_one_vocabulary(tmp_path, capsys):
         for i, name in enumerate("abc")
     }
     roster, _ = introduced(nodes, tmp_path)
-    assert "c does not take part: its data differ from the others': vocabulary" in capsys.readouterr().out
+    assert "c was refused: its data differ from the others': vocabulary" in capsys.readouterr().out
     assert names(roster) == ["a", "b"]
 
 

@@ -165,7 +165,7 @@ def test_updates_are_compared_with_the_others_and_weights_bounded(tmp_path, caps
     copy = "clinic-4" if "clinic-4" in summary["rejected"][0] else "clinic-5"  # whichever was selected second
     assert summary["rejected"] == [{"clinic-3": 1, copy: 1}]
     for clinic in ("clinic-3", copy):
-        assert f"the update of {clinic} is rejected: it is opposed to the others, or a copy of one" in said
+        assert f"the update of {clinic} is rejected: it points against the other updates, or duplicates one" in said
     assert "clinic-6 claims 16,777,216 samples; its weight in the average is that of 28" in said  # 0.7 * 5 * 8
     model = tensors.named(saved_models.load_model(tmp_path / "run" / "global.safetensors").params)
     weights = {100: 8 / 60, 101: 8 / 60, 102: 8 / 60, 104: 8 / 60, 106: 28 / 60}

@@ -296,7 +296,7 @@ def no_waiting():
     [
         lambda path: npy.read_npy(path, "samples"),
         npy.Npz,
-        lambda path: tensors.load(tensors.Kind("pfedbred federation 1", "federation", "make it again"), path),
+        lambda path: tensors.load(tensors.Kind("pfedbred federation 1", "federation", "prepare it again"), path),
         lambda path: checkpoints.read(path),
         strict.read_json,
         read_config,

@@ -195,20 +195,27 @@ def test_lstm_rejects_other_shapes():
 # All of them --------------------------------------------------------------------------------------------------------
 
 
+READ_WORDS = ("lstm", "charlstm")
+
+
 def every(name, dtype=jnp.float64):
     """A small model of each kind and a batch for it."""
     if name == "cnn":
         return models.cnn((17, 16, 2), CLASSES, dtype=dtype), images((17, 16, 2), n=5)
-    if name == "lstm":
-        model = models.lstm((9,), CLASSES, words=Words(30), hidden=6, dtype=dtype)
+    if name == "cnn1d":
+        return models.cnn1d((29, 2), CLASSES, (6, 8), 12, dtype=dtype), images((29, 2), n=5)
+    if name in READ_WORDS:
+        model = models.MODELS[name]((9,), CLASSES, words=Words(30), hidden=6, dtype=dtype)
         return model, sentences(LENGTHS, 9, 30)
     return models.MODELS[name]((2, 3), CLASSES, dtype=dtype), images((2, 3), n=5)
 
 
 ALL = list(models.MODELS)
+# The others' gradients and initialisation are made of the same parts.
+FIRST = [name if name in ("mclr", "dnn", "cnn", "lstm") else pytest.param(name, marks=pytest.mark.full) for name in ALL]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", FIRST)
 def test_gradient_is_a_finite_difference(name):
     model, x = every(name)
     params = model.init(KEY)
@@ -234,16 +241,18 @@ FAN_IN = {
     "mclr": {"output": 6},
     "dnn": {"hidden": 6, "output": 100},
     "cnn": {"conv1": 25 * 2, "conv2": 25 * 6, "hidden1": 16, "hidden2": 120, "output": 84},
+    "cnn1d": {"conv1": 9 * 2, "conv2": 9 * 6, "hidden": 8, "output": 12},
     "lstm": {"layer1": 6, "layer2": 6, "hidden": 36, "output": 100},
+    "charlstm": {"layer1": 6, "layer2": 6, "output": 6},
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", FIRST)
 def test_initialisation_is_pytorchs(name):
     """Uniform in +-1/sqrt(fan-in), biases too; word vectors standard normal; all independent of each other."""
     model, _ = every(name)
     params = as_numpy(jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 100)))
-    if name == "lstm":
+    if name in READ_WORDS:
         vectors = params.pop("embedding")
         assert scipy.stats.kstest(vectors.ravel()[:20_000], "norm").pvalue > 1e-3
     assert set(params) == set(FAN_IN[name])
@@ -307,7 +316,8 @@ def test_dtype_follows_the_params(name):
         logits = jax.eval_shape(model.apply, params, x)
         assert logits.dtype == dtype
         assert logits.shape == (len(x), CLASSES)
-    default = models.get(name, (16, 16) if name == "cnn" else (9,), 3, Words(9) if name == "lstm" else None)
+    shape = {"cnn": (16, 16), "cnn1d": (28,)}.get(name, (9,))
+    default = models.get(name, shape, 3, Words(9) if name in READ_WORDS else None)
     assert {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(default.init, KEY))} == {jnp.dtype("float32")}
 
 
@@ -326,11 +336,12 @@ def test_get():
     assert models.get(models.mclr((3,), 2), (9,), 9).init(KEY)["output"]["weight"].shape == (2, 3)
     with pytest.raises(SettingError, match="unknown model 'lstn'; did you mean 'lstm'"):
         models.get("lstn", (3,), 2)
-    for name in ("mclr", "dnn", "cnn"):
-        with pytest.raises(SettingError, match=f"^{name} reads numbers, but the data holds word ids: use lstm$"):
+    for name in ("mclr", "dnn", "cnn", "cnn1d"):
+        words = f"^{name} reads numbers, but the data holds word ids: use lstm or charlstm$"
+        with pytest.raises(SettingError, match=words):
             models.get(name, (25,), 2, Words(10))
     with pytest.raises(
-        SettingError, match=r"^lstm reads word ids, but the data holds numbers: use mclr or dnn or cnn$"
+        SettingError, match=r"^lstm reads word ids, but the data holds numbers: use mclr or dnn or cnn or cnn1d$"
     ):
         models.get("lstm", (25,), 2)
 
@@ -343,7 +354,7 @@ def test_get_passes_words_to_models_that_take_them(monkeypatch):
     assert models.get("bag", (25,), 2, Words(17)).init(KEY).shape == (17, 2)
     with pytest.raises(SettingError, match="bag reads word ids"):
         models.get("bag", (25,), 2)
-    with pytest.raises(SettingError, match="mclr reads numbers, but the data holds word ids: use lstm or bag"):
+    with pytest.raises(SettingError, match=r"mclr reads numbers, but .* word ids: use lstm or charlstm or bag"):
         models.get("mclr", (25,), 2, Words(17))
 
 

@@ -293,21 +293,11 @@ def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_pat
     assert cell["fingerprint"]["settings"]["alpha_m"] == 0.05
     whole, (used,) = pfedbred.load("digits"), seen
     assert used.clients == whole.clients
-    assert len(used.train.y) + len(used.test.y) == len(whole.train.y)
+    assert len(used.train.y) + len(used.validation.y) == len(whole.train.y)
+    record = json.loads((tmp_path / "here" / "cells" / "tuning" / "digits" / "pfedme.json").read_text())
+    assert record["chosen_on"] == "validation"
     assert call(*options)[0] == 0
     assert len(seen) == 1
-
-
-def test_a_validation_split_divides_each_clients_training_samples():
-    federation = small_federation(sizes=(7, 1, 20))
-    used = federation.validation(0.3, 5)
-    assert used.test.sizes.tolist() == [2, 0, 6]
-    for i in range(3):
-        mine = np.concatenate([used.train.client(i)[0], used.test.client(i)[0]])
-        assert sorted(map(tuple, mine)) == sorted(map(tuple, federation.train.client(i)[0]))
-    again = federation.validation(0.3, 5)
-    np.testing.assert_array_equal(again.test.x, used.test.x)
-    assert not np.array_equal(federation.validation(0.3, 6).test.x, used.test.x)
 
 
 # Figures ---------------------------------------------------------------------------------------------------
@@ -364,6 +354,7 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
         assert code == 0, err
         for file in files:
             assert (tmp_path / "here" / file).read_bytes().startswith(b"\x89PNG")
+            assert (tmp_path / "here" / file).stat().st_mode & 0o777 == 0o600
 
     def no_more(*given, **more):
         raise AssertionError("run again")
@@ -386,5 +377,5 @@ def test_complexity_measures_what_the_method_has(call, tmp_path, monkeypatch):
     assert list(found["fedem"]) == list(complexity.METHODS["fedem"][0]) == list("NTRM")
     kept = found["fedem"]["M"]["bytes"]  # the server's components, and each client's weights of them
     assert 1.8 < kept[1] / kept[0] < 2.1
-    assert (tmp_path / "here" / "complexity.png").exists()
+    assert (tmp_path / "here" / "complexity.png").stat().st_mode & 0o777 == 0o600
     assert "O(NTRM)" in out

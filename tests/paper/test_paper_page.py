@@ -94,7 +94,7 @@ def test_commands_reproduce_the_results(folder):
     assert said["Data distribution"] == ["pfedbred paper noniid --columns mnist-mclr --out 'its results'"]
     (sweep,) = (lines for name, lines in said.items() if "hyper-mnist-mclr" in name)
     assert sweep[0].startswith("pfedbred sweep --algorithm mg-meta")
-    assert sweep[0].endswith("--grid eta=0.01,0.1 --grid lam=5,15")
+    assert sweep[0].endswith("--grid eta=0.01,0.1 --grid lam=5,15 --choose-on-test")
 
 
 def test_a_part_of_a_dataset_is_not_compared():

@@ -18,7 +18,7 @@ from pfedbred.errors import SettingError, file_name, is_file_name, printable
 from pfedbred.experiment.command import command
 from pfedbred.io.atomic import write_json
 from pfedbred.paper.page import section as paper_section
-from pfedbred.report import curves, page, terminal
+from pfedbred.report import console, curves, page, terminal
 from pfedbred.report.distribution import draw_distribution
 
 PATHS = [
@@ -180,9 +180,8 @@ def test_the_outcome_shows_markup_as_it_is(on_terminal, finished, monkeypatch, c
     summary["algorithm"] = "[blink]y"
     screen = io.StringIO()
     if on_terminal:
-        monkeypatch.setattr(
-            terminal, "console", Console(file=screen, force_terminal=True, width=120, **terminal._LITERAL)
-        )
+        screen_ = Console(file=screen, force_terminal=True, width=120, **console._LITERAL)
+        monkeypatch.setattr(console, "console", screen_)
     terminal.show_outcome([summary])
     out = screen.getvalue() if on_terminal else capsys.readouterr().out
     assert "[red]x[/red] :smile: \\x1b[31m" in out
@@ -223,7 +222,8 @@ def evil_page(finished, tmp_path):
     facts = poisoned(json.loads((finished / "sweep" / "sweep.json").read_text()), keep=("grid", "best", "points"))
     names = (EVIL, "b%{z}" + EVIL)
     facts["grid"], facts["best"] = list(names), dict.fromkeys(names, 0.1)
-    facts["points"] = [{names[0]: i, names[1]: j, "global": 0.5, "personal": 0.1 * i} for i in (0, 1) for j in (0, 1)]
+    measured = {"measured": facts["points"][0]["measured"], "global": 0.5}
+    facts["points"] = [{names[0]: i, names[1]: j, **measured, "personal": 0.1 * i} for i in (0, 1) for j in (0, 1)]
     write_json(sweep / "sweep.json", facts)
     cell = {**dict.fromkeys(("column", "row", "model"), EVIL), "mean": 1.0, "std": 0.1, "paper": 2.0}
     cell |= {"n": 5, "rounds": 7}

@@ -182,7 +182,9 @@ def test_a_comparison_and_a_sweep_are_shown(tmp_path):
     assert len(content["federations"]) == 1  # that both runs share
     (sweep,) = content["sweeps"]
     assert sweep["names"] == ["eta", "lam"]
-    assert sweep["points"][-1] == {"eta": 0.1, "lam": 15, "G": 50.0, "P": 25.0}
+    both = {"G": {"value": 50.0, "best": 50.0}, "P": {"value": 25.0, "best": 25.0}}
+    assert sweep["points"][-1] == {"eta": 0.1, "lam": 15, **both, "score": 25.0, "rounds": None}
+    assert (sweep["chosen_on"], sweep["figures"]) == ("test", ["best"])  # as earlier versions did
     assert set(content["platforms"]) == {"cpu (cpu), jax 0.10"}
 
 
@@ -207,7 +209,7 @@ def test_commands_come_from_the_caller(tmp_path):
         "command": "run mg-meta without ",
         "settings": {"dataset": "mine", "model": "mclr", "algorithm": "mg-meta", "rounds": 3, "R": 2},
     }
-    assert sweep["command"] == "sweep mg-meta without eta,lam --grid eta=0.01,0.1 --grid lam=5,15"
+    assert sweep["command"] == "sweep mg-meta without eta,lam --grid eta=0.01,0.1 --grid lam=5,15 --choose-on-test"
     assert [each["command"] for each in gather(folders)["commands"]] == [None, None]
 
 

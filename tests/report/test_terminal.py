@@ -11,8 +11,13 @@ from pfedbred.report.terminal import show_federation
 @pytest.mark.parametrize(
     ("sizes", "cohort", "weights", "said"),
     [
-        ([8] * 9 + [60], 10, "data", "1 client holds more samples than count in an average, about 56; see --weights"),
-        ([8] * 8 + [60, 70], 10, "data", "2 clients hold more samples than count in an average, about 56"),
+        (
+            [8] * 9 + [60],
+            10,
+            "data",
+            "1 client holds more samples than the averaging-weight cap, about 56; see --weights",
+        ),
+        ([8] * 8 + [60, 70], 10, "data", "2 clients hold more samples than the averaging-weight cap, about 56"),
         ([8] * 9 + [56], 10, "data", None),
         ([8] * 9 + [60], 4, "data", None),  # of so few nobody can say what is usual
         ([8] * 9 + [60], 10, "unbounded", None),

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,36 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path):
         pass
     assert (tmp_path / "precious").read_text() == "mine"
     assert (tmp_path / "run" / locks.LOCK).is_symlink()
+
+
+def test_a_lock_with_a_second_name_is_refused(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / locks.LOCK).hardlink_to(tmp_path / "precious")
+    for _ in range(2):  # refused, not locked
+        with (
+            pytest.raises(SettingError, match=r"cannot lock .*run: .*\.lock is also another file; remove it"),
+            locks.locked(tmp_path / "run"),
+        ):
+            pass
+    assert (tmp_path / "precious").read_text() == "mine"
+    (tmp_path / "run" / locks.LOCK).unlink()
+    with locks.locked(tmp_path / "run"):
+        pass
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/null")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name, kind in {"fifo": "not a file", "link": "a link", "dangling": "a link"}.items():
+        before = (tmp_path / name).lstat()
+        with pytest.raises(atomic.WriteError, match=f"cannot write .*{name}: it is {kind}"):
+            write_text(tmp_path / name, "new")
+        assert (tmp_path / name).lstat() == before
+    for folder in (tmp_path, Path("")):
+        with pytest.raises(atomic.WriteError, match=r"cannot write .*: .*folder"):
+            write_text(folder, "new")
 
 
 def test_no_link_in_the_place_of_a_written_file_is_followed(tmp_path):

@@ -16,6 +16,7 @@ from pfedbred.experiment.callbacks import Callback
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import open_folder
 from pfedbred.runs import checkpoints, layout
+from pfedbred.runs.metrics_file import MetricsFile, digest, size_of
 
 
 @functools.cache
@@ -99,10 +100,21 @@ def interrupted(tmp_path):
 def test_altered_metrics_are_noticed_when_a_run_is_resumed(interrupted):
     alter(interrupted / layout.METRICS)
     warnings = []
-    with pytest.raises(SettingError, match=r"all checkpoints in .* are damaged"):
+    words = r"no checkpoint in .* fits its metrics.jsonl: restore that file, or start again with --overwrite"
+    with pytest.raises(SettingError, match=words):
         run_into(interrupted, resume=True, warn=warnings.append)
     assert len(warnings) == 2
     assert all("metrics.jsonl has been changed since" in each for each in warnings)
+
+
+def test_metrics_that_are_no_file_are_not_waited_for(interrupted):
+    (interrupted / layout.METRICS).unlink()
+    os.mkfifo(interrupted / layout.METRICS)
+    for read in (lambda: digest(interrupted, 1), lambda: MetricsFile(interrupted), lambda: size_of(interrupted)):
+        with pytest.raises(SettingError, match=r"cannot read .*metrics.jsonl: it is not a file"):
+            read()
+    with pytest.raises(SettingError, match=r"no checkpoint in .* can be read: .*metrics.jsonl: it is not a file"):
+        run_into(interrupted, resume=True, warn=[].append)
 
 
 @pytest.mark.parametrize("what", ["folder", "dangling link", "fifo"])

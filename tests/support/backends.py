@@ -70,4 +70,4 @@ def same(left, right):
 
 def numbers(evaluation):
     """Everything in an evaluation, as arrays."""
-    return [(scores.values, scores.clients) for model in evaluation for scores in model]
+    return [(scores.values, scores.clients) for model in evaluation for scores in model.parts.values()]

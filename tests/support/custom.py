@@ -63,6 +63,25 @@ confident = Metric("confident", _confident_sums, _confident_value, True, "classi
 """A metric that no table knows."""
 
 
+def sure():
+    """A builder of a metric."""
+    return confident._replace(name="sure")
+
+
+poisson = pfedbred.priors.poisson()
+"""A prior that no function of its own name builds."""
+
+
+def scaled_prior(sigma=None):
+    """A builder of a prior."""
+    return pfedbred.priors.gaussian(sigma)
+
+
+def first_order(eta_a):
+    """A builder of a mean."""
+    return pfedbred.means.fo(eta_a)
+
+
 def objects():
     """The parts of :func:`options` as objects, where those are builders."""
     task = pfedbred.Task(models.mclr((6,), 3))

@@ -1,11 +1,23 @@
-"""Tiny datasets in the layouts of the public hub and of LEAF."""
+"""Tiny datasets in the layouts of the public hub and of LEAF, and where the real ones are."""
 
 import io
 import json
+import os
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
+import pytest
 from PIL import Image
+
+REAL = Path(os.environ.get("PFEDBRED_DATA") or Path(__file__).parents[3] / "shared" / "data")
+
+
+def needs(name):
+    """Marks a test that reads real data."""
+    return pytest.mark.skipif(
+        not (REAL / name).is_dir(), reason=f"the real {name} is not here: set PFEDBRED_DATA to a folder that holds it"
+    )
 
 
 def png(pixels):

@@ -26,10 +26,20 @@ def change_json(path, change):
 
 
 def write_run(
-    folder, algorithm="mg-meta", *, schema=2, clients=("a", "b", "c"), rounds=3, seeds=2, metrics=("f1", "rmse")
+    folder,
+    algorithm="mg-meta",
+    *,
+    schema=2,
+    clients=("a", "b", "c"),
+    rounds=3,
+    seeds=2,
+    metrics=("f1", "rmse"),
+    validation=False,
+    seed=0,
 ):
     """A finished run with random scores; returns its evaluations. Schema 1 has accuracy and loss only."""
-    rng = np.random.default_rng(len(algorithm))
+    rng = np.random.default_rng([len(algorithm), *([seed] if seed else [])])
+    parts = ("train", "validation", "test") if validation else ("train", "test")
     names = ("accuracy", "loss", *(metrics if schema == 2 else ()))
 
     def scores():
@@ -43,7 +53,7 @@ def write_run(
             **({"schema": 2} if schema == 2 else {}),
             "round": number,
             "seconds": 0.1,
-            **{model: {"train": scores(), "test": scores()} for model in ("global", "personal")},
+            **{model: {part: scores() for part in parts} for model in ("global", "personal")},
             "rejected" if schema == 2 else "left_out": [{}] * seeds,
             "skipped": [0] * seeds,
             "skipped_in_row": [0] * seeds,

@@ -249,11 +249,6 @@ def test_fractions_are_not_classes(tmp_path):
     assert pfedbred.load(str(tmp_path / "t.csv"), task="classification").classes == 8
 
 
-def test_a_sweep_needs_accuracies():
-    with pytest.raises(SettingError, match="a sweep compares accuracies, which the task regression does not have"):
-        pfedbred.sweep(pfedbred.Experiment(algorithm="fedavg", rounds=1), {"alpha": [0.1]}, federation=numbers())
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("task", ["regression", "multi-label", "binary"])
 def test_clients_in_memory_learn_as_on_the_device(task):

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from pfedbred.algorithms.base import Algorithm, Client, Task, averaging_server, method, towards
-from pfedbred.data.minibatches import ClientData
-from pfedbred.settings.values import Count, Fraction, NonNegative
+from pfedbred.algorithms.local_steps import Work, descend, draws
+from pfedbred.data.minibatches import Batch, ClientData
+from pfedbred.settings.values import Count, Epochs, Fraction, NonNegative
 from pfedbred.types import Array, Tree
 
 
@@ -23,7 +24,13 @@ class Mixed(NamedTuple):
 
 @method(paper="Deng et al., Adaptive Personalized Federated Learning", year=2020, G="w", P="a_i v_i + (1 - a_i) w")
 def apfl(
-    task: Task, *, mixing: Fraction = 0.5, alpha: NonNegative = 0.01, eta_mixing: NonNegative = 0.01, R: Count = 20
+    task: Task,
+    *,
+    mixing: Fraction = 0.5,
+    alpha: NonNegative = 0.01,
+    eta_mixing: NonNegative = 0.01,
+    R: Count = 20,
+    epochs: Epochs = None,
 ) -> Algorithm:
     r"""APFL: min_{v_i} f_i(a_i v_i + (1 - a_i) w), with w learned as in FedAvg.
 
@@ -42,9 +49,11 @@ def apfl(
       alpha: step size of both models.
       eta_mixing: step size of a_i; 0 keeps it fixed.
       R: local steps, each on one minibatch.
+      epochs: passes over the client's samples, in place of R.
 
     References: Deng, Kamani and Mahdavi, arXiv 2003.13461, Algorithm 1.
     """
+    work = Work(R, epochs)
 
     def train(w_global: Tree, state: Mixed, data: ClientData) -> tuple[Tree, Mixed]:
         grad = jax.grad(task.loss)
@@ -56,13 +65,11 @@ def apfl(
         slope = optax.tree.vdot(optax.tree.sub(state.v, w_global), pull)
         share = jnp.clip(state.mixing - eta_mixing * slope, 0, 1).astype(state.mixing.dtype)
 
-        def step(carry: tuple[Tree, Tree], r: Array) -> tuple[tuple[Tree, Tree], None]:
-            w, v = carry
-            batch = data.batch(r)
-            grad_w, grad_v = grad(w, batch), grad(mixed(v, w, share), batch)
-            return (optax.tree.add_scale(w, -alpha, grad_w), optax.tree.add_scale(v, -alpha * share, grad_v)), None
+        def gradients(models: tuple[Tree, Tree], batch: Batch) -> tuple[Tree, Tree]:
+            w, v = models
+            return grad(w, batch), optax.tree.scale(share, grad(mixed(v, w, share), batch))
 
-        (w, v), _ = jax.lax.scan(step, (w_global, state.v), jnp.arange(R))
+        w, v = descend(gradients, (w_global, state.v), data, alpha=alpha, steps=work)
         return w, Mixed(v, share)
 
     def init(w: Tree) -> Mixed:
@@ -71,4 +78,4 @@ def apfl(
     def model(w: Tree, state: Mixed, data: ClientData) -> Tree:
         return towards(w, state.v, state.mixing)
 
-    return Algorithm(Client(init, train, model, draws=R), averaging_server(task), task.model.apply)
+    return Algorithm(Client(init, train, model, draws=draws(work)), averaging_server(task), task.model.apply)

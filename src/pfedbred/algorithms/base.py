@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import optax
 
 from pfedbred.aggregation import Gathered, Rule, weighted_mean
+from pfedbred.algorithms.local_steps import Draws
 from pfedbred.bregman.first_layer import FirstLayer
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.models import Model
@@ -49,7 +50,7 @@ class Task(NamedTuple):
 
     def loss(self, params: Tree, batch: Batch) -> Array:
         """f_i on one minibatch: the mean loss."""
-        return jnp.mean(self.losses(self.model.apply(params, batch.x), batch.y))
+        return batch.mean(self.losses(self.model.apply(params, batch.x), batch.y))
 
     def first_layer(self, batch: Batch) -> FirstLayer | None:
         """The minibatch loss split after the network's first, linear layer; None if that would save nothing."""
@@ -57,7 +58,7 @@ class Task(NamedTuple):
         rest = model.rest
         if model.first is None or rest is None or 4 * x.shape[0] > x.shape[1]:
             return None
-        return FirstLayer(model.first, x, lambda params, z: jnp.mean(self.losses(rest(params, z), batch.y)))
+        return FirstLayer(model.first, x, lambda params, z: batch.mean(self.losses(rest(params, z), batch.y)))
 
     def scores(self, outputs: Array) -> Array:
         """What metrics compare with the labels: logits, or numbers in the units of the labels."""
@@ -151,7 +152,9 @@ class Client(NamedTuple):
       init: the client's state before its first round, from the first message it receives.
       train: one round of local work.
       model: the personal model, P.
-      draws: how many minibatches ``train`` uses; it reads them as ``data.batch(0)``, ``data.batch(1)`` and so on.
+      draws: how many minibatches ``train`` uses, which it reads as ``data.batch(0)``, ``data.batch(1)`` and so on: a
+        number, or a function of the number of minibatches in a pass; see
+        :func:`~pfedbred.algorithms.local_steps.draws`.
       model_draws: how many ``model`` uses.
       prepare: the upload of the exchange before training, if there is one.
       synced: whether the state mirrors what the server knows, so that it may only change in rounds whose upload the
@@ -165,8 +168,8 @@ class Client(NamedTuple):
     init: Callable[[Tree], Tree]
     train: Callable[[Tree, Tree, ClientData], Trained]
     model: Callable[[Tree, Tree, ClientData], Tree]
-    draws: int
-    model_draws: int = 0
+    draws: Draws
+    model_draws: Draws = 0
     prepare: Callable[[Tree, Tree, ClientData], Tree] | None = None
     synced: bool = False
     unchanged: Callable[[Tree], Tree] = lambda message: message
@@ -220,17 +223,6 @@ def averaging_server(task: Task, beta: Any = 1.0) -> Server:
 def towards(old: Tree, new: Tree, beta: Any) -> Tree:
     """(1 - beta) old + beta new."""
     return optax.tree.add_scale(old, beta, optax.tree.sub(new, old))
-
-
-def descend(
-    gradient: Callable[[Tree, Batch], Tree], params: Tree, data: ClientData, *, alpha: Any, steps: int, first: int = 0
-) -> Tree:
-    """``steps`` steps of w <- w - alpha gradient(w, batch), on the minibatches from number ``first`` on."""
-
-    def step(params: Tree, number: Array) -> tuple[Tree, None]:
-        return optax.tree.add_scale(params, -alpha, gradient(params, data.batch(number))), None
-
-    return jax.lax.scan(step, params, jnp.arange(first, first + steps))[0]
 
 
 class About(NamedTuple):

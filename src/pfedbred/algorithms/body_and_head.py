@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import optax
 
 from pfedbred.algorithms.base import Server, ServerState, Task, Uploads
 from pfedbred.data.minibatches import Batch
@@ -35,14 +34,14 @@ def join(body: Tree, head: Tree) -> Tree:
     return {**body, **head}
 
 
-def gradient_in(task: Task, trained: Sequence[str]) -> Callable[[Parts, Batch], Parts]:
-    """The gradient of the loss in the named parts (``body``, ``head``), and zero in the others."""
+def body_gradient(task: Task, head: Tree) -> Callable[[Tree, Batch], Tree]:
+    """The gradient of the loss in the body, under this head."""
+    return jax.grad(lambda body, batch: task.loss(join(body, head), batch))
 
-    def gradient(parts: Parts, batch: Batch) -> Parts:
-        found = jax.grad(lambda p: task.loss(join(p.body, p.head), batch))(parts)
-        return Parts(*(g if name in trained else optax.tree.zeros_like(g) for name, g in found._asdict().items()))
 
-    return gradient
+def head_gradient(task: Task, body: Tree) -> Callable[[Tree, Batch], Tree]:
+    """The gradient of the loss in the head, on this body."""
+    return jax.grad(lambda head, batch: task.loss(join(body, head), batch))
 
 
 def body_server(task: Task) -> Server:

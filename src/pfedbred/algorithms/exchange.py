@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pfedbred.algorithms.base import Algorithm, Task
-from pfedbred.data.minibatches import Batch, ClientData, Inputs
+from pfedbred.data.minibatches import Batch, example_data
 from pfedbred.types import Key, Tree, tree_bytes
 
 
@@ -49,8 +49,7 @@ def exchange(algorithm: Algorithm, task: Task, sample: Batch) -> Exchange:
         client, server = algorithm.client, algorithm.server
         state = server.init(key, 2)
         message = server.send(state, jnp.int32(0))
-        rows = jnp.zeros((max(client.draws, client.model_draws), 1), int)
-        data = ClientData(Inputs(sample.x), sample.y, rows, jnp.int32(0), jnp.int32(1))
+        data = example_data(sample)
         kept = client.init(message)
         upload = client.train(message, kept, data)[0]
         return Exchange(
@@ -79,9 +78,9 @@ def costs(algorithm: Algorithm, task: Task, sample: Batch) -> Costs:
     return Costs(*(_entries(tree) / _entries(found.params) for tree in (found.message, found.upload, found.state)))
 
 
-def state_bytes(algorithm: Algorithm, task: Task, sample: Batch) -> int:
+def state_bytes(algorithm: Algorithm) -> int:
     """What one client keeps."""
-    return tree_bytes(exchange(algorithm, task, sample).state)
+    return tree_bytes(received(algorithm).state)
 
 
 def _entries(tree: Tree) -> int:

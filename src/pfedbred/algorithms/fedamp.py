@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from pfedbred.aggregation.pairwise import inner_products, squared_distances
-from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
+from pfedbred.algorithms.base import Algorithm, Client, Task, method
+from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.algorithms.mixing_server import Mix, mixing_server, off_diagonal
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.errors import SettingError
 from pfedbred.settings.signatures import settled_by_clients
-from pfedbred.settings.values import Count, Fraction, NonNegative, Positive
+from pfedbred.settings.values import Count, Epochs, Fraction, NonNegative, Positive
 from pfedbred.types import Array, Tree
 
 _PAPER = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data"
@@ -33,6 +34,7 @@ def fedamp(
     alpha_k: Positive | None = None,
     alpha: NonNegative = 0.01,
     R: Count = 20,
+    epochs: Epochs = None,
 ) -> Algorithm:
     r"""FedAMP: min over all w_i of sum_i f_i(w_i) + lam sum_{i<j} A(||w_i - w_j||^2), A(x) = 1 - e^{-x/sigma}.
 
@@ -52,6 +54,7 @@ def fedamp(
         it to its data; the default holds w_i with strength lam / alpha_k = 1 or more.
       alpha: the clients' step size.
       R: local steps, each on one minibatch.
+      epochs: passes over the client's samples, in place of R.
 
     References: Huang et al., AAAI 2021, Algorithm 1, Eqs. (2) to (5).
     """
@@ -65,7 +68,7 @@ def fedamp(
         slope = jnp.exp(-squared_distances(models) / sigma) / sigma
         return _rows_to_one(off_diagonal(step * slope))
 
-    return _attentive(task, mix, lam / step, alpha, R)
+    return _attentive(task, mix, lam / step, alpha, Work(R, epochs))
 
 
 @method(paper=_PAPER, year=2021, G="mean of the u_i", P="w_i")
@@ -77,6 +80,7 @@ def heurfedamp(
     self_weight: Fraction = 0.5,
     alpha: NonNegative = 0.01,
     R: Count = 20,
+    epochs: Epochs = None,
 ) -> Algorithm:
     r"""HeurFedAMP: FedAMP with cosines in place of distances, for deep networks.
 
@@ -92,6 +96,7 @@ def heurfedamp(
       self_weight: xi_ii.
       alpha: the clients' step size.
       R: local steps, each on one minibatch.
+      epochs: passes over the client's samples, in place of R.
 
     References: Huang et al., AAAI 2021, Section "HeurFedAMP", Eqs. (7) and (8).
     """
@@ -105,7 +110,7 @@ def heurfedamp(
         attention = jnp.where(alone, 0, attention)  # with a single client the softmax is NaN on the diagonal
         return _rows_to_one((1 - self_weight) * attention)
 
-    return _attentive(task, mix, lam, alpha, R)
+    return _attentive(task, mix, lam, alpha, Work(R, epochs))
 
 
 def _rows_to_one(others: Array) -> Array:
@@ -113,15 +118,15 @@ def _rows_to_one(others: Array) -> Array:
     return others + jnp.diag(1 - jnp.sum(others, axis=1))
 
 
-def _attentive(task: Task, mix: Mix, pull: Any, alpha: Any, steps: int) -> Algorithm:
+def _attentive(task: Task, mix: Mix, pull: Any, alpha: Any, work: Work) -> Algorithm:
     """Clients that train their own model, pulled with strength ``pull`` towards the mixture that the server sends."""
 
     def train(u: Tree, w: Tree, data: ClientData) -> tuple[Tree, Tree]:
         def gradient(v: Tree, batch: Batch) -> Tree:
             return optax.tree.add_scale(jax.grad(task.loss)(v, batch), pull, optax.tree.sub(v, u))
 
-        w = descend(gradient, w, data, alpha=alpha, steps=steps)
+        w = descend(gradient, w, data, alpha=alpha, steps=work)
         return w, w
 
-    client = Client(init=lambda u: u, train=train, model=lambda u, w, data: w, draws=steps)
+    client = Client(init=lambda u: u, train=train, model=lambda u, w, data: w, draws=draws(work))
     return Algorithm(client, mixing_server(task, mix, replaces=False), task.model.apply)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from pfedbred.algorithms.base import Algorithm, Task, method
-from pfedbred.algorithms.pfedbred import pfedbred
-from pfedbred.settings.values import Count, Positive
+import jax
+
+from pfedbred.algorithms.base import Algorithm, Client, Info, Task, averaging_server, method
+from pfedbred.algorithms.local_steps import Work, descend, draws
+from pfedbred.data.minibatches import ClientData
+from pfedbred.settings.values import Count, Epochs, Positive
+from pfedbred.types import Tree
 
 
 @method(
@@ -13,31 +17,31 @@ from pfedbred.settings.values import Count, Positive
     G="w",
     P="w",
 )
-def fedavg(task: Task, *, alpha: Positive = 0.01, R: Count = 20, beta: Positive = 1.0) -> Algorithm:
+def fedavg(
+    task: Task, *, alpha: Positive = 0.01, R: Count = 20, epochs: Epochs = None, beta: Positive = 1.0
+) -> Algorithm:
     r"""FedAvg: min_w E_i f_i(w), by R local steps w <- w - alpha grad f_i(w) and averaging.
 
     It is Algorithm 1 with mu = w, a single proximal step and alpha_m lam = 1: the proximal step from mu gives
     theta = w - alpha grad f(w), and w - alpha_m lam (mu - theta) = theta. There is no personal model:
-    G and P are both the global model, and evaluated on the same test samples they agree.
+    G and P are both the global model, and evaluated on the same test samples they agree. Its diagnostics are the loss
+    before and after local training, on the round's first minibatch.
 
     Args:
       task: model and loss f.
       alpha: local step size.
       R: local steps, each on one minibatch.
+      epochs: passes over the client's samples, in place of R.
       beta: coefficient of the new average; 2 is the paper's aggregation momentum.
 
     References: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
     AISTATS 2017.
     """
-    return pfedbred(
-        task,
-        mean="identity",
-        K=1,
-        lam=1.0,
-        alpha_m=1.0,
-        alpha=alpha,
-        R=R,
-        beta=beta,
-        theta_init="global",
-        personal="global",
-    )
+    work = Work(R, epochs)
+
+    def train(w: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, Info]:
+        trained, batch = descend(jax.grad(task.loss), w, data, alpha=alpha, steps=work), data.batch(0)
+        return trained, state, {"loss_before": task.loss(w, batch), "loss_after": task.loss(trained, batch)}
+
+    client = Client(init=lambda w: (), train=train, model=lambda w, state, data: w, draws=draws(work))
+    return Algorithm(client, averaging_server(task, beta), task.model.apply)

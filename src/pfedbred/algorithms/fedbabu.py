@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
-from pfedbred.algorithms.body_and_head import Parts, body_server, gradient_in, join
+from typing import Annotated
+
+import jax
+
+from pfedbred.algorithms.base import Algorithm, Client, Task, method
+from pfedbred.algorithms.body_and_head import Parts, body_gradient, body_server, join
+from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.data.minibatches import ClientData
-from pfedbred.settings.values import Count, NonNegative
+from pfedbred.settings.values import Count, Epochs, InPlaceOf, NonNegative
 from pfedbred.types import Tree
 
 
@@ -15,7 +20,15 @@ from pfedbred.types import Tree
     G="shared body, initial head",
     P="G after local fine-tuning",
 )
-def fedbabu(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, tune_steps: Count = 20) -> Algorithm:
+def fedbabu(
+    task: Task,
+    *,
+    alpha: NonNegative = 0.01,
+    R: Count = 20,
+    epochs: Epochs = None,
+    tune_steps: Count = 20,
+    tune_epochs: Annotated[Count | None, InPlaceOf("tune_steps")] = None,
+) -> Algorithm:
     r"""FedBABU: min_b E_i f_i(b, h_0) with the initial head h_0 fixed.
 
         b_i <- b_i - alpha grad_b f_i(b_i, h_0),  R steps from b;     b <- E_I b_i
@@ -27,24 +40,28 @@ def fedbabu(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, tune_steps:
       task: model and loss f.
       alpha: step size.
       R: local steps of the body.
-      tune_steps: steps from G to P; the paper fine-tunes for five passes.
+      epochs: passes over the client's samples, in place of R.
+      tune_steps: steps from G to P.
+      tune_epochs: passes from G to P, in place of tune_steps; five in the paper.
 
     References: Oh, Kim and Yun, ICLR 2022, Algorithm 1.
     """
+    work, tuning = Work(R, epochs), Work(tune_steps, tune_epochs)
 
     def train(message: Parts, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
-        return descend(gradient_in(task, ("body",)), message, data, alpha=alpha, steps=R).body, state
+        gradient = body_gradient(task, message.head)
+        return descend(gradient, message.body, data, alpha=alpha, steps=work), state
 
     def model(message: Parts, state: Tree, data: ClientData) -> Tree:
-        tuned = descend(gradient_in(task, ("body", "head")), message, data, alpha=alpha, steps=tune_steps)
-        return join(tuned.body, tuned.head)
+        start = join(message.body, message.head)
+        return descend(jax.grad(task.loss), start, data, alpha=alpha, steps=tuning)
 
     client = Client(
         init=lambda message: (),
         train=train,
         model=model,
-        draws=R,
-        model_draws=tune_steps,
+        draws=draws(work),
+        model_draws=draws(tuning),
         unchanged=lambda message: message.body,
     )
     return Algorithm(client, body_server(task), task.model.apply)

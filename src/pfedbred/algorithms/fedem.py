@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, averaging_server, descend, method
+from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, averaging_server, method
+from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.data.minibatches import Batch, ClientData
-from pfedbred.settings.values import Count, Few, NonNegative
+from pfedbred.settings.values import Count, Epochs, Few, NonNegative
 from pfedbred.types import Array, Key, Tree
 
 
@@ -27,7 +28,7 @@ class Mixture(NamedTuple):
     G="components mixed equally",
     P="components mixed by pi_i",
 )
-def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
+def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epochs = None) -> Algorithm:
     r"""FedEM: client i predicts with sum_m pi_im p(y | x, theta_m); EM over clients for the shared theta_m.
 
         E:  q_s(m) is proportional to pi_im exp(-loss of theta_m on sample s)        for all local samples s
@@ -44,9 +45,11 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20) -
       M: number of components; 3 in the paper.
       alpha: step size.
       R: local steps, each on one minibatch.
+      epochs: passes over the client's samples, in place of R.
 
     References: Marfoq, Neglia, Bellet, Kameni and Vidal, NeurIPS 2021, Algorithm 1.
     """
+    work = Work(R, epochs)
     apply_each = jax.vmap(task.model.apply, in_axes=(0, None))
 
     def losses(components: Tree, batch: Batch) -> Array:
@@ -62,10 +65,10 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20) -
 
         def weighted_gradient(moving: Tree, batch: Batch) -> Tree:
             q = responsibilities(components, log_weights, batch)  # from the E-step, fixed while the models move
-            return jax.grad(lambda each: jnp.sum(jnp.mean(q * losses(each, batch), axis=1)))(moving)
+            return jax.grad(lambda each: jnp.sum(batch.mean(q * losses(each, batch))))(moving)
 
         pi = data.fold(add, jnp.zeros_like(log_weights)) / data.size.astype(log_weights.dtype)
-        upload = descend(weighted_gradient, components, data, alpha=alpha, steps=R)
+        upload = descend(weighted_gradient, components, data, alpha=alpha, steps=work)
         return upload, jnp.log(jnp.maximum(pi, jnp.finfo(pi.dtype).tiny))  # no -inf where pi is zero
 
     def init(key: Key, clients: int) -> ServerState:
@@ -86,4 +89,4 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20) -
         init, plain.send, plain.aggregate, model=lambda state: Mixture(state.model, equal_weights(state.model))
     )
     # Clients whose data is of different components move each of them in their own direction.
-    return Algorithm(Client(equal_weights, train, personal, draws=R, comparable=False), server, predict)
+    return Algorithm(Client(equal_weights, train, personal, draws=draws(work), comparable=False), server, predict)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
-from pfedbred.algorithms.body_and_head import Parts, body_server, gradient_in, join
+import jax
+
+from pfedbred.algorithms.base import Algorithm, Client, Task, method
+from pfedbred.algorithms.body_and_head import Parts, body_server, join, split
+from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.data.minibatches import ClientData
-from pfedbred.settings.values import Count, NonNegative
+from pfedbred.settings.values import Count, Epochs, NonNegative
 from pfedbred.types import Tree
 
 
@@ -15,7 +18,7 @@ from pfedbred.types import Tree
     G="shared body, initial head",
     P="shared body, own head",
 )
-def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
+def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epochs = None) -> Algorithm:
     r"""FedPer: min over one body b and heads h_i of E_i f_i(b, h_i).
 
         (b_i, h_i) <- (b_i, h_i) - alpha grad f_i(b_i, h_i),  R steps from (b, h_i);     b <- E_I b_i
@@ -28,18 +31,24 @@ def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm
       task: model and loss f.
       alpha: step size of both parts.
       R: local steps, each on one minibatch.
+      epochs: passes over the client's samples, in place of R.
 
     References: Arivazhagan, Aggarwal, Singh and Choudhary, arXiv 1912.00818, Algorithms 1 and 2.
     """
+    work = Work(R, epochs)
 
     def train(message: Parts, head: Tree, data: ClientData) -> tuple[Tree, Tree]:
-        parts = descend(gradient_in(task, ("body", "head")), Parts(message.body, head), data, alpha=alpha, steps=R)
-        return parts.body, parts.head
+        start = join(message.body, head)
+        return split(task, descend(jax.grad(task.loss), start, data, alpha=alpha, steps=work))
 
     def model(message: Parts, head: Tree, data: ClientData) -> Tree:
         return join(message.body, head)
 
     client = Client(
-        init=lambda message: message.head, train=train, model=model, draws=R, unchanged=lambda message: message.body
+        init=lambda message: message.head,
+        train=train,
+        model=model,
+        draws=draws(work),
+        unchanged=lambda message: message.body,
     )
     return Algorithm(client, body_server(task), task.model.apply)

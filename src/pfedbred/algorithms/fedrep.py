@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
-from pfedbred.algorithms.body_and_head import Parts, body_server, gradient_in, join
+from typing import Annotated
+
+from pfedbred.algorithms.base import Algorithm, Client, Task, method
+from pfedbred.algorithms.body_and_head import Parts, body_gradient, body_server, head_gradient, join
+from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.data.minibatches import ClientData
-from pfedbred.settings.values import Count, NonNegative
+from pfedbred.settings.values import Count, Epochs, InPlaceOf, NonNegative
 from pfedbred.types import Tree
 
 
@@ -15,7 +18,15 @@ from pfedbred.types import Tree
     G="shared body, initial head",
     P="shared body, own head",
 )
-def fedrep(task: Task, *, alpha: NonNegative = 0.01, R_head: Count = 15, R: Count = 5) -> Algorithm:
+def fedrep(
+    task: Task,
+    *,
+    alpha: NonNegative = 0.01,
+    R_head: Count = 15,
+    epochs_head: Annotated[Count | None, InPlaceOf("R_head")] = None,
+    R: Count = 5,
+    epochs: Epochs = None,
+) -> Algorithm:
     r"""FedRep: min over one body b and heads h_i of E_i f_i(b, h_i), heads first.
 
         h_i <- h_i - alpha grad_h f_i(b, h_i),    R_head steps under the body received
@@ -27,16 +38,20 @@ def fedrep(task: Task, *, alpha: NonNegative = 0.01, R_head: Count = 15, R: Coun
     Args:
       task: model and loss f.
       alpha: step size of both parts.
-      R_head: steps of the head; the paper takes many (10 passes), and few for the body.
+      R_head: steps of the head; the paper takes many, and few for the body.
+      epochs_head: passes over the client's samples for the head, in place of R_head; ten in the paper.
       R: steps of the body.
+      epochs: passes for the body, in place of R; one in the paper.
 
     References: Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, Algorithm 1.
     """
+    heads, bodies = Work(R_head, epochs_head), Work(R, epochs)
 
     def train(message: Parts, head: Tree, data: ClientData) -> tuple[Tree, Tree]:
-        parts = descend(gradient_in(task, ("head",)), Parts(message.body, head), data, alpha=alpha, steps=R_head)
-        parts = descend(gradient_in(task, ("body",)), parts, data, alpha=alpha, steps=R, first=R_head)
-        return parts.body, parts.head
+        body, first = message.body, heads.steps_of(data)
+        head = descend(head_gradient(task, body), head, data, alpha=alpha, steps=heads)
+        body = descend(body_gradient(task, head), body, data, alpha=alpha, steps=bodies, first=first)
+        return body, head
 
     def model(message: Parts, head: Tree, data: ClientData) -> Tree:
         return join(message.body, head)
@@ -45,7 +60,7 @@ def fedrep(task: Task, *, alpha: NonNegative = 0.01, R_head: Count = 15, R: Coun
         init=lambda message: message.head,
         train=train,
         model=model,
-        draws=R_head + R,
+        draws=draws(heads, bodies),
         unchanged=lambda message: message.body,
     )
     return Algorithm(client, body_server(task), task.model.apply)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pfedbred.algorithms.base import Algorithm, Client, Task, descend, method
+from pfedbred.algorithms.base import Algorithm, Client, Task, method
+from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.algorithms.mixing_server import mixing_server, off_diagonal
 from pfedbred.data.minibatches import ClientData
-from pfedbred.settings.values import Count, NonNegative
+from pfedbred.settings.values import Count, Epochs, NonNegative
 from pfedbred.types import Array, Tree
 
 
@@ -18,7 +19,9 @@ from pfedbred.types import Array, Tree
     G="mean of the w_i",
     P="w_i",
 )
-def fedu(task: Task, *, lam: NonNegative = 1.0, alpha: NonNegative = 0.01, R: Count = 20) -> Algorithm:
+def fedu(
+    task: Task, *, lam: NonNegative = 1.0, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epochs = None
+) -> Algorithm:
     r"""FedU: min over all w_i of sum_i f_i(w_i) + lam/4 sum_{i,j} a_ij ||w_i - w_j||^2, here with a_ij = 1/N.
 
         client:  w_i <- w_i - alpha grad f_i(w_i),  R steps from the w_i received
@@ -31,18 +34,20 @@ def fedu(task: Task, *, lam: NonNegative = 1.0, alpha: NonNegative = 0.01, R: Co
       lam: coefficient of the Laplacian, the paper's eta.
       alpha: the clients' step size, the paper's mu.
       R: local steps, each on one minibatch.
+      epochs: passes over the client's samples, in place of R; the server's step then counts passes, not steps.
 
     References: Dinh, Vu, Tran, Dao and Zhang, IEEE TNNLS 2022, Algorithm 1.
     """
+    work = Work(R, epochs)
 
     def mix(models: Tree, present: Array) -> Array:
         neighbours = present[:, None] & present[None, :]
-        step = lam * alpha * R / len(present)
+        step = lam * alpha * (R if epochs is None else epochs) / len(present)
         others = off_diagonal(jnp.where(neighbours, step, 0.0))
         return others + jnp.diag(1 - jnp.sum(others, axis=1))
 
     def train(w: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
-        return descend(jax.grad(task.loss), w, data, alpha=alpha, steps=R), state
+        return descend(jax.grad(task.loss), w, data, alpha=alpha, steps=work), state
 
-    client = Client(init=lambda w: (), train=train, model=lambda w, state, data: w, draws=R)
+    client = Client(init=lambda w: (), train=train, model=lambda w, state, data: w, draws=draws(work))
     return Algorithm(client, mixing_server(task, mix, replaces=True), task.model.apply)

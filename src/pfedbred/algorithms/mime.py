@@ -7,9 +7,10 @@ from typing import NamedTuple
 import jax
 import optax
 
-from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method, towards
+from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, Uploads, method, towards
+from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.data.minibatches import Batch, ClientData
-from pfedbred.settings.values import Count, Fraction, NonNegative
+from pfedbred.settings.values import Count, Epochs, Fraction, NonNegative
 from pfedbred.types import Key, Tree
 
 
@@ -22,7 +23,9 @@ class Message(NamedTuple):
 
 
 @method(paper="Karimireddy et al., Mime: Mimicking Centralized Stochastic Algorithms", year=2021, G="w", P="w")
-def mime(task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: Count = 20) -> Algorithm:
+def mime(
+    task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: Count = 20, epochs: Epochs = None
+) -> Algorithm:
     r"""Mime with SGD and momentum m: local steps that mimic a centralised one.
 
     Before training, the selected clients send grad f_i(w) on all their samples; c is the average. Then
@@ -38,9 +41,11 @@ def mime(task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: 
       alpha: step size.
       momentum: the paper's beta; it tries 0, 0.9 and 0.99.
       R: local steps, the paper's K.
+      epochs: passes over the client's samples, in place of R.
 
     References: Karimireddy et al., NeurIPS 2021 (arXiv 2008.03606), Algorithm 1 (Mime) with SGD and momentum.
     """
+    work = Work(R, epochs)
 
     def prepare_client(message: Message, state: Tree, data: ClientData) -> Tree:
         return task.full_gradient(message.w, data)
@@ -54,7 +59,7 @@ def mime(task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: 
             corrected = optax.tree.add(optax.tree.sub(grad(v, batch), grad(message.w, batch)), message.gradient)
             return towards(corrected, message.momentum, momentum)
 
-        return descend(direction, message.w, data, alpha=alpha, steps=R), state
+        return descend(direction, message.w, data, alpha=alpha, steps=work), state
 
     def init(key: Key, clients: int) -> ServerState:
         w = task.model.init(key)
@@ -68,7 +73,7 @@ def mime(task: Task, *, alpha: NonNegative = 0.01, momentum: Fraction = 0.9, R: 
         init=lambda message: (),
         train=train,
         model=lambda message, state, data: message.w,
-        draws=R,
+        draws=draws(work),
         prepare=prepare_client,
         unchanged=lambda message: message.w,
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from pfedbred.algorithms.base import Algorithm, Client, Task, averaging_server, method
-from pfedbred.data.minibatches import ClientData
-from pfedbred.settings.values import Count, NonNegative, Positive
-from pfedbred.types import Array, Tree
+from pfedbred.algorithms.local_steps import Step, Work, draws, local_steps
+from pfedbred.data.minibatches import Batch, ClientData
+from pfedbred.settings.values import Count, Epochs, NonNegative, Positive
+from pfedbred.types import Tree
 
 
 @method(
@@ -26,6 +26,7 @@ def per_fedavg(
     alpha: NonNegative = 0.01,
     alpha_m: NonNegative = 0.01,
     R: Count = 20,
+    epochs: Epochs = None,
     order: Literal["first", "hessian-free", "exact"] = "first",
     delta: Positive = 0.001,
 ) -> Algorithm:
@@ -47,35 +48,33 @@ def per_fedavg(
       alpha: the inner step size.
       alpha_m: the outer step size, the paper's beta.
       R: local steps, the paper's tau.
+      epochs: passes over the client's samples, in place of R.
       order: how the Hessian is treated.
       delta: step of the finite difference.
 
     References: Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, Algorithm 1 and Section 5.
     """
     grad = jax.grad(task.loss)
-    batches = 2 if order == "first" else 3
+    work = Work(R, epochs, batches=2 if order == "first" else 3)
 
     def train(w: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
-        def step(w: Tree, r: Array) -> tuple[Tree, None]:
-            first = r * batches
-            adapted = optax.tree.add_scale(w, -alpha, grad(w, data.batch(first)))
-            v = grad(adapted, data.batch(first + 1))
+        def step(w: Tree, carry: Tree, batches: list[Batch]) -> Step:
+            adapted = optax.tree.add_scale(w, -alpha, grad(w, batches[0]))
+            v = grad(adapted, batches[1])
             if order == "hessian-free":
-                third = data.batch(first + 2)
-                above = grad(optax.tree.add_scale(w, delta, v), third)
-                below = grad(optax.tree.add_scale(w, -delta, v), third)
+                above = grad(optax.tree.add_scale(w, delta, v), batches[2])
+                below = grad(optax.tree.add_scale(w, -delta, v), batches[2])
                 v = optax.tree.add_scale(v, -alpha / (2 * delta), optax.tree.sub(above, below))
             elif order == "exact":
-                third = data.batch(first + 2)
-                curvature = jax.jvp(lambda u: grad(u, third), (w,), (v,))[1]
+                curvature = jax.jvp(lambda u: grad(u, batches[2]), (w,), (v,))[1]
                 v = optax.tree.add_scale(v, -alpha, curvature)
-            return optax.tree.add_scale(w, -alpha_m, v), None
+            return Step(v)
 
-        return jax.lax.scan(step, w, jnp.arange(R))[0], state
+        return local_steps(step, w, data, alpha=alpha_m, work=work).params, state
 
     def model(w: Tree, state: Tree, data: ClientData) -> Tree:
         w = optax.tree.add_scale(w, -alpha, grad(w, data.batch(0)))
         return optax.tree.add_scale(w, -alpha_m, grad(w, data.batch(1)))
 
-    client = Client(init=lambda w: (), train=train, model=model, draws=R * batches, model_draws=2)
+    client = Client(init=lambda w: (), train=train, model=model, draws=draws(work), model_draws=2)
     return Algorithm(client, averaging_server(task), task.model.apply)

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from pfedbred.algorithms.base import Algorithm, Client, Info, Task, averaging_server, method
+from pfedbred.algorithms.local_steps import Step, Work, draws, local_steps
 from pfedbred.bregman import means, priors
 from pfedbred.bregman.proximal import Problem, Solver, envelope_gradient, prox, solver
-from pfedbred.data.minibatches import ClientData
-from pfedbred.settings.values import Count, NonNegative, Positive
-from pfedbred.types import Array, Tree
+from pfedbred.data.minibatches import Batch, ClientData
+from pfedbred.settings.values import Count, Epochs, NonNegative, Positive
+from pfedbred.types import Tree
 
 
 class PersonalState(NamedTuple):
@@ -50,8 +50,8 @@ STARTS: dict[str, Start] = {
 def pfedbred(
     task: Task,
     *,
-    mean: str | means.Mean = "mg-meta",
-    prior: str | priors.Family = "gaussian",
+    mean: str | means.Mean | Callable[..., means.Mean] = "mg-meta",
+    prior: str | priors.Family | Callable[..., priors.Family] = "gaussian",
     sigma: Any = None,
     lam: Positive = 15.0,
     alpha: Positive = 0.01,
@@ -60,6 +60,7 @@ def pfedbred(
     eta: NonNegative = 0.05,
     K: Count = 5,
     R: Count = 20,
+    epochs: Epochs = None,
     beta: Positive = 1.0,
     w_init: Literal["global", "theta", "memory"] | Start = "global",
     theta_init: Literal["global", "theta", "memory"] | Start = "theta",
@@ -84,8 +85,8 @@ def pfedbred(
 
     Args:
       task: model and loss f.
-      mean: mu_i, by name or a :class:`~pfedbred.means.Mean`.
-      prior: g, by name or a :class:`~pfedbred.priors.Family`.
+      mean: mu_i, by name, a :class:`~pfedbred.means.Mean`, or a function that builds one from eta_a and eta.
+      prior: g, by name, a :class:`~pfedbred.priors.Family`, or a function that builds one.
       sigma: the Gaussian's Sigma: a number or an array; in an experiment also the path of a .npy file.
       lam: lambda, the strength of the prior.
       alpha: step size of the proximal solver.
@@ -94,6 +95,7 @@ def pfedbred(
       eta: the mean's step along (memory - theta).
       K: proximal steps.
       R: local steps, each on one minibatch.
+      epochs: passes over the client's samples, in place of R.
       beta: coefficient of the new average; 2 is the paper's aggregation momentum.
       w_init: where w_i starts a round (line 5); the paper: the global model.
       theta_init: where theta_i starts a round (line 6); the paper: where it ended the previous one.
@@ -109,6 +111,7 @@ def pfedbred(
     family = priors.get(prior, sigma)
     strategy = means.get(mean, eta_a, eta)
     solve = solver(prox_solver, alpha, K, tol)
+    work = Work(R, epochs, strategy.batches)
     start_w = STARTS[w_init] if isinstance(w_init, str) else w_init
     start_theta = STARTS[theta_init] if isinstance(theta_init, str) else theta_init
     starts = {"theta", "memory"} if callable(w_init) or callable(theta_init) else {w_init, theta_init, prox_start}
@@ -119,10 +122,7 @@ def pfedbred(
         return PersonalState(theta if keeps_theta else None, w if keeps_memory else None)
 
     def train(w_global: Tree, state: PersonalState, data: ClientData) -> tuple[Tree, PersonalState, Info]:
-        def local_step(carry: tuple[Tree, Tree], r: Array) -> tuple[tuple[Tree, Tree], Info]:
-            w, theta = carry
-            first = r * strategy.batches
-            batches = [data.batch(first + j) for j in range(strategy.batches)]
+        def local_step(w: Tree, theta: Tree, batches: list[Batch]) -> Step:
             context = means.Context(lambda v, j: task.loss(v, batches[j]), theta, state.memory)
 
             def choose(w: Tree) -> tuple[Tree, means.Chosen]:
@@ -142,20 +142,20 @@ def pfedbred(
             gradient = envelope_gradient(problem, theta, exact=envelope == "exact")
             if jacobian == "exact":
                 (gradient,) = pull_back(gradient)
-            w = optax.tree.add_scale(chosen.local, -alpha_m, gradient)
-            return (w, theta), {"distance_to_mean": optax.tree.norm(optax.tree.sub(theta, mu)), "prox_steps": steps}
+            info = {"distance_to_mean": optax.tree.norm(optax.tree.sub(theta, mu)), "prox_steps": steps}
+            return Step(gradient, start=chosen.local, carry=theta, info=info)
 
-        begin = (start_w(w_global, state), start_theta(w_global, state) if keeps_theta else w_global)
-        (w, theta), seen = jax.lax.scan(local_step, begin, jnp.arange(R))
+        begin, start = start_w(w_global, state), start_theta(w_global, state) if keeps_theta else w_global
+        w, theta, seen = local_steps(local_step, begin, data, alpha=alpha_m, work=work, carry=start)
         info = {
-            "loss_before": task.loss(begin[0], data.batch(0)),
-            "loss_after": task.loss(theta, data.batch(R * strategy.batches - 1)),
-            **jax.tree.map(jnp.mean, seen),
+            "loss_before": task.loss(begin, data.batch(0)),
+            "loss_after": task.loss(theta, data.batch(strategy.batches * work.steps_of(data) - 1)),
+            **seen,
         }
         return w, kept(theta, w), info
 
     def model(w_global: Tree, state: PersonalState, data: ClientData) -> Tree:
         return state.theta if personal == "theta" else w_global
 
-    client = Client(lambda w: kept(w, w), train, model, draws=R * strategy.batches)
+    client = Client(lambda w: kept(w, w), train, model, draws=draws(work))
     return Algorithm(client, averaging_server(task, beta), task.model.apply)

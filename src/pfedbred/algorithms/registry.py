@@ -29,6 +29,7 @@ from pfedbred.algorithms.pfedbred import pfedbred
 from pfedbred.algorithms.pfedme import pfedme
 from pfedbred.algorithms.reptile import reptile
 from pfedbred.algorithms.scaffold import scaffold
+from pfedbred.algorithms.server_optimizers import fedadagrad, fedadam, fedavgm, fedyogi
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.errors import SettingError, nearest
 
@@ -37,14 +38,18 @@ Factory = Callable[..., Algorithm]
 ALGORITHMS: dict[str, Factory] = {
     "apfl": apfl,
     "ditto": ditto,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
     "fedamp": fedamp,
     "fedavg": fedavg,
+    "fedavgm": fedavgm,
     "fedbabu": fedbabu,
     "fedem": fedem,
     "fedper": fedper,
     "fedprox": fedprox,
     "fedrep": fedrep,
     "fedu": fedu,
+    "fedyogi": fedyogi,
     "fo": fo,
     "heurfedamp": heurfedamp,
     "local": local,
@@ -71,7 +76,9 @@ def factory(algorithm: str | Factory) -> Factory:
             )
         return algorithm
     name = algorithm
-    base, *suffixes = name.split("+")
+    base, *calls = name.split("+")
+    parsed = [settings_.parse_call("a suffix", call) if call.strip() else ("", []) for call in calls]
+    suffixes = [suffix for suffix, _ in parsed]
     if base not in ALGORITHMS:
         raise SettingError(f"unknown algorithm {base!r}{nearest(base, ALGORITHMS)}")
     for suffix in suffixes:
@@ -79,12 +86,30 @@ def factory(algorithm: str | Factory) -> Factory:
             raise SettingError(f"unknown suffix {'+' + suffix!r} in {name!r}{nearest(suffix, WRAPPERS)}")
     if len(set(suffixes)) != len(suffixes):
         raise SettingError(f"a suffix is named twice in {name!r}")
-    return _wrapped(ALGORITHMS[base], suffixes) if suffixes else ALGORITHMS[base]
+    if not suffixes:
+        return ALGORITHMS[base]
+    return _wrapped(ALGORITHMS[base], [_with_defaults(suffix, values) for suffix, values in parsed])
 
 
-def _wrapped(base: Factory, suffixes: list[str]) -> Factory:
+def _with_defaults(suffix: str, values: list[str]) -> Factory:
+    """The wrapper with other defaults for its first settings: those in parentheses, as in ``+server(yogi)``."""
+    wrapper = WRAPPERS[suffix]
+    if not values:
+        return wrapper
+    chosen = settings_.resolve_call(f"+{suffix}", wrapper, values)
+
+    def build(algorithm: Algorithm, task: Task, **settings: Any) -> Algorithm:
+        return wrapper(algorithm, task, **settings)
+
+    signature = inspect.signature(wrapper, eval_str=True)
+    parameters = [each.replace(default=chosen.get(name, each.default)) for name, each in signature.parameters.items()]
+    build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return build
+
+
+def _wrapped(base: Factory, wrappers: list[Factory]) -> Factory:
     """The base and then its wrappers, from left to right, with the settings of all of them."""
-    layers = [base, *(WRAPPERS[suffix] for suffix in suffixes)]
+    layers = [base, *wrappers]
 
     def build(task: Task, **settings: Any) -> Algorithm:
         parts = [{key: settings[key] for key in settings_.declared(layer) if key in settings} for layer in layers]

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, Uploads, descend, method, towards
+from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, Uploads, method, towards
+from pfedbred.algorithms.local_steps import Step, Work, descend, draws, local_steps
 from pfedbred.data.minibatches import Batch, ClientData
-from pfedbred.settings.values import Count, NonNegative, Positive
+from pfedbred.settings.values import Count, Epochs, NonNegative, Positive
 from pfedbred.types import Key, Tree
 
 
@@ -29,14 +30,18 @@ class Update(NamedTuple):
 
 
 @method(paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging", year=2020, G="w", P="w")
-def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 1.0, R: Count = 20) -> Algorithm:
+def scaffold(
+    task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 1.0, R: Count = 20, epochs: Epochs = None
+) -> Algorithm:
     r"""SCAFFOLD: min_w 1/N sum_i f_i(w), with local steps corrected by control variates c_i and c.
 
         v   <- v - alpha (grad f_i(v) - c_i + c),  R steps from w
         c_i' = c_i - c + (w - v) / (R alpha)                                       option II
         w   <- w + alpha_server E_I (v_i - w);   c <- c + 1/N sum_I (c_i' - c_i)
 
-    c is a plain sum, so all clients count equally in the objective, whatever the weights of the average E_I.
+    With another local optimizer than plain gradient descent, (w - v) / (R alpha) becomes the mean gradient along the
+    way, which it is for plain steps. c is a plain sum, so all clients count equally in the objective, whatever the
+    weights of the average E_I.
 
     No personal model: G and P are w. c_i stays on the client; only its change is uploaded. With one client it is SGD.
 
@@ -45,9 +50,11 @@ def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 
       alpha: local step size, the paper's eta_l.
       alpha_server: global step size, the paper's eta_g.
       R: local steps, the paper's K.
+      epochs: passes over the client's samples, in place of R, which is then the number of steps they take.
 
     References: Karimireddy et al., ICML 2020, Algorithm 1.
     """
+    work = Work(R, epochs)
 
     def train(message: Message, control: Tree, data: ClientData) -> tuple[Update, Tree]:
         correction = optax.tree.sub(message.control, control)
@@ -55,8 +62,18 @@ def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 
         def gradient(v: Tree, batch: Batch) -> Tree:
             return optax.tree.add(jax.grad(task.loss)(v, batch), correction)
 
-        v = descend(gradient, message.w, data, alpha=alpha, steps=R)
-        travelled = optax.tree.scale(1 / (R * alpha), optax.tree.sub(message.w, v))
+        def step(v: Tree, total: Tree, batches: list[Batch]) -> Step:
+            found = gradient(v, batches[0])
+            return Step(found, carry=optax.tree.add(total, found))
+
+        steps = work.steps_of(data)
+        if data.optimizer is None:
+            v = descend(gradient, message.w, data, alpha=alpha, steps=work)
+            travelled = optax.tree.scale(1 / (steps * alpha), optax.tree.sub(message.w, v))
+        else:  # only of plain steps does the way travelled tell the mean gradient
+            zeros = optax.tree.zeros_like(message.w)
+            v, total, _ = local_steps(step, message.w, data, alpha=alpha, work=work, carry=zeros)
+            travelled = optax.tree.scale(1 / steps, total)
         change = optax.tree.sub(travelled, message.control)
         return Update(v, change), optax.tree.add(control, change)
 
@@ -75,7 +92,7 @@ def scaffold(task: Task, *, alpha: Positive = 0.01, alpha_server: NonNegative = 
         init=lambda message: optax.tree.zeros_like(message.w),
         train=train,
         model=lambda message, control, data: message.w,
-        draws=R,
+        draws=draws(work),
         synced=True,
         unchanged=lambda message: Update(message.w, optax.tree.zeros_like(message.control)),
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from pfedbred.algorithms.base import Algorithm, ServerState, Task, Uploads, towards
+from pfedbred.algorithms.local_steps import drawn, one_more
+from pfedbred.algorithms.server_optimizers import server
 from pfedbred.data.minibatches import ClientData
 from pfedbred.settings.values import NonNegative
 from pfedbred.types import Tree
@@ -25,14 +26,14 @@ def ft(algorithm: Algorithm, task: Task, *, ft_alpha: NonNegative = 0.01) -> Alg
 
     def model(message: Tree, state: Tree, data: ClientData) -> Tree:
         personal = client.model(message, state, data)
-        batch = data.batch(client.model_draws)
+        batch = data.batch(drawn(client.model_draws, data.passes.minibatches if data.passes else 0))
 
         def loss(model: Tree) -> jax.Array:
-            return jnp.mean(task.losses(algorithm.predict(model, batch.x), batch.y))
+            return batch.mean(task.losses(algorithm.predict(model, batch.x), batch.y))
 
         return optax.tree.add_scale(personal, -ft_alpha, jax.grad(loss)(personal))
 
-    return algorithm._replace(client=client._replace(model=model, model_draws=client.model_draws + 1))
+    return algorithm._replace(client=client._replace(model=model, model_draws=one_more(client.model_draws)))
 
 
 def am(algorithm: Algorithm, task: Task, *, am_beta: NonNegative = 2.0) -> Algorithm:
@@ -52,5 +53,5 @@ def am(algorithm: Algorithm, task: Task, *, am_beta: NonNegative = 2.0) -> Algor
     return algorithm._replace(server=server._replace(aggregate=aggregate))
 
 
-WRAPPERS: dict[str, Callable[..., Algorithm]] = {"am": am, "ft": ft}
+WRAPPERS: dict[str, Callable[..., Algorithm]] = {"am": am, "ft": ft, "server": server}
 """Every wrapper. To add one, write a function ``(algorithm, task, *, settings...) -> Algorithm`` and a line here."""

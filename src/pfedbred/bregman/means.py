@@ -14,7 +14,6 @@ work on params, that is, in natural coordinates (see :mod:`pfedbred.priors`).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ import jax
 import optax
 
 from pfedbred.errors import SettingError, nearest
+from pfedbred.settings.signatures import build_part
 from pfedbred.types import Array, Tree
 
 
@@ -140,12 +140,13 @@ MEANS: dict[str, Callable[..., Mean]] = {
 """Every named strategy. To add one, write a function of eta_a, eta, both or neither that returns a Mean; add a line."""
 
 
-def get(mean: str | Mean, eta_a: Any, eta: Any) -> Mean:
-    """The strategy of that name, given the step sizes it uses."""
+def get(mean: str | Mean | Callable[..., Mean], eta_a: Any, eta: Any) -> Mean:
+    """The strategy of that name, or the one that a function builds, given the step sizes it uses."""
     if isinstance(mean, Mean):
         return mean
-    if mean not in MEANS:
+    if not callable(mean) and mean not in MEANS:
         raise SettingError(f"unknown mean strategy {mean!r}{nearest(mean, MEANS)}")
-    steps = {"eta_a": eta_a, "eta": eta}
-    wanted = inspect.signature(MEANS[mean]).parameters
-    return MEANS[mean](**{name: value for name, value in steps.items() if name in wanted})
+    made = build_part("mean", mean if callable(mean) else MEANS[mean], {"eta_a": eta_a, "eta": eta})
+    if not isinstance(made, Mean):
+        raise SettingError(f"a function given as mean must return a Mean, not a {type(made).__name__}")
+    return made

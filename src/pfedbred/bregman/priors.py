@@ -36,6 +36,7 @@ from pfedbred.bregman.families.from_log_partition import from_log_partition
 from pfedbred.bregman.families.gaussian import gaussian
 from pfedbred.bregman.families.poisson import poisson
 from pfedbred.errors import SettingError, nearest
+from pfedbred.settings.signatures import build_part, parameters
 
 __all__ = [
     "PRIORS",
@@ -58,14 +59,20 @@ PRIORS: dict[str, Callable[..., Family]] = {
 """Every named family. To add one, write a function that returns a Family and add a line here."""
 
 
-def get(prior: str | Family, sigma: Any = None) -> Family:
-    """The family of that name; ``sigma`` (a number or an array) applies to the Gaussian only."""
+def get(prior: str | Family | Callable[..., Family], sigma: Any = None) -> Family:
+    """The family of that name, or the one that a function builds.
+
+    ``sigma`` (a number or an array) is for functions that take it: of the named families, the Gaussian.
+    """
     if isinstance(prior, Family):
         return prior
-    if prior not in PRIORS:
+    if not callable(prior) and prior not in PRIORS:
         raise SettingError(f"unknown prior {prior!r}{nearest(prior, PRIORS)}")
-    if prior == "gaussian":
-        return gaussian(sigma)
-    if sigma is not None:
-        raise SettingError(f"sigma belongs to the gaussian prior, not to {prior}")
-    return PRIORS[prior]()
+    build = prior if callable(prior) else PRIORS[prior]
+    if sigma is not None and all(each.name != "sigma" for each in parameters(build)):
+        name = prior if isinstance(prior, str) else getattr(prior, "__name__", "this one")
+        raise SettingError(f"sigma belongs to the gaussian prior, not to {name}")
+    made = build_part("prior", build, {} if sigma is None else {"sigma": sigma})
+    if not isinstance(made, Family):
+        raise SettingError(f"a function given as prior must return a Family, not a {type(made).__name__}")
+    return made

@@ -18,27 +18,25 @@ from pfedbred.data.labels import in_words
 from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.experiment.options import DataOptions
 from pfedbred.io.atomic import write_json
+from pfedbred.report.console import console
 from pfedbred.report.distribution import draw_distribution
-from pfedbred.report.terminal import console
 
 app = typer.Typer(help="Prepare data as one file, and inspect it.", no_args_is_help=True, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(help="a dataset by name, or your own file: .npz, .csv, .parquet, .fed, a folder")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="a dataset by name, hub:OWNER/NAME, pfllib:FOLDER, or your own .npz, .csv, .parquet, .fed or folder"
+    ),
+]
 Out = Annotated[Path | None, typer.Option("--out", help="the file to write")]
 
 
 class FileOptions(NamedTuple):
-    """How to read the user's own file."""
+    """How to divide the samples of the user's own file."""
 
     test_fraction: Annotated[
         float | None, typer.Option(help="fraction of each client's samples for testing [default: 0.25]")
-    ] = None
-    client_column: Annotated[
-        str | None, typer.Option(help="the column with each sample's client [default: client]")
-    ] = None
-    label_column: Annotated[str | None, typer.Option(help="the column with the labels [default: label or y]")] = None
-    features: Annotated[
-        str | None, typer.Option(help="the columns that are inputs, separated by commas; by default all others")
     ] = None
     task: Annotated[
         str | None,
@@ -47,7 +45,7 @@ class FileOptions(NamedTuple):
 
 
 _with_options = with_options(
-    [*experiment_options(DataOptions, without=("dataset", "held_out_clients")), *options_of(FileOptions)]
+    [*experiment_options(DataOptions, without=("dataset", "held_out_clients", "validation")), *options_of(FileOptions)]
 )
 
 
@@ -96,40 +94,40 @@ def columns_command(name: Name, *, out: Out = None, **options: Any) -> None:
 
 
 def _stem(name: str) -> str:
-    return file_name(Path(name).stem if data.is_file(name) else name)
+    return file_name(data.short_name(name))
 
 
-def _load(name: str, *, split_seed: int | None, features: str | None, **options: Any) -> Federation:
+def _load(name: str, *, split_seed: int | None, **options: Any) -> Federation:
     hints = settings_.hints(DataOptions)
     for option, value in {**options, "split_seed": split_seed}.items():
         settings_.check(option, value, hints.get(option, Any))
-    chosen = [each.strip() for each in features.split(",")] if features else None
     with console.status(f"reading {name}") if console.is_terminal else nullcontext():
-        return data.load(name, seed=split_seed, features=chosen, **options)
+        return data.load(name, seed=split_seed, **options)
 
 
 def describe(federation: Federation) -> None:
     """Prints clients, samples and labels."""
-    train, test = federation.train, federation.test
     shape = " x ".join(map(str, federation.shape))
-    kind = f"{shape} word ids of {federation.text.count:,}" if federation.text else f"{shape} {train.x.dtype} values"
+    kind = f"{shape} {federation.train.x.dtype} values"
+    if federation.text:
+        kind = f"{shape} {federation.text.unit} ids of {federation.text.count:,}"
     clients = f"{federation.clients:,} clients, {in_words(federation.task, federation.classes)}"
     print(printable(f"{federation.name}: {clients}, samples of {kind}"))
     if federation.about:
         print(printable("  " + ", ".join(f"{key} {value}" for key, value in federation.about.items())))
-    for word, split in (("training", train), ("test", test)):
-        sizes = split.sizes
+    for part, split in federation.parts.items():
+        word, sizes = "training" if part == "train" else part, split.sizes
         print(
             f"  {word + ' samples':<17} {len(split.y):>9,}   per client: {sizes.min():,} to {sizes.max():,}, "
             f"median {int(np.median(sizes)):,}"
         )
     table = label_table(federation)
     what = "interval" if federation.label_kind == "numbers" else "label"
-    holders = (table.train > 0).sum(axis=1)
+    holders = (table.counts["train"] > 0).sum(axis=1)
     print(f"  {what}s per client {'':>9}   {holders.min()} to {holders.max()}, median {int(np.median(holders))}")
     names = tuple(map(printable, table.names))
     width = max(len(what), *(min(len(name), 20) for name in names))
     print(f"  {what:<{width}} {'training':>10} {'test':>8} {'clients':>8}")
     for label, name in enumerate(names):
-        mine, tested = table.train[:, label], table.test[:, label]
+        mine, tested = (table.counts[part][:, label] for part in ("train", "test"))
         print(f"  {name[:20]:<{width}} {mine.sum():>10,} {tested.sum():>8,} {(mine > 0).sum():>8,}")

@@ -58,7 +58,7 @@ def gateway_command(
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65_535, help="the port to listen on")] = 9092,
 ) -> None:
-    """Let SuperNodes reach a SuperLink, and nobody else."""
+    """Run a gateway that exposes only a SuperLink's SuperNode API."""
     from pfedbred.flower import certificates, gateway
 
     authority = certificates.Authority(*(keys / name for name in certificates.FILES))
@@ -103,7 +103,7 @@ def demo_command(
     summary = demo(folder.absolute(), **options, show=_flushed)  # type: ignore[arg-type]
     show_outcome([summary])
     beyond = summary["federation"]["seconds_beyond_clients"]
-    print(f"a round takes {beyond:.1f} s beyond the slowest client's own work; all processes are stopped")
+    print(f"overhead per round: {beyond:.1f} s on top of the slowest client; all processes are stopped")
     first = folder / summary["federation"]["clients"][0]
     print(f"run:     {folder / 'run'}\nlogs:    {folder / 'logs'}")
     print(f"a client's personal model: pfedbred predict {first / 'home'} {first / 'data.fed'}")

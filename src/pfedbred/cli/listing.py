@@ -25,7 +25,7 @@ _LISTS: dict[str, Mapping[str, Any]] = {
     "priors": priors.PRIORS,
     "means": means.MEANS,
     "models": models.MODELS,
-    "datasets": {name: each.pool for name, each in data.DATASETS.items()},
+    "datasets": data.DATASETS,
     "splits": {"paper": data.paper_split, **data.SPLITS},
     "selections": selection.SELECTIONS,
     "rules": aggregation.RULES,
@@ -47,7 +47,7 @@ def list_command(
             continue
         print(f"{kind}:")
         for name, entry in _LISTS[kind].items():
-            print(f"  {name:<16} {_metric_line(entry) if isinstance(entry, metrics.Metric) else _first_line(entry)}")
+            print(f"  {name:<16} {_line(entry)}")
 
 
 def _list_algorithms() -> None:
@@ -67,6 +67,14 @@ def _list_algorithms() -> None:
     print("  with the suffixes:")
     for suffix, wrapper in WRAPPERS.items():
         print(f"  {'+' + suffix:<16} {_first_line(wrapper)}")
+
+
+def _line(entry: Any) -> str:
+    if isinstance(entry, metrics.Metric):
+        return _metric_line(entry)
+    if isinstance(entry, data.Dataset):
+        return _first_line(entry.pool) + (f" Usually with {' or '.join(entry.models)}." if entry.models else "")
+    return _first_line(entry)
 
 
 def _first_line(entry: Callable[..., Any]) -> str:

@@ -8,8 +8,10 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -17,9 +19,10 @@ from pfedbred._version import __version__
 from pfedbred.cli import data as data_commands
 from pfedbred.cli import flower as flower_commands
 from pfedbred.cli import options
+from pfedbred.cli.compare import compare_command
 from pfedbred.cli.listing import list_command
 from pfedbred.cli.paper import paper_command
-from pfedbred.cli.run import compare_command, run_command
+from pfedbred.cli.run import run_command
 from pfedbred.cli.streams import lasting_streams
 from pfedbred.cli.sweep import sweep_command
 from pfedbred.data.sources.hub import cache_folder
@@ -75,7 +78,7 @@ def export_command(
     path = saved_models.export(folder, client=client, seed=seed, out=out)
     about = saved_models.facts(path)
     whose = f"client {about['client']} ({about['client_name']})" if client is not None else "the global model"
-    print(printable(f"model: {path}, {whose}, seed {about['seed']}, after round {about['round']}"))
+    print(printable(f"model: {path}, {whose}, seed {about['seed']}, {_when(about)}"))
 
 
 @app.command("predict")
@@ -104,10 +107,15 @@ def predict_command(
         print(text, end="")
     about = trained.about
     whose = f"{about.get('client_name')}'s personal model" if about["kind"] == "personal" else "the global model"
-    line = f"{whose} of {about['algorithm']}, after round {about['round']}"
+    line = f"{whose} of {about['algorithm']}, {_when(about)}"
     if given.labels is not None:
         line += f": {prediction.agreement(trained, labels, given.labels)}"
     print(printable(line), file=sys.stderr)
+
+
+def _when(about: Mapping[str, Any]) -> str:
+    chosen = f", chosen on {about['chosen_on']} samples" if "chosen_on" in about else ""
+    return f"after round {about['round']}{chosen}"
 
 
 @app.command("report")
@@ -135,7 +143,7 @@ app.add_typer(flower_commands.app, name="flower")
 def main() -> None:
     """Runs the command line. A user's mistake gets one line and exit code 2, never a traceback."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see pfedbred/__init__.py
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _stop)
     for stream in (sys.stdout, sys.stderr):  # a path may hold bytes that are not valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -149,6 +157,13 @@ def main() -> None:
             reason = output.problem.strerror or output.problem
             code = code or _complain(f"cannot write to standard output: {reason}; the command went on without it")
     sys.exit(code)
+
+
+def _stop(*_: Any) -> NoReturn:
+    """Ends the process at Ctrl-C. An exception would be lost if it were raised in a callback, as JAX has for cycles."""
+    with suppress(OSError):  # nobody may be reading any more
+        os.write(2, b"pfedbred: stopped\n")
+    os._exit(130)
 
 
 def _run_command() -> int:
@@ -168,9 +183,6 @@ def _run_command() -> int:
             commands = problem.ctx.command.commands  # type: ignore[attr-defined]
             message = f"no such command {unknown[1]!r}{nearest(unknown[1], commands)}"
         return _complain(message)
-    except KeyboardInterrupt:
-        print("pfedbred: stopped", file=sys.stderr)
-        return 130
     return code if isinstance(code, int) else 0
 
 

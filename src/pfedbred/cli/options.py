@@ -28,6 +28,13 @@ Settings = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results; by default a new one under runs/")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the run in an existing folder")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="resume the run in --out where it stopped, or start it if there is none")
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(help="stop and save before this much time has passed: 90s, 30m or 1h30m", metavar="TIME"),
+]
 
 
 class RunOptions(NamedTuple):
@@ -39,17 +46,15 @@ class RunOptions(NamedTuple):
     checkpoint_every: Annotated[
         int | None, typer.Option(min=0, help="rounds between checkpoints, 0 for none [default: one a minute]")
     ] = None
-    resume: Annotated[
-        bool, typer.Option("--resume", help="resume the run in --out where it stopped, or start it if there is none")
-    ] = False
-    time_limit: Annotated[
-        str | None,
-        typer.Option(help="stop and save before this much time has passed: 90s, 30m or 1h30m", metavar="TIME"),
-    ] = None
+    resume: Resume = False
+    time_limit: TimeLimit = None
     patience: Annotated[
         int | None,
         typer.Option(
-            min=1, help="finish when P's test accuracy (or RMSE) has not improved for N evaluations", metavar="N"
+            min=1,
+            help="finish when P's validation accuracy (or RMSE; test, without --validation) has not improved for N "
+            "evaluations",
+            metavar="N",
         ),
     ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")] = False
@@ -142,8 +147,7 @@ def with_recorded(out: Path | None, resume: bool, given: dict[str, Any]) -> dict
 def run_name(experiment: Experiment, what: str) -> str:
     """A name for a folder: dataset, model and method."""
     dataset = references.object_name(experiment.dataset)
-    stem = file_name(Path(dataset).stem if data.is_file(dataset) else dataset)
-    return f"{stem}-{experiment.model_name}-{what}"
+    return f"{file_name(data.short_name(dataset))}-{experiment.model_name}-{what}"
 
 
 _scratch: tempfile.TemporaryDirectory[str] | None = None

@@ -2,53 +2,135 @@
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from pfedbred import settings as settings_
 from pfedbred.cli import options as options_
-from pfedbred.cli.options import File, Out, Overwrite, Settings
+from pfedbred.cli.options import File, Out, Overwrite, Resume, Settings, TimeLimit
 from pfedbred.errors import SettingError
+from pfedbred.experiment import samplers
+from pfedbred.experiment.callbacks import Interruption, Stopped
+from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.experiment.resume import open_folder
-from pfedbred.experiment.sweep import parse_grid, sweep
-from pfedbred.io.atomic import write_json, writing_into
-from pfedbred.report import heatmap
-from pfedbred.report.terminal import progress, show_sweep
+from pfedbred.experiment.resume import check_unchanged, open_folder
+from pfedbred.experiment.run import warn
+from pfedbred.experiment.space import parse_space
+from pfedbred.experiment.sweep import sweep
+from pfedbred.experiment.sweep_folder import SweepFolder
+from pfedbred.report.sweeps import show_sweep
+from pfedbred.report.terminal import progress
 from pfedbred.runs import layout
-from pfedbred.runs.config_file import write_config
+from pfedbred.runs.schema import read_sweep
 from pfedbred.settings.assignments import assignment
 
 
-@options_.with_options(options_.experiment_options())
+class PlanOptions(NamedTuple):
+    """Which points are tried, and how they are chosen."""
+
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            help="values of a hyper-parameter, such as eta=0.01:0.5:8 or lam=5,15, or a range to draw from, eta=0:0.5 "
+            "or lam=log:0.1:100; repeat for more",
+        ),
+    ] = None
+    random: Annotated[
+        int | None, typer.Option("--random", min=1, help="draw this many points at random", metavar="N")
+    ] = None
+    points: Annotated[
+        int | None, typer.Option(min=1, help="try this many points, chosen by the sampler", metavar="N")
+    ] = None
+    sampler: Annotated[
+        str | None, typer.Option(help=f"who chooses them: {', '.join(samplers.SAMPLERS)} (all but random are Optuna's)")
+    ] = None
+    halving: Annotated[
+        bool | None, typer.Option("--halving", help="stop the worse half of the points early, again and again")
+    ] = None
+    choose_on_test: Annotated[
+        bool | None,
+        typer.Option(
+            "--choose-on-test", help="choose by the test samples: the figures are then better than they should be"
+        ),
+    ] = None
+
+
+@options_.with_options([*options_.options_of(PlanOptions), *options_.experiment_options()])
 def sweep_command(
     file: File = None,
     *,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option("--grid", help="values of a hyper-parameter, such as eta=0.01:0.5:8 or lam=5,15; repeat for more"),
-    ] = None,
     set_: Settings = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    resume: Resume = False,
+    time_limit: TimeLimit = None,
     **options: Any,
 ) -> None:
     """Run one algorithm with many values of its hyper-parameters, as one program, and show the best."""
-    values = parse_grid(grid or [])
+    if overwrite and resume:
+        raise SettingError("--overwrite starts again and --resume continues: give one of them")
+    limit = None if time_limit is None else parse_seconds(time_limit)
+    asked = {name: options.pop(name) for name in PlanOptions._fields}
+    given = options_.with_recorded(out, resume, options_.merged(file, options, set_))
+    plan = _plan(asked, given.pop("sweep", None))
+    space = parse_space(plan["grid"])
     for name, _ in map(assignment, set_ or ()):
-        if name in values:
+        if name in space:
             raise SettingError(f"{name} is in the grid and in --set: give it once")
-    experiment = Experiment.from_mapping(options_.merged(file, options, set_))
+    experiment = Experiment.from_mapping(given)
     name = experiment.algorithm_name
+    if resume and out and (out / layout.SWEEP).exists():
+        check_unchanged(out, {**experiment.plain(), "sweep": plan})
+        print(f"{out}: already finished")
+        show_sweep(read_sweep(out / layout.SWEEP))
+        return
+    interruption = Interruption(limit, process_started())
     chosen = options_.chosen_folder(out, options_.run_name(experiment, f"{name}-sweep"))
-    with open_folder(chosen, overwrite=overwrite) as folder:
-        with progress(f"{name}, {math.prod(map(len, values.values()))} points") as advance:
-            finished = sweep(experiment, values, observe=advance)
+    with open_folder(chosen, overwrite=overwrite, resume=resume) as folder, interruption.listening():
+        keeper = SweepFolder(folder, plan, resume=resume, stop=interruption.check, warn=warn)
+        options = {key: plan[key] for key in ("points", "sampler", "halving", "choose_on_test")}
+        try:
+            with progress(f"{name} sweep") as advance:
+                finished = sweep(experiment, space, **options, observe=advance, note=_note, keeper=keeper)
+        except Stopped as stopped:
+            print(f"{stopped}\nto resume: pfedbred sweep --resume --out {shlex.quote(str(out or folder))}")
+            raise typer.Exit(EXIT_CODES.get(stopped.reason, 1)) from None
         record = finished.record()
-        with writing_into(folder):
-            write_config(folder / layout.CONFIG, finished.experiment.plain(), "sweep --grid ...")
-            write_json(folder / layout.SWEEP, record)
-            heatmap.draw_points(record, folder / layout.HEATMAP)
+        keeper.finish(record)
     show_sweep(record)
     print(f"run:     {folder}\npicture: {folder / layout.HEATMAP}")
+
+
+def _note(words: str) -> None:
+    print(f"pfedbred: note: {words}", file=sys.stderr)
+
+
+def _plan(asked: Mapping[str, Any], recorded: Any) -> dict[str, Any]:
+    """How points are chosen: as asked, and otherwise as a file of an earlier sweep says."""
+    if recorded is not None and not isinstance(recorded, dict):
+        raise SettingError(f"sweep must be a mapping of options, not {recorded!r}")
+    before = {"grid": None, "points": None, "sampler": None, "halving": False, "choose_on_test": False}
+    for name, value in (recorded or {}).items():
+        if name not in before:
+            raise SettingError(f"unknown option {name!r} of a sweep")
+        before[name] = value
+    new = dict(asked)
+    drawn = new.pop("random")
+    if drawn is not None:
+        if new["points"] is not None or new["sampler"] not in (None, samplers.RANDOM):
+            raise SettingError("--random draws points at random: leave --points and --sampler out")
+        new |= {"points": drawn, "sampler": samplers.RANDOM}
+    plan = {**before, **{name: value for name, value in new.items() if value is not None}}
+    if plan["points"] is not None:
+        settings_.check("points", plan["points"], settings_.Count)
+    for name in ("halving", "choose_on_test"):
+        settings_.check(name, plan[name], bool)
+    grid = plan["grid"] or []
+    if not isinstance(grid, list) or not all(isinstance(each, str) for each in grid):
+        raise SettingError(f"grid must be a list such as ['eta=0.01:0.5:8'], not {grid!r}")
+    return {**plan, "grid": list(grid)}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from pfedbred.data.text import Text
 from pfedbred.errors import SettingError, nearest
 from pfedbred.tasks import TASKS, Labels, Target
 from pfedbred.types import Words
+
+Part = Literal["train", "validation", "test"]
+"""A part of a federation's samples."""
 
 
 class Split(NamedTuple):
@@ -50,12 +53,12 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients with their own training and test samples.
+    """Clients with their own training and test samples, and perhaps samples to choose rounds and settings by.
 
     Attributes:
       name: name of the data.
       train: training samples.
-      test: test samples; no sample is in both.
+      test: test samples; no sample is in two parts.
       classes: number of labels; 1 if they are numbers to predict.
       shift: stored samples become inputs on the device as (x - shift) * scale.
       scale: see ``shift``.
@@ -66,6 +69,7 @@ class Federation:
       about: where the data comes from (source, split, seed), for people to read.
       task: the usual task for its labels.
       encoding: of a table with gaps or texts: how cells have become the inputs that are stored.
+      validation: validation samples, if some are kept out of training; see :meth:`with_validation`.
     """
 
     name: str
@@ -81,6 +85,18 @@ class Federation:
     about: Mapping[str, Any] = field(default_factory=dict)
     task: str = "classification"
     encoding: Encoding | None = None
+    validation: Split | None = None
+
+    @property
+    def parts(self) -> dict[Part, Split]:
+        """The splits that there are, by name."""
+        validation: dict[Part, Split] = {} if self.validation is None else {"validation": self.validation}
+        return {"train": self.train, **validation, "test": self.test}
+
+    def each_part(self, change: Callable[[Split], Split], **more: Any) -> Federation:
+        """The same federation with every split changed, and with other fields replaced by ``more``."""
+        changed: dict[str, Any] = {part: change(split) for part, split in self.parts.items()}
+        return dataclasses.replace(self, **changed, **more)
 
     def inputs(self, split: Split) -> Inputs:
         """The samples of a split, with their normalisation."""
@@ -101,7 +117,7 @@ class Federation:
     @property
     def bytes(self) -> int:
         """Size of the samples in bytes."""
-        return self.train.x.nbytes + self.test.x.nbytes
+        return sum(split.x.nbytes for split in self.parts.values())
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -109,8 +125,7 @@ class Federation:
         counted = {
             "name": self.name,
             "clients": self.clients,
-            "train_samples": len(self.train.y),
-            "test_samples": len(self.test.y),
+            **{f"{part}_samples": len(split.y) for part, split in self.parts.items()},
             "classes": self.classes,
         }
         return {**counted, **self.about, **counted}  # whatever a file says about itself, these are counted
@@ -143,8 +158,7 @@ class Federation:
             raise SettingError(
                 f"the task {task} is for {words[wanted]}, but the labels of {self.name} are {words[have]}"
             )
-        train, test = (split._replace(y=labels_.stored(split.y, wanted)) for split in (self.train, self.test))
-        return dataclasses.replace(self, train=train, test=test, classes=1, task=task)
+        return self.each_part(lambda split: split._replace(y=labels_.stored(split.y, wanted)), classes=1, task=task)
 
     def hold_out(self, fraction: float, seed: int) -> tuple[Federation, Federation]:
         """Two federations: the clients that train, and the newcomers, drawn by the seed."""
@@ -157,28 +171,30 @@ class Federation:
         order = np.random.default_rng([seed, 1]).permutation(self.clients)
         return self.take(np.sort(order[count:])), self.take(np.sort(order[:count]))
 
-    def validation(self, fraction: float, seed: int) -> Federation:
-        """The same clients with a fraction of their training samples as test samples.
+    def with_validation(self, fraction: float, seed: int, numbers: Sequence[int] | None = None) -> Federation:
+        """The same clients with a fraction of their training samples as validation samples, drawn by the seed.
 
-        For choosing settings without seeing the real test samples. Every client keeps at least one training sample.
+        Every client keeps at least one training sample. ``numbers`` are the clients' own, if they are not their places.
         """
+        if self.validation is not None:
+            raise SettingError(f"{self.name} already has validation samples: leave validation out")
         kept: list[np.ndarray] = []
         held: list[np.ndarray] = []
         for i, (begin, end) in enumerate(itertools.pairwise(self.train.offsets.tolist())):
-            rows = np.random.default_rng([seed, i]).permutation(np.arange(begin, end))
+            number = i if numbers is None else int(numbers[i])
+            rows = np.random.default_rng([seed, number]).permutation(np.arange(begin, end))
             count = min(len(rows) - 1, round(fraction * len(rows)))
             held.append(rows[:count])
             kept.append(rows[count:])
-
-        train, test = (gathered(self.train.x, self.train.y, rows) for rows in (kept, held))
-        return dataclasses.replace(self, train=train, test=test, about={**self.about, "validation": fraction})
+        train, validation = (gathered(self.train.x, self.train.y, rows) for rows in (kept, held))
+        about = {**self.about, "validation": fraction}
+        return dataclasses.replace(self, train=train, validation=validation, about=about)
 
     def take(self, clients: np.ndarray) -> Federation:
         """The federation of these clients only; those without a name are named by their number here."""
         names = tuple(self.names[i] if self.names else str(i) for i in clients)
-        train, test = self.train.take(clients), self.test.take(clients)
         encoding = None if self.encoding is None else self.encoding.take(clients)
-        return dataclasses.replace(self, train=train, test=test, names=names, encoding=encoding)
+        return self.each_part(lambda split: split.take(clients), names=names, encoding=encoding)
 
     def ordered(self, features: Sequence[str], where: str) -> Federation:
         """The same federation with these columns only, in this order; ``where`` starts the error message."""
@@ -187,11 +203,11 @@ class Federation:
             return self
         if self.encoding is not None:
             raise SettingError(f"{where} has gaps or texts: its columns cannot be chosen any more")
-        train, test = (split._replace(x=split.x[:, places]) for split in (self.train, self.test))
         shift, scale = (
             None if each is None else np.broadcast_to(each, self.shape)[places] for each in (self.shift, self.scale)
         )
-        return dataclasses.replace(self, train=train, test=test, shift=shift, scale=scale, features=tuple(features))
+        named = {"shift": shift, "scale": scale, "features": tuple(features)}
+        return self.each_part(lambda split: split._replace(x=split.x[:, places]), **named)
 
     def client_name(self, i: int) -> str:
         """The client's number, and its name if it has one: for messages."""
@@ -226,7 +242,8 @@ def check(federation: Federation, where: str = "") -> None:
         raise SettingError(f"{where}samples of shape {federation.shape} do not match the columns {federation.features}")
     if not federation.shape or 0 in federation.shape:
         raise SettingError(f"{where}samples of shape {federation.shape} are empty")
-    for part, split in (("training", federation.train), ("test", federation.test)):
+    for name, split in federation.parts.items():
+        part = "training" if name == "train" else name
         offsets, rows = split.offsets, len(split.y)
         if len(offsets) != clients + 1 or offsets[0] != 0 or offsets[-1] != rows or len(split.x) != rows:
             raise SettingError(f"{where}the {part} samples do not match the clients' offsets")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from pfedbred.data.federation import Federation, Split
+from pfedbred.data.federation import Federation, Part, Split
 
 _INTERVALS = 10
 
 
 class LabelTable(NamedTuple):
-    """Names of the labels, or of intervals; and how many samples of each the clients have: clients x labels."""
+    """Names of the labels, or of intervals; and by part, the samples of each that clients have: clients x labels."""
 
     names: tuple[str, ...]
-    train: np.ndarray
-    test: np.ndarray
+    counts: Mapping[Part, np.ndarray]
 
 
 def label_table(federation: Federation, clients: np.ndarray | None = None) -> LabelTable:
@@ -25,10 +25,10 @@ def label_table(federation: Federation, clients: np.ndarray | None = None) -> La
     everyone = np.arange(federation.clients) if clients is None else clients
     names, edges = federation.labels or tuple(map(str, range(federation.classes))), None
     if federation.label_kind == "numbers":
-        edges = _edges(np.concatenate([federation.train.y, federation.test.y]).astype(np.float64))
+        edges = _edges(np.concatenate([split.y for split in federation.parts.values()]).astype(np.float64))
         names = tuple(f"{low:.4g} to {high:.4g}" for low, high in itertools.pairwise(edges.tolist()))
-    train, test = (_counts(split, everyone, len(names), edges) for split in (federation.train, federation.test))
-    return LabelTable(names, train, test)
+    counts = {part: _counts(split, everyone, len(names), edges) for part, split in federation.parts.items()}
+    return LabelTable(names, counts)
 
 
 def _edges(y: np.ndarray) -> np.ndarray:

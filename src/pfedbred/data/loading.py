@@ -10,28 +10,21 @@ from typing import Any, TypedDict, Unpack, overload
 
 from pfedbred import settings as settings_
 from pfedbred.data import prepared
+from pfedbred.data.addresses import HUB, PFLLIB, address, is_file
 from pfedbred.data.columns import Fill, Standardise
 from pfedbred.data.datasets import DATASETS, Dataset
 from pfedbred.data.federation import Federation
 from pfedbred.data.partition import SPLITS, SplitFunction
 from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool, federate
 from pfedbred.data.population import Population
+from pfedbred.data.sources.hub_dataset import hub_pool
+from pfedbred.data.sources.pfllib import pfllib_federation
 from pfedbred.data.sources.user_files import pool_from_arrays, pool_from_dataset, pool_from_file
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io.memory import host_memory
 
 Name = str | os.PathLike[str]
 Data = Federation | Population
-
-
-def is_file(dataset: Any) -> bool:
-    """Whether this is a path, and not the name of a dataset or an object."""
-    if isinstance(dataset, os.PathLike):
-        return True
-    if not isinstance(dataset, str) or dataset in DATASETS or len(dataset) > 4000 or "\0" in dataset:
-        return False
-    known = (prepared.SUFFIX, ".npz", ".csv", ".parquet")
-    return Path(dataset).suffix in known or "/" in dataset or os.path.isdir(dataset)  # False for a name too long
 
 
 def find(dataset: str) -> tuple[Dataset, dict[str, Any]]:
@@ -78,7 +71,8 @@ class Options(TypedDict, total=False):
     test_fraction: float | None
     client_column: str | None
     label_column: str | None
-    features: Sequence[str] | None
+    image_column: str | None
+    features: str | Sequence[str] | None
     task: str | None
     missing: Fill | None
     standardise: Standardise | None
@@ -102,7 +96,8 @@ def load(
     test_fraction: float | None = None,
     client_column: str | None = None,
     label_column: str | None = None,
-    features: Sequence[str] | None = None,
+    image_column: str | None = None,
+    features: str | Sequence[str] | None = None,
     task: str | None = None,
     missing: Fill | None = None,
     standardise: Standardise | None = None,
@@ -110,9 +105,10 @@ def load(
     """Loads a dataset as a federation.
 
     Args:
-      dataset: a name, which may have arguments as in ``synthetic(1, 1)``; the path of a prepared file (.fed) or of your
-        own data; or a Federation, a Population, or a function without arguments that returns one. Those and prepared
-        files are split already, so that no option about the split may be given.
+      dataset: a name, which may have arguments as in ``synthetic(1, 1)``; ``hub:owner/name`` for any dataset of the
+        public hub; ``pfllib:FOLDER`` for the files that PFLlib writes; the path of a prepared file (.fed) or of your
+        own data; or a Federation, a Population, or a function without arguments that returns one. Those, prepared files
+        and PFLlib's are split already, so that no option about the split may be given.
       split: ``paper``, ``column``, ``iid``, ``dirichlet(0.5)``, ``labels(3)``, ``quantity(0.5)``, or a function
         ``(pool, *, clients, seed, ...) -> Assignment``; by default ``paper`` for a named dataset and ``column`` for
         your own data.
@@ -122,16 +118,25 @@ def load(
       data_dir: folder to look for named datasets in first.
       glove: a GloVe file of word vectors, for texts.
       test_fraction: share of each client's samples for testing; by default a quarter, unless the split decides it.
-      client_column: column of your file with the client of each sample.
-      label_column: column of your file with the labels.
-      features: columns of your file to use as inputs; by default all others.
+      client_column: column of your file, or of the hub's dataset, with the client of each sample.
+      label_column: the column with the labels.
+      image_column: the column with the images, if they are the inputs.
+      features: the columns to use as inputs, or their names separated by commas; by default all others.
       task: what the labels are for: regression takes them for numbers, multi-label for a column of 0 and 1 each (their
         names separated by commas in ``label_column``). By default whole numbers and texts are classes.
       missing: what fills the gaps of a table: the ``mean`` (by default) or ``median`` of the client's training samples.
       standardise: numbers of a table by ``all`` clients' training samples (by default), by each ``client``'s, or
         ``none``.
     """
-    columns: dict[str, Any] = {"client_column": client_column, "label_column": label_column, "features": features}
+    if image_column is not None and features is not None:
+        raise SettingError("image_column and features both name the inputs: give one of them")
+    if isinstance(features, str):
+        features = [each.strip() for each in features.split(",")]
+    columns: dict[str, Any] = {
+        "client_column": client_column,
+        "label_column": label_column,
+        "features": [image_column] if image_column is not None else features,
+    }
     options: dict[str, Any] = {
         "split": split,
         "clients": clients,
@@ -142,6 +147,7 @@ def load(
         "standardise": standardise,
     }
     given = {**options, "split_seed": seed, **columns}
+    kind, rest = address(dataset)
     if isinstance(dataset, Federation | Population):
         _refuse_options(dataset.name, given)
         return dataset.for_task(task) if task else dataset
@@ -158,6 +164,15 @@ def load(
             ready = prepared.load(path)
             return ready.for_task(task) if task else ready
         pool = pool_from_file(path, **columns, task=task)
+        _check_images(pool, image_column)
+        return _split(pool, None, seed=seed or 0, **options)
+    if kind == PFLLIB:
+        _refuse_options(dataset, given)
+        found = pfllib_federation(Path(rest))
+        return found.for_task(task) if task else found
+    if kind == HUB:
+        pool = hub_pool(rest, data_dir, **columns, task=task)
+        _check_images(pool, image_column)
         return _split(pool, None, seed=seed or 0, **options)
     if not isinstance(dataset, str):
         raise SettingError(
@@ -165,7 +180,7 @@ def load(
         )
     for name, value in columns.items():
         if value is not None:
-            raise SettingError(f"{name} is for your own files, not for the dataset {dataset!r}")
+            raise SettingError(f"{name} is for your own files and hub:OWNER/NAME, not for the dataset {dataset!r}")
     known, arguments = find(dataset)
     seed = known.seed if seed is None else seed
     count = known.clients if clients is None else settings_.check("clients", clients, settings_.Count)
@@ -180,6 +195,11 @@ def _refuse_options(name: str, given: Mapping[str, Any]) -> None:
     for option, value in given.items():
         if value is not None:
             raise SettingError(f"{name} is already split: {option} cannot be changed")
+
+
+def _check_images(pool: Pool, column: str | None) -> None:
+    if column is not None and pool.x.ndim < 3:
+        raise SettingError(f"{pool.name}: column {column!r} does not hold images; name other inputs with --features")
 
 
 def _refuse_too_large(population: Population) -> None:
@@ -203,7 +223,9 @@ def population(
     """The clients of :func:`load`, generated on demand, if the data and the options allow it; None otherwise."""
     if isinstance(dataset, Population):
         return dataset
-    if not isinstance(dataset, str) or is_file(dataset) or labels_per_client is not None or glove is not None:
+    if not isinstance(dataset, str) or is_file(dataset) or address(dataset)[0]:
+        return None
+    if labels_per_client is not None or glove is not None:
         return None
     known, arguments = find(dataset)
     if known.population is None or split not in (None, "paper"):

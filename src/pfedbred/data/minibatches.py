@@ -12,12 +12,13 @@ needs n at compile time and memory for all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from pfedbred.types import Array, Key, Tree
 
@@ -26,10 +27,17 @@ _PIECE = 64
 
 
 class Batch(NamedTuple):
-    """Inputs and labels of one minibatch."""
+    """Inputs and labels of one minibatch; ``real`` marks the samples that are not padding, None if all are real."""
 
     x: Array
     y: Array
+    real: Array | None = None
+
+    def mean(self, values: Array) -> Array:
+        """The mean over the samples, which are along the last axis of ``values``."""
+        if self.real is None:
+            return jnp.mean(values, axis=-1)
+        return jnp.sum(jnp.where(self.real, values, 0), axis=-1) / jnp.sum(self.real)
 
 
 class Inputs(NamedTuple):
@@ -50,27 +58,180 @@ class Inputs(NamedTuple):
         return (x.astype(self.scale.dtype) - self.shift) * self.scale
 
 
+class Batching(NamedTuple):
+    """How a client's samples are cut into minibatches.
+
+    Attributes:
+      size: samples in a minibatch.
+      last: whether the last minibatch of a pass, if it is smaller, is used (``keep``) or left out (``drop``). A client
+        with too few samples for one minibatch uses all of them in either case. It concerns work counted in epochs;
+        a number of steps reads on into the next pass.
+    """
+
+    size: int
+    last: Literal["keep", "drop"] = "keep"
+
+    def per_pass(self, samples: Any) -> Any:
+        """Minibatches in a pass over so many samples."""
+        if self.last == "keep":
+            return (samples + self.size - 1) // self.size
+        return np.maximum(samples // self.size, 1) if _on_host(samples) else jnp.maximum(samples // self.size, 1)
+
+
+class Common(NamedTuple):
+    """What all clients' minibatches have in common, as far as their sizes are known.
+
+    Attributes:
+      minibatches: in a pass, if it is the same number for all; else None.
+      padded: whether a minibatch may have fewer samples than the others.
+      filled: whether passes are as long as their minibatches, so that minibatches need not follow the passes.
+    """
+
+    minibatches: int | None = None
+    padded: bool = True
+    filled: bool = False
+
+
+def common(batching: Batching, sizes: np.ndarray | None) -> Common:
+    """What clients of these sizes have in common; ``sizes`` is None if they are not known beforehand."""
+    if sizes is None:
+        return Common()
+    counts = batching.per_pass(sizes)
+    short = sizes % batching.size if batching.last == "keep" else sizes < batching.size
+    same = bool(np.all(counts == counts[0]))
+    return Common(int(counts[0]) if same else None, bool(np.any(short)), not np.any(sizes % batching.size))
+
+
+def _on_host(samples: Any) -> bool:
+    return isinstance(samples, int | np.ndarray | np.integer)
+
+
+class Place(NamedTuple):
+    """Where a client is in its passes, as arrays.
+
+    Attributes:
+      key: the client's key.
+      used: minibatches that it has used so far, as uint32.
+      minibatches: in a pass.
+      offset: the client's first row.
+      size: number of the client's rows.
+    """
+
+    key: Key
+    used: Array
+    minibatches: Array
+    offset: Array
+    size: Array
+
+    def rows(self, first: int | Array, count: int, batch_size: int) -> tuple[Array, Array]:
+        """The samples of ``count`` minibatches from number ``first`` on, and which of them are not padding.
+
+        Every pass begins a new minibatch, so that the last one of a pass may have fewer samples. Where every pass fills
+        its minibatches, these are the minibatches that :func:`draw_rows` draws.
+        """
+        n, per_pass = self.size.astype(jnp.uint32), self.minibatches.astype(jnp.uint32)
+        batch = self.used + jnp.asarray(first, jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
+        within = (batch % per_pass) * jnp.uint32(batch_size)
+        place = within[:, None] + jnp.arange(batch_size, dtype=jnp.uint32)
+        stream = jnp.broadcast_to((batch // per_pass)[:, None], place.shape)
+        # Unrolled where it runs in every step: a loop would take longer than what it computes.
+        order = permute(self.key, stream, jnp.minimum(place, n - 1), n, unroll=count == 1)
+        return self.offset + order.astype(self.offset.dtype), place < n
+
+
+class Passes(NamedTuple):
+    """Minibatches that follow the passes over a client's samples, for local work counted in epochs.
+
+    Attributes:
+      place: where the client is.
+      batch_size: samples in a minibatch.
+      minibatches: in a pass: a number if it is the same for all clients.
+      padded: whether a minibatch may have fewer samples.
+      everyone: the minibatches in a pass of every client of the program, if they are known when it is compiled.
+    """
+
+    place: Place
+    batch_size: int
+    minibatches: int | Array
+    padded: bool
+    everyone: np.ndarray | None = None
+
+
+class OptimizerStates:
+    """The states of the optimizers that one client's training uses, in the order of their use.
+
+    It changes while the training is traced, and lives no longer than that.
+    """
+
+    def __init__(self, before: Sequence[Tree] | None, fresh: Array) -> None:
+        """``before`` are the states after the round before, which a ``fresh`` client does not have."""
+        self._before, self._fresh = before, fresh
+        self.after: list[Tree] = []
+
+    def begin(self, new: Tree) -> Tree:
+        """The state that the next optimizer starts from; ``new`` for a fresh client."""
+        if self._before is None:
+            return new
+        kept = self._before[len(self.after)]
+        return jax.tree.map(lambda new, old: jnp.where(self._fresh, new, old), new, kept)
+
+    def end(self, state: Tree) -> None:
+        """Keeps the state in which this optimizer ended."""
+        self.after.append(state)
+
+
 class ClientData(NamedTuple):
-    """What the client half of an algorithm sees of the data: the client's minibatches of this round.
+    """What the client half of an algorithm sees: the client's minibatches of this round, and how it takes its steps.
 
     Attributes:
       x: training inputs of all clients in this program, one after another.
       y: their labels.
-      rows: rows[b] are the samples of the round's minibatch b, all of them this client's.
+      rows: rows[b] are the samples of the round's minibatch b, all of them this client's; None if they follow passes.
       offset: row of the client's first training sample.
       size: number of the client's training samples.
+      passes: how minibatches follow the passes over the samples, for local work counted in epochs.
+      optimizer: builds the optimizer of local steps from a step size; None for plain gradient descent.
+      augment: changes the inputs of a training minibatch at random: ``augment(key, x)``; None leaves them.
+      augment_key: its randomness.
+      optimizer_states: where optimizers keep their states from round to round; None if they start afresh.
+      real: which samples of ``rows`` are not padding; None if all are real.
+      start: number of the minibatch that ``rows`` begins with.
     """
 
     x: Inputs
     y: Array
-    rows: Array
+    rows: Array | None
     offset: Array
     size: Array
+    passes: Passes | None = None
+    optimizer: Callable[[Any], optax.GradientTransformation] | None = None
+    augment: Callable[[Key, Array], Array] | None = None
+    augment_key: Key | None = None
+    optimizer_states: OptimizerStates | None = None
+    real: Array | None = None
+    start: int | Array = 0
 
     def batch(self, number: int | Array) -> Batch:
         """Minibatch ``number`` of this round, counted from 0."""
-        rows = self.rows[number]
-        return Batch(self.x.take(rows), self.y[rows])
+        if self.rows is None:
+            return self.window(number, 1).batch(number)
+        place = number - self.start
+        rows = self.rows[place]
+        x = self.x.take(rows)
+        if self.augment is not None:
+            assert self.augment_key is not None
+            x = self.augment(jax.random.fold_in(self.augment_key, number), x)
+        return Batch(x, self.y[rows], None if self.real is None else self.real[place])
+
+    def window(self, first: int | Array, count: int) -> ClientData:
+        """The same data with the samples of ``count`` minibatches from number ``first`` on looked up beforehand."""
+        assert self.passes is not None
+        return self.with_rows(*self.passes.place.rows(first, count, self.passes.batch_size), first)
+
+    def with_rows(self, rows: Array, real: Array, start: int | Array) -> ClientData:
+        """The same data with the samples of some minibatches, from number ``start`` on, given."""
+        padded = self.passes is None or self.passes.padded
+        return self._replace(rows=rows, real=real if padded else None, start=start)
 
     def fold(self, step: Callable[[Tree, Batch, Array], Tree], start: Tree) -> Tree:
         """Goes through all of the client's training samples once, a piece at a time.
@@ -84,6 +245,13 @@ class ClientData(NamedTuple):
             return step(carry, Batch(self.x.take(rows), self.y[rows]), place < self.size)
 
         return jax.lax.fori_loop(0, (self.size + _PIECE - 1) // _PIECE, advance, start)
+
+
+def example_data(sample: Batch) -> ClientData:
+    """A client whose only sample is this one, for the shapes of what an algorithm computes."""
+    zero, one = jnp.int32(0), jnp.int32(1)
+    passes = Passes(Place(jax.random.key(0), jnp.uint32(0), one, zero, one), 1, 1, False)
+    return ClientData(Inputs(sample.x), sample.y, None, zero, one, passes)
 
 
 def draw_rows(key: Key, offset: Array, size: Array, drawn: Array, draws: int, batch_size: int) -> Array:
@@ -107,7 +275,7 @@ def shuffled(key: Key, position: Array, size: Array) -> Array:
     return permute(key, passed, place, n)
 
 
-def permute(key: Key, stream: Array, place: Array, n: Array) -> Array:
+def permute(key: Key, stream: Array, place: Array, n: Array, unroll: bool = False) -> Array:
     """The image of ``place`` under a random permutation of {0, ..., n - 1} that (key, stream) determines."""
     words = jax.random.key_data(key).ravel().astype(jnp.uint32)
     seed = _mix(words[0] ^ _mix(words[-1] ^ _mix(stream.astype(jnp.uint32))))
@@ -119,7 +287,12 @@ def permute(key: Key, stream: Array, place: Array, n: Array) -> Array:
         coin = _mix(subkey ^ _mix(jnp.maximum(place, partner))) >> 31
         return jnp.where(coin == 1, partner, place)
 
-    return jax.lax.fori_loop(0, _SHUFFLE_ROUNDS, swap_or_not, place.astype(jnp.uint32))
+    place = place.astype(jnp.uint32)
+    if unroll:
+        for step in range(_SHUFFLE_ROUNDS):
+            place = swap_or_not(jnp.uint32(step), place)
+        return place
+    return jax.lax.fori_loop(0, _SHUFFLE_ROUNDS, swap_or_not, place)
 
 
 def _mix(word: Array) -> Array:

@@ -12,7 +12,7 @@ from pfedbred.data import columns as columns_
 from pfedbred.data.columns import Column, Fill, Standardise
 from pfedbred.data.federation import Federation, check, check_classes, first_nonfinite_row, gathered
 from pfedbred.data.labels import first_wrong, kind_of, stored
-from pfedbred.data.text import glove_vocabulary, learned_vocabulary
+from pfedbred.data.text import Text, glove_vocabulary, learned_vocabulary
 from pfedbred.errors import SettingError
 
 Normalise = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -28,7 +28,7 @@ class Pool:
 
     Attributes:
       name: name of the data.
-      x: one sample per row, which may be a text.
+      x: one sample per row, which may be a text, or ids of its words or characters.
       y: labels: whole numbers from 0, numbers to predict, or a row of 0 and 1 for each sample.
       classes: number of labels; 1 if they are numbers to predict.
       owner: number of the natural client of each sample.
@@ -39,6 +39,7 @@ class Pool:
       normalise: how samples become inputs.
       origin: ``origin(row)`` says where a row was read, for errors.
       raw: whether users still have to be sampled as LEAF does.
+      text: the vocabulary, if samples are ids already.
       task: the usual task for the labels.
       columns: of a table with gaps or texts: what the columns of ``x`` are; see :mod:`pfedbred.data.columns`.
       agreed: whether others have the same columns, so that training samples do not change them.
@@ -56,6 +57,7 @@ class Pool:
     normalise: Normalise | None = None
     origin: Callable[[int], str] | None = None
     raw: bool = True
+    text: Text | None = None
     task: str = "classification"
     columns: tuple[Column, ...] | None = None
     agreed: bool = False
@@ -121,14 +123,15 @@ def federate(
             name = f" ({assignment.names[i]!r})" if assignment.names else ""
             raise SettingError(f"{pool.name}: client {i}{name} has no training samples")
     train = np.concatenate(trains)
-    x, text, about = pool.x, None, dict(about)
+    x, text, about = pool.x, pool.text, dict(about)
     if pool.is_text:
         words = (str(each) for each in pool.x[train])
         text = glove_vocabulary(words, glove) if glove else learned_vocabulary(words)
         x = text.encode(pool.x)
-        about["embedding"] = f"from {glove}" if glove else "learned"
     elif glove:
-        raise SettingError(f"glove is for texts, but {pool.name} has numbers")
+        raise SettingError(f"glove is for texts, but {pool.name} has {'characters' if text else 'numbers'}")
+    if text:
+        about["embedding"] = f"from {glove}" if glove else "learned"
     y = stored(np.asarray(pool.y if assignment.y is None else assignment.y), kind_of(pool.task))
     columns = _columns(pool, standardised)
     normalise = pool.normalise if columns is None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ class Population:
       client: ``client(k)`` generates the training and the test samples of client k, the same ones every time.
       client_bytes: approximate size of one client's samples.
       seed: seed of the data.
+      held: fraction of a client's training samples kept for validation, and the seed that draws them; None for none.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Population:
     client: Callable[[int], tuple[Arrays, Arrays]]
     client_bytes: int
     seed: int
+    held: tuple[float, int] | None = None
 
     # Samples are numbers and need no normalisation; clients have no names.
     names: ClassVar[None] = None
@@ -60,7 +63,12 @@ class Population:
     @property
     def about(self) -> Mapping[str, Any]:
         """Where the data comes from, for people to read."""
-        return {"split": "made on demand", "seed": self.seed}
+        held = {} if self.held is None else {"validation": self.held[0]}
+        return {"split": "made on demand", "seed": self.seed, **held}
+
+    def with_validation(self, fraction: float, seed: int) -> Population:
+        """The same clients with a fraction of their training samples as validation samples, drawn by the seed."""
+        return dataclasses.replace(self, held=(fraction, seed))
 
     def for_task(self, task: str) -> Population:
         """The same population, if the task is for classes."""
@@ -81,7 +89,7 @@ class Population:
         names = tuple(str(k) for k in clients)
         federation = Federation(self.name, train, test, self.classes, names=names, about=self.about)
         check(federation, f"{self.name}: ")
-        return federation
+        return federation if self.held is None else federation.with_validation(*self.held, numbers=clients.tolist())
 
 
 def _joined(clients: list[Arrays]) -> Split:

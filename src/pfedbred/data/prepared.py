@@ -26,7 +26,7 @@ _KIND = tensors.Kind("pfedbred federation 1", "prepared federation", "make one w
 def save(federation: Federation, path: Path) -> None:
     """Writes a federation."""
     arrays: dict[str, np.ndarray] = {}
-    for part, split in (("train", federation.train), ("test", federation.test)):
+    for part, split in federation.parts.items():
         for name, array in split._asdict().items():
             arrays[f"{part}.{name}"] = np.asarray(array)
     for name, maybe in (("shift", federation.shift), ("scale", federation.scale)):
@@ -80,13 +80,16 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
     facts = {"features": None, "task": "classification", "columns": None, **facts}  # older files do not have them
     expect(facts, _FACTS, path)
     try:
-        train, test = (Split(*(arrays[f"{part}.{name}"] for name in Split._fields)) for part in ("train", "test"))
+        parts = ("train", "validation", "test") if "validation.x" in arrays else ("train", "test")
+        splits: dict[str, Any] = {part: Split(*(arrays[f"{part}.{name}"] for name in Split._fields)) for part in parts}
         vocabulary = facts["vocabulary"]
         text = None if vocabulary is None else Text(tuple(vocabulary), arrays.get("vectors"))
+        tuples: dict[str, Any] = {
+            name: None if facts[name] is None else tuple(facts[name]) for name in ("names", "labels", "features")
+        }
         federation = Federation(
             name=facts["name"],
-            train=train,
-            test=test,
+            **splits,
             classes=facts["classes"],
             shift=arrays.get("shift"),
             scale=arrays.get("scale"),
@@ -95,14 +98,14 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
             task=facts["task"],
             encoding=None
             if facts["columns"] is None
-            else restored(facts["columns"], arrays, len(train.offsets) - 1, path),
-            **{name: None if facts[name] is None else tuple(facts[name]) for name in ("names", "labels", "features")},
+            else restored(facts["columns"], arrays, len(splits["train"].offsets) - 1, path),
+            **tuples,
         )
     except KeyError as missing:
         raise SettingError(f"{path} has no {missing}") from None
     if facts["task"] not in TASKS:
         raise SettingError(f"{path}: unknown task {facts['task']!r}{nearest(facts['task'], TASKS)}")
-    for split in (train, test):
+    for split in splits.values():
         if not fits(split.y, facts["classes"], federation.label_kind) or split.offsets.dtype.kind not in "iu":
             raise SettingError(f"{path}: labels and offsets are not those of {facts['task']}")
         if (
@@ -118,7 +121,7 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
             raise SettingError(f"{path}: {name!r} must be a finite number for each feature")
     if text is not None:
         vectors = arrays.get("vectors")
-        if train.x.dtype.kind not in "iu" or test.x.dtype.kind not in "iu":
+        if any(split.x.dtype.kind not in "iu" for split in splits.values()):
             raise SettingError(f"{path}: word ids must be whole numbers")
         if vectors is not None and (vectors.ndim != 2 or len(vectors) != text.count or not np.isfinite(vectors).all()):
             raise SettingError(f"{path}: 'vectors' must be one vector of finite numbers for each of {text.count} words")

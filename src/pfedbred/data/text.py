@@ -1,7 +1,8 @@
-"""Words as numbers: a tokeniser, a vocabulary, and word vectors from a GloVe file.
+"""Words or characters as numbers: a tokeniser, a vocabulary, and word vectors from a GloVe file.
 
 Id 0 is padding, id 1 an unknown word; the words of the vocabulary follow. The vocabulary is made from training texts
-only, so that test texts contain unknown words, as they will in use.
+only, so that test texts contain unknown words, as they will in use. A vocabulary of characters is given beforehand.
+Hugging Face's tokenizers would do this as well, but is a compiled dependency for one regular expression.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TOKEN = re.compile(r"[\w']+|[.,!?;]")
 
 @dataclass(frozen=True)
 class Text:
-    """A vocabulary of word ids.
+    """A vocabulary of word ids, or of ids of characters.
 
     Attributes:
       vocabulary: word k has the id k + 2.
@@ -40,10 +41,16 @@ class Text:
         """Number of ids."""
         return len(self.vocabulary) + _SPECIAL
 
+    @property
+    def unit(self) -> str:
+        """What an id stands for, in words: a vocabulary with a blank is one of characters, as no word is one."""
+        return "character" if " " in self.vocabulary else "word"
+
     def encode(self, texts: Iterable[str], length: int = LENGTH) -> np.ndarray:
-        """One row of ``length`` ids for each text: its first words, then padding."""
+        """One row of ``length`` ids for each text: its first words, or its last characters, then padding."""
         ids = {word: number for number, word in enumerate(self.vocabulary, _SPECIAL)}
-        rows = [[ids.get(word, UNKNOWN) for word in tokens(text)[:length]] for text in texts]
+        parts = (list(text)[-length:] if self.unit == "character" else tokens(text)[:length] for text in texts)
+        rows = [[ids.get(part, UNKNOWN) for part in each] for each in parts]
         encoded = np.full((len(rows), length), PADDING, np.int32)
         for row, numbers in enumerate(rows):
             encoded[row, : len(numbers)] = numbers

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.data.columns import Encoding
 from pfedbred.data.federation import Federation
+from pfedbred.data.text import Text
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.round import Plan, Servers
 from pfedbred.engine.screening import Rejections
@@ -31,7 +33,7 @@ class DataInfo(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the data."""
+        """Name of the data."""
 
     @property
     def clients(self) -> int:
@@ -55,15 +57,39 @@ class DataInfo(Protocol):
 
     @property
     def words(self) -> Words | None:
-        """What a model has to know of word ids; None if the samples are numbers."""
+        """Vocabulary size and embedding; None if the samples are numbers."""
 
     @property
     def names(self) -> Sequence[str] | None:
         """Of the clients, if they have names."""
 
     @property
+    def labels(self) -> Sequence[str] | None:
+        """Names of the labels, if they have any."""
+
+    @property
+    def features(self) -> Sequence[str] | None:
+        """Names of the columns, if samples come from a table."""
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How cells of a table have become inputs, if it had gaps or texts."""
+
+    @property
+    def text(self) -> Text | None:
+        """The vocabulary, if samples are word ids and it is here."""
+
+    @property
+    def shift(self) -> np.ndarray | None:
+        """Stored samples become inputs as (x - shift) * scale; None where each client normalises its own."""
+
+    @property
+    def scale(self) -> np.ndarray | None:
+        """See ``shift``."""
+
+    @property
     def facts(self) -> dict[str, Any]:
-        """What the data holds, in a few numbers."""
+        """Summary statistics of the data."""
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -118,6 +144,11 @@ class Backend(Protocol[S]):
     def evaluated(self) -> np.ndarray | None:
         """The numbers of the clients that are evaluated; None for all."""
 
+    @property
+    def checkpoint_always(self) -> bool:
+        """Whether clients rely on what the server remembers, so that a checkpoint is also written before the first
+        round and after rounds that changed nothing."""
+
     def trace(self, seeds: int) -> None:
         """Traces a round and its evaluation without computing them, so that what cannot work fails early."""
 
@@ -163,8 +194,17 @@ class Backend(Protocol[S]):
     def models(self, state: S) -> tuple[Tree, Tree] | None:
         """G by seed, and P by seed and client; None where personal models stay with their clients."""
 
+    def evaluated_models(self, state: S) -> tuple[Tree, Tree | None]:
+        """G by seed and P by seed and client, as in the last evaluation whose result is there.
+
+        None in place of P where personal models stay with their clients.
+        """
+
+    def announce(self, state: S, round_: int, *, last: bool = False) -> None:
+        """Tells clients that keep their own personal models which round is chosen: with the next round, or now."""
+
     def model_bytes(self) -> int | None:
-        """What ``models`` takes for one seed; None where that is not to be asked for by default."""
+        """What ``models`` takes for one seed; None if models are not saved by default."""
 
 
 def check_seed(seeds: int, seed: Any) -> None:

@@ -73,7 +73,7 @@ def _cores() -> int:
 def compiler_options() -> dict[str, Any]:
     """Options for XLA. On GPUs: do not merge matrix products that share an operand.
 
-    To join them it copies the other factors, which for clients' weights are most of the memory that a step reads.
+    To join them it copies the other factors, which for clients' params are most of the memory that a step reads.
     """
     return {"xla_gpu_dot_merger_threshold_mb": 0} if jax.default_backend() == "gpu" else {}
 

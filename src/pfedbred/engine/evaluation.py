@@ -1,15 +1,16 @@
-"""Evaluation: the global model G and the personal models P, on training and test samples, client by client.
+"""Evaluation: the global model G and the personal models P, on each part of the samples, client by client.
 
 G is evaluated on the union of the clients' samples, P of each client on its own. The samples are cut into blocks that
 belong to one client each, so that clients of very different size cost what they hold and no more. On training samples
-only the metrics that every evaluation has (such as accuracy and loss) are computed; the others are for test samples.
+only the metrics that every evaluation has (such as accuracy and loss) are computed; the others are for samples not
+trained on.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -20,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pfedbred.algorithms.base import Algorithm, Task
-from pfedbred.data.federation import Federation, Split
+from pfedbred.data.federation import Federation, Part, Split
 from pfedbred.data.minibatches import Inputs
 from pfedbred.engine import devices, executors, metrics
 from pfedbred.engine.metrics import Metric, Predictions
@@ -53,16 +54,20 @@ Sums: TypeAlias = Mapping[str, Tree]
 
 
 Packed: TypeAlias = Mapping[str, Array]
-"""Statistics of both models on both splits as one array per type of number."""
+"""Statistics of both models on all parts as one array per type of number."""
 
 
-class Tallies(NamedTuple):
-    """Both models' statistics on both splits, by client along the first axis (the second, after the seeds)."""
+Tallies: TypeAlias = Mapping[str, Sums]
+"""Statistics by model and part, as in ``global_test``; clients are along the first axis (the second, after seeds)."""
 
-    global_train: Sums
-    global_test: Sums
-    personal_train: Sums
-    personal_test: Sums
+
+Chosen: TypeAlias = Mapping[Part, Sequence[Metric]]
+"""The metrics of each part."""
+
+
+def chosen_metrics(parts: Iterable[Part], chosen: Sequence[Metric], task: Task) -> Chosen:
+    """What is evaluated: all metrics, but only the usual ones on training samples."""
+    return {part: metrics.resolve("", task.kind) if part == "train" else tuple(chosen) for part in parts}
 
 
 class Combined(NamedTuple):
@@ -78,12 +83,12 @@ class Combined(NamedTuple):
 
 
 CombinedTallies: TypeAlias = Mapping[str, Mapping[str, Combined]]
-"""By split and by the metric's name."""
+"""By part and by the metric's name."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One model on one split.
+    """One model on one part of the samples.
 
     Attributes:
       values: each metric by seed, pooled over all samples of the clients. ``worst_decile`` is the mean of the first
@@ -127,10 +132,17 @@ class Scores:
 
 
 class ModelScores(NamedTuple):
-    """One model on both splits."""
+    """One model on each part; ``validation`` is None if no samples are kept for it."""
 
     train: Scores
     test: Scores
+    validation: Scores | None = None
+
+    @property
+    def parts(self) -> dict[Part, Scores]:
+        """The parts that there are, by name."""
+        validation: dict[Part, Scores] = {} if self.validation is None else {"validation": self.validation}
+        return {"train": self.train, **validation, "test": self.test}
 
 
 class Evaluation(NamedTuple):
@@ -159,17 +171,19 @@ class Evaluator:
         mesh: Mesh | None = None,
         chosen: Sequence[Metric] = metrics.resolve(""),
     ) -> None:
-        """``train`` are the training inputs, on the device already; ``chosen`` the metrics of the test samples."""
+        """``train`` are the training inputs, on the device already; ``chosen`` the metrics of all other samples."""
         self._sharding = devices.everywhere(mesh) if mesh else None
         self._predict, self._task = algorithm.predict, task
         self._clients = federation.clients
-        self.metrics = {"train": metrics.resolve("", task.kind), "test": tuple(chosen)}
-        splits = {"train": federation.train, "test": federation.test}
-        self._width = {part: _block_width(split.sizes) for part, split in splits.items()}
-        test = devices.place(federation.inputs(federation.test), self._sharding)
+        self.metrics = chosen_metrics(federation.parts, chosen, task)
+        self._width = {part: _block_width(split.sizes) for part, split in federation.parts.items()}
         self.sets = [
-            self._on_device(inputs, split, self._width[part])
-            for (part, split), inputs in zip(splits.items(), (train, test), strict=True)
+            self._on_device(
+                train if part == "train" else devices.place(federation.inputs(split), self._sharding),
+                split,
+                self._width[part],
+            )
+            for part, split in federation.parts.items()
         ]
         self._executor = executor
         self._tally_blocks = {
@@ -190,7 +204,7 @@ class Evaluator:
         y, blocks = devices.place((split.y, blocks), self._sharding)
         return EvaluationSet(inputs, y, blocks)
 
-    def _tally_block(self, part: str, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> tuple[Sums, Sums]:
+    def _tally_block(self, part: Part, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> tuple[Sums, Sums]:
         samples, global_, personal = shared
         place = jnp.arange(self._width[part])
         rows = jnp.minimum(block.start + place, len(samples.y) - 1)
@@ -204,7 +218,7 @@ class Evaluator:
         own = jax.tree.map(lambda leaf: leaf[block.client], personal)
         return tally(global_), tally(own)
 
-    def _chunk(self, part: str, shared: tuple[EvaluationSet, Tree, Tree]) -> int:
+    def _chunk(self, part: Part, shared: tuple[EvaluationSet, Tree, Tree]) -> int:
         """How many blocks run side by side: as many as keep the largest array of a model within its limit."""
         block = jax.tree.map(itemgetter(0), shared[0].blocks)
         steps = jax.make_jaxpr(functools.partial(self._tally_block, part))(shared, block).eqns
@@ -226,7 +240,7 @@ class Evaluator:
                 tallies[f"{model}_{part}"] = jax.tree.map(
                     lambda leaf, owner=samples.blocks.client: jax.ops.segment_sum(leaf, owner, self._clients), sums
                 )
-        return Tallies(**tallies)
+        return tallies
 
     def pack(self, tallies: Tallies) -> Packed:
         """What the host needs of the statistics, as one array per type: fetching many small ones takes longer."""
@@ -267,11 +281,11 @@ def _one_row(shared: tuple[EvaluationSet, Tree, Tree]) -> Any:
     return (samples._replace(x=samples.x._replace(x=inputs), y=labels), *models), block
 
 
-def combine(tallies: Tallies, chosen: Mapping[str, Sequence[Metric]], axis: int = 0) -> CombinedTallies:
+def combine(tallies: Tallies, chosen: Chosen, axis: int = 0) -> CombinedTallies:
     """Both models' statistics side by side; ``axis`` is the clients'. Large ones are condensed here, on the device."""
 
     def combined(part: str, metric: Metric) -> Combined:
-        both = [getattr(tallies, f"{model}_{part}")[metric.name] for model in _MODELS]
+        both = [tallies[f"{model}_{part}"][metric.name] for model in _MODELS]
         own = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *both)
         if metric.condense is None:
             return Combined(own, None)
@@ -281,10 +295,10 @@ def combine(tallies: Tallies, chosen: Mapping[str, Sequence[Metric]], axis: int 
     return {part: {metric.name: combined(part, metric) for metric in chosen[part]} for part in chosen}
 
 
-def summarise(tallies: CombinedTallies, chosen: Mapping[str, Sequence[Metric]]) -> Evaluation:
+def summarise(tallies: CombinedTallies, chosen: Chosen) -> Evaluation:
     """The metrics' values from combined statistics that begin with the seeds, then the models, then the clients."""
-    found = {part: _scores(tallies[part], chosen[part]) for part in ("train", "test")}
-    return Evaluation(*(ModelScores(*pair) for pair in zip(found["train"], found["test"], strict=True)))
+    found = {part: _scores(tallies[part], chosen[part]) for part in chosen}
+    return Evaluation(*(ModelScores(**{part: both[model] for part, both in found.items()}) for model in (0, 1)))
 
 
 def _scores(sums: Mapping[str, Combined], chosen: Sequence[Metric]) -> list[Scores]:

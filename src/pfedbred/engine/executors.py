@@ -4,17 +4,18 @@ An executor turns ``function(shared, item)`` into ``run(shared, items)``, where 
 for each client along the first axis. All of them give the same results to rounding.
 
     vmap     all clients at once, or ``chunk`` at a time: for GPUs
-    in-turn  one after another inside the compiled program: for CPUs, where one client's weights stay in the cache
+    in-turn  one after another inside the compiled program: for CPUs, where one client's params stay in the cache
     loop     one after another in Python: slow and plain, the reference that the others are tested against
 
-On several devices, each runs its share of the clients.
+On several devices, each runs its share of the clients: as many as the others or, where the clients' costs are given,
+clients that cost about as much together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +24,20 @@ from jax.sharding import PartitionSpec as P
 
 from pfedbred.engine.devices import CLIENTS
 from pfedbred.errors import SettingError, nearest
-from pfedbred.types import Tree
+from pfedbred.types import Array, Tree
 
 One = Callable[[Any, Any], Any]
-Every = Callable[[Any, Any], Any]
+
+
+class Every(Protocol):
+    """``function`` for all clients."""
+
+    def __call__(self, shared: Tree, items: Tree, costs: Array | None = None) -> Tree:
+        """The results for all entries of ``items``. ``costs`` are in any unit; None if all entries cost the same."""
 
 
 def _vmap(function: One, chunk: int | None) -> Every:
-    def run(shared: Tree, items: Tree) -> Tree:
+    def run(shared: Tree, items: Tree, costs: Array | None = None) -> Tree:
         one = partial(function, shared)
         count = jax.tree.leaves(items)[0].shape[0]
         if chunk is None or chunk >= count:
@@ -41,13 +48,13 @@ def _vmap(function: One, chunk: int | None) -> Every:
 
 
 def _in_turn(function: One, chunk: int | None) -> Every:
-    return lambda shared, items: jax.lax.map(partial(function, shared), items)
+    return lambda shared, items, costs=None: jax.lax.map(partial(function, shared), items)
 
 
 def _loop(function: One, chunk: int | None) -> Every:
     compiled = jax.jit(function)
 
-    def run(shared: Tree, items: Tree) -> Tree:
+    def run(shared: Tree, items: Tree, costs: Array | None = None) -> Tree:
         count = jax.tree.leaves(items)[0].shape[0]
         results = [compiled(shared, jax.tree.map(lambda leaf, i=i: leaf[i], items)) for i in range(count)]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
@@ -74,16 +81,42 @@ def every(function: One, executor: str, chunk: int | None = None, mesh: Mesh | N
 
 
 def _spread(run: Every, mesh: Mesh) -> Every:
-    """Every device takes an equal number of entries; the last entry is repeated to make them even."""
+    """Every device takes an equal number of entries; one entry is repeated to make them even."""
     each = jax.shard_map(run, mesh=mesh, in_specs=(P(), P(CLIENTS)), out_specs=P(CLIENTS), check_vma=False)
 
-    def run_all(shared: Tree, items: Tree) -> Tree:
+    def run_all(shared: Tree, items: Tree, costs: Array | None = None) -> Tree:
         count = jax.tree.leaves(items)[0].shape[0]
-        even = -(-count // mesh.size) * mesh.size
-        if even == count:
+        if costs is None and count % mesh.size == 0:
             return each(shared, items)
-        rows = jnp.minimum(jnp.arange(even), count - 1)
+        if costs is None:
+            rows = jnp.minimum(jnp.arange(-(-count // mesh.size) * mesh.size), count - 1)
+            results = each(shared, jax.tree.map(lambda leaf: leaf[rows], items))
+            return jax.tree.map(lambda leaf: leaf[:count], results)
+        rows, place = shares(costs, mesh.size)
         results = each(shared, jax.tree.map(lambda leaf: leaf[rows], items))
-        return jax.tree.map(lambda leaf: leaf[:count], results)
+        return jax.tree.map(lambda leaf: leaf[place], results)
 
     return run_all
+
+
+def shares(costs: Array, devices: int) -> tuple[Array, Array]:
+    """Equally many entries for each device, with about equal costs: the next costliest goes to whoever has least.
+
+    Returns:
+      The entries of the first device, then those of the second, and so on, filled up with the cheapest entry; and
+      where each entry is among them.
+    """
+    count = len(costs)
+    room = -(-count // devices)
+    order = jnp.argsort(-costs)
+
+    def assign(state: tuple[Array, Array], entry: Array) -> tuple[tuple[Array, Array], Array]:
+        load, taken = state
+        device = jnp.argmin(jnp.where(taken < room, load, jnp.inf))
+        slot = device * room + taken[device]
+        return (load.at[device].add(costs[entry]), taken.at[device].add(1)), slot
+
+    costs = costs.astype(jnp.float32)
+    _, slots = jax.lax.scan(assign, (jnp.zeros(devices), jnp.zeros(devices, jnp.int32)), order)
+    rows = jnp.full(devices * room, order[-1]).at[slots].set(order)
+    return rows, jnp.zeros(count, jnp.int32).at[order].set(slots)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from pfedbred.data.federation import Part
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError, nearest
 
 Which = Literal["global", "personal"]
-Part = Literal["train", "test"]
+
+__all__ = ["Part", "Point", "Which", "best_places", "curve", "has_validation"]
 
 
 class Point(NamedTuple):
@@ -35,9 +37,22 @@ class Point(NamedTuple):
 
 def curve(points: Sequence[Point], metric: str, model: Which, part: Part = "test") -> np.ndarray:
     """A metric by evaluation and seed."""
-    if part not in ("train", "test"):
-        raise SettingError(f"part must be 'train' or 'test', not {part!r}")
-    values = [getattr(point.scores.of(model), part).values for point in points]
+    if part not in get_args(Part):
+        raise SettingError(f"part must be 'train', 'validation' or 'test', not {part!r}")
+    scores = [point.scores.of(model).parts.get(part) for point in points]
+    values = [each.values for each in scores if each is not None]
+    if len(values) < len(points):
+        raise SettingError("there are no validation samples: keep some with validation=0.2")
     if not all(metric in each for each in values):
         raise SettingError(f"{metric!r} was not evaluated{nearest(metric, values[0] if values else ())}")
     return np.stack([each[metric] for each in values])
+
+
+def best_places(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
+    """Of each seed, which evaluation has the best value: the first of several; those without a value do not count."""
+    return np.where(np.isnan(values), -np.inf, values if higher_is_better else -values).argmax(axis=0)
+
+
+def has_validation(points: Sequence[Point]) -> bool:
+    """Whether the evaluations have validation samples."""
+    return bool(points) and points[0].scores.global_.validation is not None

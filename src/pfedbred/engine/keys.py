@@ -26,6 +26,11 @@ def select_key(key: Key, round_: int | Array) -> Key:
     return _derive(key, 2, round_)
 
 
+def augmentation_key(key: Key, client: int | Array, read: int | Array) -> Key:
+    """For the augmentation of a client's minibatches in the round before which it has read so many samples."""
+    return jax.random.fold_in(_derive(key, 4, client), read)
+
+
 def aggregation_key(key: Key, round_: int | Array, stage: int = 0) -> Key:
     """For the aggregation rule of a round; ``stage`` 1 is the exchange before training."""
     return jax.random.fold_in(_derive(key, 3, round_), stage)

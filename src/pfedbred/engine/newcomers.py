@@ -6,6 +6,7 @@ some rounds. The server does not learn from it.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TypeVar
 
 from pfedbred.algorithms.base import Algorithm
@@ -13,7 +14,6 @@ from pfedbred.data.federation import Federation
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.resident import ResidentBackend
-from pfedbred.engine.round import Plan
 from pfedbred.engine.selection import fixed
 
 S = TypeVar("S")
@@ -21,9 +21,7 @@ S = TypeVar("S")
 
 def join(backend: Backend[S], state: S, newcomers: Federation, rounds: int) -> list[Evaluation]:
     """The newcomers' G and P after 0, 1, ..., ``rounds`` rounds of training on their own."""
-    plan = backend.plan
-    everyone = fixed(range(newcomers.clients))
-    alone = Plan(everyone, "all", plan.weights, plan.batch_size, plan.executor, plan.chunk, metrics=plan.metrics)
+    alone = dataclasses.replace(backend.plan, select=fixed(range(newcomers.clients)), participation="all")
     arrival = ResidentBackend(frozen(backend.algorithm), backend.task, newcomers, alone)
     joined = arrival.meet(backend.servers(state))
     evaluations = [arrival.evaluate(joined)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from pfedbred.engine.round import (
     new_record,
     shards_of,
 )
+from pfedbred.engine.varying import Varying
+from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.types import Array, Key, Tree, tree_bytes
 
@@ -73,9 +76,17 @@ class ResidentBackend:
         task: Task,
         federation: Federation,
         plan: Plan,
-        vary: Callable[[Mapping[str, Array]], Algorithm] | None = None,
+        varying: Varying | None = None,
     ) -> None:
-        """``vary(settings)`` is the algorithm with other hyper-parameters, for the settings given to ``init``."""
+        """A backend for all clients of a federation.
+
+        Args:
+          algorithm: what is run.
+          task: the model and its loss.
+          federation: the clients.
+          plan: how rounds are run.
+          varying: for hyper-parameters given to ``init``, or with a schedule.
+        """
         self.algorithm, self.task, self.plan = algorithm, task, plan
         self.federation = self.samples = federation
         self.executor = executors.choose(plan.executor, plan.chunk)
@@ -87,7 +98,7 @@ class ResidentBackend:
         self._evaluator = evaluation.Evaluator(
             algorithm, task, federation, self.shards.x, self.executor, self.mesh, plan.metrics
         )
-        self.round = Round(algorithm, plan, self.executor, self.mesh, vary)
+        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, federation.train.sizes)
         self._model_one = jax.jit(self.round.model_client)
         self._replicate = jax.jit(lambda counts: counts, out_shardings=self._everywhere)
         self._advance = self._compiled(self._rounds, in_place=True)
@@ -97,6 +108,7 @@ class ResidentBackend:
 
     store = "device"
     evaluated = None
+    checkpoint_always = False
 
     @property
     def _everywhere(self) -> NamedSharding | None:
@@ -141,14 +153,14 @@ class ResidentBackend:
             return state
         return jax.lax.fori_loop(0, rounds, lambda _, state: self._round(shards, state), state)
 
-    def _tally_one(self, shards: Shards, sets: Any, state: State) -> evaluation.Packed:
+    def _tally_one(self, shards: Shards, sets: list[evaluation.EvaluationSet], state: State) -> evaluation.Packed:
         return self._evaluator.pack(self._evaluator.tally(sets, *self._models_one(shards, (), state)))
 
     def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
         everyone = jnp.arange(self.federation.clients)
-        shared = Shared(shards, state.key, state.server, state.settings)
+        shared = Shared(shards, state.key, state.server, state.settings, state.round)
         personal = self.round.model(shared, (everyone, state.clients))
-        return self.round.algorithm(state.settings).server.model(state.server), personal
+        return self.round.algorithm(state.settings, state.round).server.model(state.server), personal
 
     # All seeds --------------------------------------------------------------------------------------------------
 
@@ -178,12 +190,17 @@ class ResidentBackend:
 
         With ``settings``, each run has its own: arrays of one number for each of the seeds, which may repeat.
         """
+        own = self._settings(settings)
+        with _settings_as_inputs(own):
+            return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
+
+    def _settings(self, settings: Mapping[str, Any] | None) -> dict[str, Array]:
+        """In the precision of the model."""
         params = jax.tree.leaves(jax.eval_shape(self.task.model.init, jax.random.key(0)))
-        own = {name: jnp.asarray(values, jnp.result_type(*params)) for name, values in (settings or {}).items()}
-        return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
+        return {name: jnp.asarray(values, jnp.result_type(*params)) for name, values in (settings or {}).items()}
 
     def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
-        """A new state on its devices, made by a program that runs once and so is compiled quickly, not well."""
+        """A new state on its devices, made by a program that is compiled without optimisation, because it runs once."""
         shapes = jax.eval_shape(start, *arguments)
         quickly: Any = {"xla_backend_optimization_level": 0}
         return jax.jit(start, out_shardings=self._shardings(shapes), compiler_options=quickly)(*arguments)
@@ -233,14 +250,14 @@ class ResidentBackend:
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
         )
 
-    def trace_shapes(self, settings: Mapping[str, Any] | None = None) -> tuple[State, evaluation.Packed]:
+    def trace_shapes(self) -> tuple[State, evaluation.Packed]:
         """Shapes and types after a round and its evaluation, without computing them."""
 
-        def both(seeds: Array, settings: Mapping[str, Array]) -> tuple[State, evaluation.Packed]:
-            state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds, settings)))
+        def both(seeds: Array) -> tuple[State, evaluation.Packed]:
+            state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds)))
             return state, self._tally_one(self.shards, self._evaluator.sets, state)
 
-        return jax.eval_shape(both, jnp.zeros(1, jnp.uint32), dict(settings or {}))
+        return jax.eval_shape(both, jnp.zeros(1, jnp.uint32))
 
     def state_bytes(self) -> int:
         """Memory of one run's state."""
@@ -271,9 +288,20 @@ class ResidentBackend:
         """The state for a checkpoint."""
         return Saved({name: devices.fetch(leaf) for name, leaf in tensors.named(states).items()}, {})
 
-    def load(self, saved: Saved, seeds: int) -> State:
-        """The state from a checkpoint of a run with the same settings."""
-        shapes = jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32))
+    def replaced(self, states: State, fresh: State, which: np.ndarray) -> State:
+        """The states with the runs at these places, a mask, taken from ``fresh``. Both must have the same keys."""
+
+        def merge(which: Array, old: State, new: State) -> State:
+            def pick(one: Array, other: Array) -> Array:
+                return jnp.where(which.reshape(-1, *(1,) * (one.ndim - 1)), other, one)
+
+            return jax.tree.map(pick, old._replace(key=which), new._replace(key=which))._replace(key=old.key)
+
+        return jax.jit(merge, out_shardings=self._shardings(states))(jnp.asarray(which), states, fresh)
+
+    def load(self, saved: Saved, seeds: int, settings: Mapping[str, Any] | None = None) -> State:
+        """The state from a checkpoint of a run with the same settings; ``settings`` as for ``init``."""
+        shapes = jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32), self._settings(settings))
         like = jax.tree.map(devices.without_keys, shapes)
         filled = tensors.refill(like, current_names(saved.arrays), "the checkpoint")
         states = jax.tree.map(devices.with_keys, shapes, filled)
@@ -306,19 +334,37 @@ class ResidentBackend:
         """G by seed, and P by seed and client."""
         return self._models(self.shards, (), states)
 
+    def evaluated_models(self, states: State) -> tuple[Tree, Tree]:
+        """Those of the state: an evaluation is done at once."""
+        return self.models(states)
+
+    def announce(self, states: State, round_: int, *, last: bool = False) -> None:
+        """No client is elsewhere."""
+
     def global_model(self, states: State, seed: int = 0) -> Tree:
         """G of the seed at that position."""
         check_seed(len(states.round), seed)
         return self.algorithm.server.model(jax.tree.map(lambda leaf: leaf[seed], states.server))
 
-    def personal_model(self, states: State, client: Any, seed: int = 0) -> Tree:
+    def personal_model(self, states: State, client: int, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
         check_seed(len(states.round), seed)
         check_client(self.federation.clients, client)
         state = jax.tree.map(lambda leaf: leaf[seed], states)
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
-        shared = Shared(self.shards, state.key, state.server, state.settings)
+        shared = Shared(self.shards, state.key, state.server, state.settings, state.round)
         return self._model_one(shared, (jnp.int32(client), record))
+
+
+@contextmanager
+def _settings_as_inputs(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Turns the failure of a trace that needs the value of a swept setting into one line."""
+    try:
+        yield
+    except jax.errors.ConcretizationTypeError:
+        if not settings:
+            raise
+        raise SettingError(f"{' or '.join(settings)} cannot be swept: it changes the compiled program") from None
 
 
 class _SeedProgram:
@@ -345,7 +391,8 @@ class _SeedProgram:
                 donate_argnums=(2,) if self._in_place else (),
                 out_shardings=backend._shardings(states) if self._in_place else backend._everywhere,
             )
-            self._traced[count] = jitted.trace(shards, extra, states)
+            with _settings_as_inputs(states.settings):
+                self._traced[count] = jitted.trace(shards, extra, states)
 
     def __call__(self, shards: Shards, extra: Any, states: State) -> Any:
         backend, count = self._backend, len(states.round)

@@ -16,10 +16,14 @@ from jax.sharding import Mesh
 from pfedbred.aggregation import Rule, weighted_mean
 from pfedbred.aggregation.median import masked_median
 from pfedbred.algorithms.base import Algorithm, Info, Uploads
+from pfedbred.algorithms.local_optimizers import Optimizer
+from pfedbred.algorithms.local_steps import Draws, drawn
+from pfedbred.data.augmentation import Augment
 from pfedbred.data.federation import Federation
-from pfedbred.data.minibatches import ClientData, Inputs, draw_rows
+from pfedbred.data.minibatches import Batching, ClientData, Inputs, Passes, Place, common, draw_rows
 from pfedbred.engine import executors, metrics, screening, selection
-from pfedbred.engine.keys import aggregation_key, data_key
+from pfedbred.engine.keys import aggregation_key, augmentation_key, data_key
+from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.types import Array, Key, Tree
 
@@ -101,6 +105,9 @@ class Plan:
       metrics: what is evaluated.
       diagnostics: whether the methods' diagnostics are collected.
       screening: whether updates are compared by norm and direction, or by norm alone.
+      last_batch: what happens to a smaller last minibatch of a pass; see :class:`pfedbred.data.minibatches.Batching`.
+      optimizer: takes the local steps, built from a method's step size; None for plain gradient descent.
+      augment: changes training inputs at random, ``augment(key, x)``; None leaves them.
     """
 
     select: selection.Select
@@ -113,6 +120,14 @@ class Plan:
     metrics: tuple[metrics.Metric, ...] = metrics.resolve("")
     diagnostics: bool = False
     screening: Literal["directions", "norms"] = "directions"
+    last_batch: Literal["keep", "drop"] = "keep"
+    optimizer: Optimizer | None = None
+    augment: Augment | None = None
+
+    @property
+    def batching(self) -> Batching:
+        """How samples are cut into minibatches."""
+        return Batching(self.batch_size, self.last_batch)
 
     def check_rule(self, algorithm: Algorithm, name: str = "this algorithm") -> None:
         """Rejects an aggregation rule for a server that has no average to apply it to."""
@@ -139,7 +154,7 @@ def largest_weight(sizes: Array, valid: Array) -> Array:
     """The most samples a client counts for in an average of n: 0.7 n times their median.
 
     If the others hold about as many as each other, that is less than half of the average (7/15 of five clients, 7/17 of
-    very many). A client's number of samples is its own claim; of fewer than five nobody can say what is usual.
+    very many). A client's number of samples is self-reported; with fewer than five clients the median is unreliable.
     """
     clients = jnp.sum(valid)
     return jnp.where(clients < 5, jnp.inf, 0.7 * clients * masked_median(sizes, valid))
@@ -178,49 +193,91 @@ class TrainedClient(NamedTuple):
 class Round:
     """What happens in a round, as pure functions of the clients' records and the server's state."""
 
+    _info_shapes: Info | None = None
+
     def __init__(
         self,
         algorithm: Algorithm,
         plan: Plan,
         executor: str,
         mesh: Mesh | None,
-        vary: Callable[[Mapping[str, Array]], Algorithm] | None = None,
+        varying: Varying | None = None,
+        sizes: np.ndarray | None = None,
     ) -> None:
-        """``vary(settings)`` is the algorithm with other hyper-parameters."""
+        """What happens in a round of this algorithm.
+
+        Args:
+          algorithm: what is run.
+          plan: how.
+          executor: by name.
+          mesh: the devices that share the clients, if there are several.
+          varying: which hyper-parameters vary, if any do.
+          sizes: of all clients, if they are known beforehand.
+        """
         plan.check_rule(algorithm)
-        self._plan, self._usual, self._vary = plan, algorithm, vary
+        self._plan, self._usual, self._varying = plan, algorithm, varying
+        self._in_epochs = callable(algorithm.client.draws) or callable(algorithm.client.model_draws)
+        self._common = common(plan.batching, sizes)
+        self._everyone = None if sizes is None else plan.batching.per_pass(sizes)
         every = partial(executors.every, executor=executor, chunk=plan.chunk, mesh=mesh)
         self.prepare, self.train, self.model = map(every, (self.prepare_client, self.train_client, self.model_client))
 
-    def algorithm(self, settings: Mapping[str, Array]) -> Algorithm:
-        """With these hyper-parameters, where the run has its own."""
-        return self._vary(settings) if self._vary and settings else self._usual
+    def algorithm(self, settings: Mapping[str, Array], round_: Array | int = 0) -> Algorithm:
+        """With these hyper-parameters, where the run has its own, and with those of the round."""
+        return self._varying.at(self._usual, settings, round_) if self._varying else self._usual
 
     # One client -------------------------------------------------------------------------------------------------
 
     def _met(self, shared: Shared, place: Array, record: ClientRecord) -> tuple[Tree, Tree]:
         """The client's message, and its state: initialised from the first message it ever receives."""
-        algorithm = self.algorithm(shared.settings)
+        algorithm = self.algorithm(shared.settings, shared.round)
         message = algorithm.server.send(shared.server, shared.shards.numbers[place])
         if self._plan.participation == "all":
             return message, record.state  # every client's first message is that of the first round
         new = algorithm.client.init(message)
         return message, jax.tree.map(lambda old, new: jnp.where(record.met, old, new), record.state, new)
 
-    def _data(self, shared: Shared, place: Array, drawn: Array, draws: int) -> ClientData:
-        shards = shared.shards
+    def _data(self, shared: Shared, place: Array, read: Array, draws: Draws) -> ClientData:
+        shards, batch_size = shared.shards, self._plan.batch_size
         offset, size = shards.offsets[place], shards.sizes[place]
         key = data_key(shared.key, shards.numbers[place])
-        return ClientData(
-            shards.x, shards.y, draw_rows(key, offset, size, drawn, draws, self._plan.batch_size), offset, size
-        )
+        passes, rows = None, None
+        amount: Any = draws
+        if self._in_epochs:
+            minibatches = self._minibatches(size)
+            where = Place(key, read // jnp.uint32(batch_size), jnp.asarray(minibatches), offset, size)
+            everyone = self._everyone if self._plan.participation == "all" else None
+            passes = Passes(where, batch_size, minibatches, self._common.padded, everyone)
+            amount = drawn(draws, minibatches) if self._common.filled else None
+        if isinstance(amount, int):
+            rows = draw_rows(key, offset, size, read, amount, batch_size)
+        return ClientData(shards.x, shards.y, rows, offset, size, passes, self._plan.optimizer)
+
+    def _minibatches(self, sizes: Array) -> int | Array:
+        """Minibatches in a pass: a number if it is the same for all clients."""
+        same = self._common.minibatches
+        return self._plan.batching.per_pass(sizes) if same is None else same
+
+    def _costs(self, sizes: Array) -> Array | None:
+        """Of clients of these sizes, in minibatches; None if all train alike."""
+        draws = drawn(self._usual.client.draws, self._minibatches(sizes))
+        return None if isinstance(draws, int) else draws
+
+    def samples_read(self, sizes: Array) -> Array:
+        """How many samples clients of these sizes read in a round, smaller minibatches counted in full."""
+        draws = drawn(self._usual.client.draws, self._minibatches(sizes))
+        return jnp.broadcast_to(jnp.asarray(draws * self._plan.batch_size).astype(jnp.uint32), sizes.shape)
 
     def train_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> TrainedClient:
         """One round of a client's local work."""
         place, record = item
-        client = self.algorithm(shared.settings).client
+        client = self.algorithm(shared.settings, shared.round).client
         message, state = self._met(shared, place, record)
-        upload, state, *reported = client.train(message, state, self._data(shared, place, record.drawn, client.draws))
+        data = self._data(shared, place, record.drawn, client.draws)
+        if self._plan.augment:
+            key = augmentation_key(shared.key, shared.shards.numbers[place], record.drawn)
+            data = data._replace(augment=self._plan.augment, augment_key=key)
+        upload, state, *reported = client.train(message, state, data)
         norms = screening.measure(client.unchanged(message), upload, state)
         info = {"update_norm": norms.update, **(reported[0] if reported else {})} if self._plan.diagnostics else {}
         info = {name: value.astype(jnp.promote_types(value.dtype, jnp.float32)) for name, value in info.items()}
@@ -228,21 +285,21 @@ class Round:
 
     def info_shapes(self, shared: Shared, record: ClientRecord) -> Info:
         """Names, shapes and types of the diagnostics; empty if they are not collected."""
-        if not self._plan.diagnostics:
-            return {}
-        return jax.eval_shape(self.train_client, shared, (jnp.int32(0), record)).info
+        if self._plan.diagnostics and self._info_shapes is None:  # a trace takes long, and all would give the same
+            self._info_shapes = jax.eval_shape(self.train_client, shared, (jnp.int32(0), record)).info
+        return self._info_shapes or {}
 
     def prepare_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
         """A client's upload in the exchange before training."""
         place, record = item
-        prepare = self.algorithm(shared.settings).client.prepare
+        prepare = self.algorithm(shared.settings, shared.round).client.prepare
         assert prepare is not None
         return prepare(*self._met(shared, place, record), self._data(shared, place, record.drawn, 0))
 
     def model_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
         """A client's P."""
         place, record = item
-        client = self.algorithm(shared.settings).client
+        client = self.algorithm(shared.settings, shared.round).client
         data = self._data(shared, place, record.drawn, client.model_draws)
         return client.model(*self._met(shared, place, record), data)
 
@@ -254,10 +311,10 @@ class Round:
         A rejected client's upload does not count and its state is restored; next time it draws other minibatches. If
         fewer than half of the selected updates are valid, the server does not change.
         """
-        client, server = self.algorithm(shared.settings)[:2]
+        client, server = self.algorithm(shared.settings, shared.round)[:2]
         chosen, before = places[among], shared.server
         shared, answered = self._prepared(shared, chosen, _pick(records, among))
-        trained = self.train(shared, (places, records))
+        trained = self.train(shared, (places, records), self._costs(shared.shards.sizes[places]))
         valid = screening.valid(trained.norms, server.averages)
         if answered is not None:
             valid = valid.at[among].set(valid[among] & answered)
@@ -277,7 +334,7 @@ class Round:
         kept = ClientRecord(
             # A pass over all states is hardly ever needed.
             state=_either(jnp.all(keeps), lambda: trained.state, lambda: _where(keeps, trained.state, records.state)),
-            drawn=records.drawn + jnp.uint32(client.draws * self._plan.batch_size),
+            drawn=records.drawn + self.samples_read(shared.shards.sizes[places]),
             met=records.met | keeps,
             rejected=records.rejected + ~valid,
         )
@@ -285,8 +342,8 @@ class Round:
         return Outcome(after, kept, ~learns, info)
 
     def _prepared(self, shared: Shared, chosen: Array, records: ClientRecord) -> tuple[Shared, Array | None]:
-        """The exchange before training, if there is one: what comes of it, and whose answer was finite."""
-        client, server = self.algorithm(shared.settings)[:2]
+        """The exchange before training, if there is one: the updated shared state, and which replies were finite."""
+        client, server = self.algorithm(shared.settings, shared.round)[:2]
         if not (client.prepare and server.prepare):
             return shared, None
         answers = self.prepare(shared, (chosen, records))

@@ -8,7 +8,7 @@ nothing. Of updates that a server averages, one is out of line if
   (1.4826 times the median deviation from their median). The second condition spares a client that still learns while
   the others have settled;
 - it repeats another one: the cosine with it is above 0.99999, and their norms differ by less than 0.001 %. The first
-  counts. Clients that conspire send the same;
+  counts. Colluding clients may send identical updates;
 - it is opposed to the others: its cosine c_ij with at least one of them is below -0.8, and its score, sum_j c_ij^3 /
   sum_j |c_ij|^3, is below 0 and 0.3 below the median score. With few labels per client honest updates point in all
   directions, but a reversed one is nearly opposite to those of similar data, and cubes let these decide. The worst goes

@@ -47,6 +47,11 @@ def fixed(clients: Sequence[int]) -> Select:
 SELECTIONS: dict[str, Callable[[int], Select]] = {"uniform": uniform, "by-data": by_data}
 
 
+def counts_size(select: object) -> bool:
+    """Whether clients with more samples are selected more often: an average by samples would count size twice."""
+    return select is by_data or (isinstance(select, str) and select == "by-data")
+
+
 def get(select: str | Sequence[int] | Select | Callable[[int], Select], count: int) -> Select:
     """The selection of ``count`` clients: by name, of the given clients, as a Select, or from ``(count) -> Select``."""
     check_kind(select)

@@ -26,6 +26,7 @@ from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
 from pfedbred.engine.keys import init_key, select_key
 from pfedbred.engine.round import ClientRecord, Outcome, Plan, Round, Servers, Shards, Shared, new_record, shards_of
+from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.io.tensors import Pieces
@@ -73,8 +74,20 @@ class StreamedBackend:
         *,
         folder: str | None = None,
         evaluated: int | None = None,
+        varying: Varying | None = None,
     ) -> None:
-        """``folder`` is for the file of client records; ``evaluated`` is how many clients, by default 1,000 at most."""
+        """A backend for a population.
+
+        Args:
+          algorithm: what is run.
+          task: the model and its loss.
+          population: the clients.
+          plan: how rounds are run.
+          store: where clients are between rounds.
+          folder: for the file of client records.
+          evaluated: how many clients are, by default 1,000 at most.
+          varying: for hyper-parameters with a schedule.
+        """
         if plan.participation != "sample":
             raise SettingError(
                 f"store {store!r} needs participation 'sample': clients are loaded for their rounds only"
@@ -90,7 +103,8 @@ class StreamedBackend:
         self.executor = executors.choose(plan.executor, plan.chunk)
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
         self._sharding = devices.everywhere(self.mesh) if self.mesh else None
-        self.round = Round(algorithm, plan, self.executor, self.mesh)
+        known = self.samples.train.sizes if self.samples else None
+        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, known)
         sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # a population does not know them
         if self.samples:
             sizes = jnp.asarray(self.samples.train.sizes)
@@ -109,6 +123,8 @@ class StreamedBackend:
         self._programs: dict[Any, Any] = {}
         self.compile_seconds = 0.0
 
+    checkpoint_always = False
+
     # The compiled programs --------------------------------------------------------------------------------------
 
     def _train(self, shared: Shared, records: ClientRecord) -> Outcome:
@@ -117,7 +133,7 @@ class StreamedBackend:
     def _models_of(self, shared: Shared, records: ClientRecord) -> Tree:
         return self.round.model(shared, (_places(shared), records))
 
-    def _tally(self, shared: Shared, sets: Any, records: ClientRecord) -> evaluation.Packed:
+    def _tally(self, shared: Shared, sets: list[evaluation.EvaluationSet], records: ClientRecord) -> evaluation.Packed:
         global_ = self.algorithm.server.model(shared.server)
         return self._evaluator.pack(self._evaluator.tally(sets, global_, self._models_of(shared, records)))
 
@@ -188,7 +204,7 @@ class StreamedBackend:
         return StreamedState(keys, none, servers, stores, none, none, info=info)
 
     def advance(self, states: StreamedState, rounds: int) -> StreamedState:
-        """The state ``rounds`` rounds later. ``states`` is used up: its stores go on in the result."""
+        """The state ``rounds`` rounds later. ``states`` is consumed: the result takes over its stores."""
         seeds = [self._advance_one(states, place, rounds) for place in range(len(states.round))]
         server, skipped, in_row, info = jax.tree.map(lambda *leaves: jnp.stack(leaves), *seeds)
         return states._replace(
@@ -228,7 +244,7 @@ class StreamedBackend:
         tallies = []
         for place in range(len(states.round)):
             key, server, store = _one_seed(states, place)
-            shared = Shared(self._evaluated_shards, key, server, {})
+            shared = Shared(self._evaluated_shards, key, server, {}, states.round[place])
             records = store.read(self.evaluated.tolist())
             tallies.append(self._run(self._tally, shared, self._evaluator.sets, records))
         return self._evaluator.summarise(jax.tree.map(lambda *leaves: np.stack(leaves), *tallies))
@@ -295,7 +311,7 @@ class StreamedBackend:
         check_seed(len(states.round), seed)
         return self.algorithm.server.model(_one_seed(states, seed)[1])
 
-    def personal_model(self, states: StreamedState, client: Any, seed: int = 0) -> Tree:
+    def personal_model(self, states: StreamedState, client: int, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
         check_seed(len(states.round), seed)
         check_client(self.federation.clients, client)
@@ -303,7 +319,7 @@ class StreamedBackend:
 
     def _personal(self, states: StreamedState, numbers: np.ndarray, seed: int) -> Tree:
         key, server, store = _one_seed(states, seed)
-        shared = Shared(self._fetch(numbers), key, server, {})
+        shared = Shared(self._fetch(numbers), key, server, {}, states.round[seed])
         return self._run(self._models_of, shared, store.read(numbers.tolist()))
 
     def models(self, states: StreamedState) -> tuple[Tree, Tree]:
@@ -315,6 +331,13 @@ class StreamedBackend:
             _joined([self._personal(states, numbers, place) for numbers in pieces], np.concatenate) for place in places
         ]
         return _joined([self.global_model(states, place) for place in places]), _joined(of_seed)
+
+    def evaluated_models(self, states: StreamedState) -> tuple[Tree, Tree]:
+        """Those of the state: an evaluation is done at once."""
+        return self.models(states)
+
+    def announce(self, states: StreamedState, round_: int, *, last: bool = False) -> None:
+        """No client is elsewhere."""
 
     def model_bytes(self) -> int | None:
         """What ``models`` takes for one seed; None if not every client is evaluated, as most may not even exist yet."""
@@ -350,7 +373,7 @@ class StreamedBackend:
         shared = Shared(shards, key, server, {}, devices.place(jnp.int32(0), place))
         run = self._trace_program if self.executor != "loop" else jax.eval_shape
         run(self._train, shared, records(self._each_round))
-        evaluated = Shared(self._evaluated_shards, key, server, {})
+        evaluated = Shared(self._evaluated_shards, key, server, {}, devices.place(jnp.int32(0), place))
         run(self._tally, evaluated, self._evaluator.sets, records(len(self.evaluated)))
         self.compile_seconds += time.perf_counter() - started
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
@@ -12,16 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred import aggregation, algorithms, data, tasks
+from pfedbred import settings as settings_
+from pfedbred.algorithms import local_optimizers
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.exchange import state_bytes
+from pfedbred.algorithms.kept_optimizers import keep_optimizers
+from pfedbred.algorithms.local_steps import drawn
+from pfedbred.data import augmentation
 from pfedbred.data.federation import Federation
 from pfedbred.data.minibatches import Batch
 from pfedbred.data.population import Population
 from pfedbred.engine import Backend, Plan, ResidentBackend, StreamedBackend, client_store, devices, metrics, selection
+from pfedbred.engine.backend import DataInfo
+from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.sigma import with_sigma
 from pfedbred.experiment.task import make_task
+from pfedbred.settings import schedules
 from pfedbred.types import Array
 
 S = TypeVar("S")
@@ -47,37 +55,28 @@ def build(experiment: Experiment, federation: Federation | Population | None = N
     backend: Backend[Any]
     if store == "device":
         assert isinstance(federation, Federation)
-        backend = ResidentBackend(algorithm, task, federation, plan)
+        backend = ResidentBackend(algorithm, task, federation, plan, varying(experiment, task, federation))
     else:
         folder, evaluated = experiment.store_dir, experiment.scored_clients
-        backend = StreamedBackend(algorithm, task, federation, plan, store, folder=folder, evaluated=evaluated)
+        changes = varying(experiment, task, federation)
+        backend = StreamedBackend(
+            algorithm, task, federation, plan, store, folder=folder, evaluated=evaluated, varying=changes
+        )
     _check_memory(experiment, backend)
     backend.trace(experiment.seeds)
     where: Any = backend.store
     return Built(dataclasses.replace(experiment, store=where), backend, newcomers)
 
 
-def build_sweep(
-    experiment: Experiment, federation: Federation | None, swept: Sequence[str]
-) -> tuple[Experiment, ResidentBackend]:
-    """Likewise, with a program whose inputs are the ``swept`` settings."""
+def build_sweep(experiment: Experiment, federation: Federation | None) -> tuple[Experiment, ResidentBackend]:
+    """Likewise, with a program whose inputs are the settings given to the backend's ``init``."""
     parts = _prepare(experiment, federation)
     if parts.store != "device":
         raise SettingError("a sweep keeps all clients on the device at every point: use fewer clients, or store device")
     assert isinstance(parts.federation, Federation)
-    settings = with_sigma(parts.experiment.settings)
-
-    def vary(own: Mapping[str, Array]) -> Algorithm:
-        return algorithms.factory(experiment.algorithm)(parts.task, **{**settings, **own})
-
-    backend = ResidentBackend(parts.algorithm, parts.task, parts.federation, parts.plan, vary)
+    changes = varying(parts.experiment, parts.task, parts.federation)
+    backend = ResidentBackend(parts.algorithm, parts.task, parts.federation, parts.plan, changes)
     _check_memory(parts.experiment, backend)
-    try:
-        backend.trace_shapes(dict.fromkeys(swept, np.ones(1, np.float32)))
-    except jax.errors.ConcretizationTypeError:
-        raise SettingError(
-            f"{' or '.join(swept)} decides how the program is built, and a sweep is one program"
-        ) from None
     return dataclasses.replace(parts.experiment, store="device"), backend
 
 
@@ -97,31 +96,78 @@ def load_data(experiment: Experiment) -> Federation | Population:
         # Loading takes as much memory again, twice.
         if found and _choose_store(experiment, found, states=2 * found.bytes) != "device":
             return found if task is None else found.for_task(task)
-    table: dict[str, Any] = {"missing": experiment.missing, "standardise": experiment.standardise}
-    return data.load(experiment.dataset, **options, **table, data_dir=experiment.data_dir, task=task)
+    for name in ("client_column", "label_column", "image_column", "features", "data_dir", "missing", "standardise"):
+        options[name] = getattr(experiment, name)
+    return data.load(experiment.dataset, **options, task=task)
 
 
 def make_plan(experiment: Experiment) -> Plan:
     """How the rounds are run."""
     chosen = experiment.fixed_clients()
     assert experiment.aggregated is not None
+    assert experiment.weights is not None
     return Plan(
-        selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
-        experiment.participation,
-        experiment.weights,
-        experiment.batch_size,
-        experiment.executor,
-        experiment.chunk,
-        aggregation.get(experiment.aggregate, outliers=experiment.outliers),
-        metrics.resolve(experiment.metrics, experiment.kind),
-        experiment.diagnostics,
-        experiment.screening,
+        select=selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
+        participation=experiment.participation,
+        weights=experiment.weights,
+        batch_size=experiment.batch_size,
+        executor=experiment.executor,
+        chunk=experiment.chunk,
+        rule=aggregation.get(experiment.aggregate, outliers=experiment.outliers),
+        metrics=metrics.resolve(experiment.metrics, experiment.kind),
+        diagnostics=experiment.diagnostics,
+        screening=experiment.screening,
+        last_batch=experiment.last_batch,
+        optimizer=local_optimizers.get(experiment.local_optimizer),
+        augment=augmentation.get(experiment.augment),
     )
 
 
-def make_algorithm(experiment: Experiment, task: Task) -> Algorithm:
-    """The algorithm, with files that its settings name read."""
-    return algorithms.build(experiment.algorithm, task, with_sigma(experiment.settings))
+def make_algorithm(
+    experiment: Experiment, task: Task, data: DataInfo, own: Mapping[str, Array] | None = None
+) -> Algorithm:
+    """The algorithm, with files that its settings name read; ``own`` replaces some of its settings.
+
+    Unless ``own`` is given, a setting with a schedule has its value in the first round.
+    """
+    settings: dict[str, Any] = {**with_sigma(experiment.settings), **(first_values(experiment) if own is None else own)}
+    algorithm = algorithms.build(experiment.algorithm, task, settings)
+    if experiment.keep_optimizer:
+        optimizer = local_optimizers.get(experiment.local_optimizer)
+        algorithm = keep_optimizers(algorithm, optimizer, example_batch(data, task))
+    return algorithm
+
+
+def example_batch(data: DataInfo, task: Task) -> Batch:
+    """A batch of one sample, for the shapes of what an algorithm computes."""
+    kind = jnp.int32 if data.words else jnp.float32
+    return Batch(jnp.zeros((1, *data.shape), kind), task.kind.blank_labels(data.classes))
+
+
+def varying(experiment: Experiment, task: Task, data: DataInfo) -> Varying:
+    """The algorithm as a function of the settings that vary, and those that have a schedule."""
+
+    params = jax.eval_shape(task.model.init, jax.random.key(0))
+    kind = jnp.result_type(*jax.tree.leaves(params))
+    tables = {name: values.astype(kind) for name, values in schedule_tables(experiment).items()}
+    return Varying(lambda own: make_algorithm(experiment, task, data, own), tables)
+
+
+def schedule_tables(experiment: Experiment) -> dict[str, np.ndarray]:
+    """The value in every round of each setting that has a schedule."""
+    if isinstance(experiment.algorithm, Algorithm):
+        return {}
+    known = settings_.declared(algorithms.factory(experiment.algorithm))
+    return {
+        name: schedules.table(name, value, experiment.rounds, known[name].annotation)
+        for name, value in experiment.settings.items()
+        if schedules.may_vary(known[name].annotation) and schedules.is_schedule(value)
+    }
+
+
+def first_values(experiment: Experiment) -> dict[str, float]:
+    """Of the settings that have a schedule."""
+    return {name: float(values[0]) for name, values in schedule_tables(experiment).items()}
 
 
 class _Parts(NamedTuple):
@@ -137,21 +183,26 @@ class _Parts(NamedTuple):
 
 
 def _prepare(experiment: Experiment, federation: Federation | Population | None) -> _Parts:
-    given = federation is not None
+    # Of other data the dataset's own numbers say nothing.
+    experiment = experiment.checked(data_elsewhere=federation is not None)
     if federation is None:
         federation = load_data(experiment)
     else:
         federation = federation.for_task(_data_task(experiment) or federation.task)
-    experiment = experiment.for_data(federation, data_elsewhere=given)  # its dataset's own numbers say nothing of it
+    experiment = experiment.for_data(federation)
+    if experiment.validation:
+        federation = federation.with_validation(experiment.validation, experiment.split_seed or 0)
+        if isinstance(federation, Federation) and not len(federation.parts["validation"].y):
+            raise SettingError(f"validation = {experiment.validation} keeps no sample of any client: use a larger part")
     newcomers = None
     if experiment.held_out_clients:
         if isinstance(federation, Population):
             raise SettingError("held_out_clients needs the samples of all clients, but these are generated on demand")
         federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
     task = make_task(experiment, federation)
-    algorithm, plan = make_algorithm(experiment, task), make_plan(experiment)
+    algorithm, plan = make_algorithm(experiment, task, federation), make_plan(experiment)
     plan.check_rule(algorithm, experiment.algorithm_name)
-    store = _decide_store(experiment, federation, algorithm, task)
+    store = _decide_store(experiment, federation, algorithm)
     return _Parts(experiment, federation, newcomers, task, algorithm, plan, store)
 
 
@@ -175,14 +226,12 @@ def _choose_store(experiment: Experiment, federation: Federation | Population, s
 
 
 def _decide_store(
-    experiment: Experiment, federation: Federation | Population, algorithm: Algorithm, task: Task
+    experiment: Experiment, federation: Federation | Population, algorithm: Algorithm
 ) -> Literal["device", "memory", "file"]:
     """Where the clients are between their rounds."""
     states = 0
     if experiment.participation == "sample":
-        one = federation.take(np.arange(1))
-        sample = Batch(jnp.asarray(one.inputs(one.train).take(np.arange(1))), jnp.asarray(one.train.y[:1]))
-        states = federation.clients * experiment.seeds * state_bytes(algorithm, task, sample)
+        states = federation.clients * experiment.seeds * state_bytes(algorithm)
     store: Any = _choose_store(experiment, federation, states)
     if isinstance(federation, Population):
         cohort, room = (experiment.aggregated or 0) * federation.client_bytes, devices.host_memory()
@@ -201,10 +250,16 @@ def _decide_store(
     return store
 
 
+def _most_minibatches(backend: Backend[Any]) -> int:
+    """In a pass of the largest client, if its size is known."""
+    return int(backend.plan.batching.per_pass(max(backend.samples.train.sizes, default=1))) if backend.samples else 1
+
+
 def _check_memory(experiment: Experiment, backend: Backend[Any]) -> None:
     """Rejects what the device has no memory for. A run that merely takes long is the user's decision."""
     client, federation = backend.algorithm.client, backend.federation
-    samples = max(client.draws, client.model_draws) * experiment.batch_size
+    most = _most_minibatches(backend)
+    samples = max(drawn(each, most) for each in (client.draws, client.model_draws)) * experiment.batch_size
     if samples >= 2**31:
         raise SettingError(
             f"a client would read {samples:,} samples in a round, which must be below 2**31: "

@@ -10,7 +10,7 @@ from pfedbred import algorithms
 from pfedbred import settings as settings_
 from pfedbred.errors import SettingError
 from pfedbred.experiment import references
-from pfedbred.experiment.configuration import field_names, plain_defaults
+from pfedbred.experiment.configuration import default_weights, field_names, plain_defaults
 
 
 def command(experiment: Mapping[str, Any], verb: str = "run", without: Sequence[str] = ()) -> str | None:
@@ -21,8 +21,8 @@ def command(experiment: Mapping[str, Any], verb: str = "run", without: Sequence[
     """
     if not references.reproducible(experiment):
         return None
-    defaults = plain_defaults()
-    omitted = ("algorithm", "settings", *field_names(result=False))  # said otherwise, or true of one machine only
+    defaults = {**plain_defaults(), "weights": default_weights(experiment.get("select"))}
+    omitted = ("algorithm", "settings", *field_names(result=False))  # handled below, or machine-specific
     parts = [f"pfedbred {verb}", f"--algorithm {shlex.quote(experiment['algorithm'])}"]
     for name, value in experiment.items():
         if name in defaults and name not in omitted and value is not None and value != defaults[name]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pfedbred import aggregation, algorithms, data, models, tasks
 from pfedbred import settings as settings_
+from pfedbred.algorithms import local_optimizers
 from pfedbred.algorithms.base import Algorithm
+from pfedbred.data import augmentation
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
 from pfedbred.engine import executors, metrics, selection
@@ -59,6 +64,10 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             for name, hint in settings_.hints(Experiment).items()
         }
         values["settings"] = self._settings(values["algorithm"])
+        values["weights"] = values["weights"] or default_weights(values["select"])
+        values["local_optimizer"] = local_optimizers.text(values["local_optimizer"])
+        augmentation.get(values["augment"])
+        values["metrics"] = _given_metrics(values["metrics"])
         values["class_weights"] = _weights(values["class_weights"])
         experiment = dataclasses.replace(self, **values)
         executors.choose(experiment.executor)
@@ -113,7 +122,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             metrics.listed(self.metrics or ())
             return self
         chosen = metrics.resolve(self.metrics, tasks.get(self.task))
-        names = [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
+        names: list[Any] = [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
         return dataclasses.replace(self, metrics=names)
 
     @property
@@ -141,18 +150,18 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
 
     def _with_data_defaults(self) -> Experiment:
         """The dataset's own numbers filled in, and paths made absolute, to mean the same wherever they are read."""
-        experiment = dataclasses.replace(
-            self,
-            data_dir=self.data_dir and absolute_path(self.data_dir),
-            store_dir=self.store_dir and absolute_path(self.store_dir),
-            glove=self.glove and absolute_path(self.glove),
-        )
+        given = {name: getattr(self, name) for name in field_names(path=True)}
+        paths: dict[str, Any] = {name: absolute_path(path) for name, path in given.items() if path}
+        experiment = dataclasses.replace(self, **paths)
         if isinstance(self.dataset, Federation | Population):
             return dataclasses.replace(experiment, task=self.task or self.dataset.task)
         if not isinstance(self.dataset, str):
             return experiment
-        if data.is_file(self.dataset):
-            return dataclasses.replace(experiment, dataset=absolute_path(self.dataset))
+        kind, rest = data.address(self.dataset)
+        if kind == data.HUB:
+            return experiment
+        if kind == data.PFLLIB or data.is_file(rest):
+            return dataclasses.replace(experiment, dataset=kind + absolute_path(rest))
         known, _ = data.find(self.dataset)
         chosen = self.split or "paper"
         split, _, _ = data.find_split(chosen, known)
@@ -230,6 +239,11 @@ def field_names(**metadata: bool) -> list[str]:
     ]
 
 
+def default_weights(select: Any) -> str:
+    """The averaging weights where none are given: size counts once, in the selection or in the average."""
+    return "uniform" if selection.counts_size(select) else "data"
+
+
 def plain_defaults() -> dict[str, Any]:
     """Every field's default as a checked experiment would record it, for files from before a field existed."""
     defaults: dict[str, Any] = {
@@ -237,7 +251,12 @@ def plain_defaults() -> dict[str, Any]:
         for each in dataclasses.fields(Experiment)
     }
     usual = tasks.CLASSIFICATION
-    return {**defaults, "task": usual.name, "metrics": [each.name for each in metrics.resolve(None, usual)]}
+    return {
+        **defaults,
+        "task": usual.name,
+        "metrics": [each.name for each in metrics.resolve(None, usual)],
+        "weights": default_weights(defaults["select"]),
+    }
 
 
 def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -260,9 +279,18 @@ def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def _resolved(name: str, value: Any, hint: Any) -> Any:
-    """The value, imported if the field takes objects and this is an import path; a tuple as a list."""
-    if isinstance(value, tuple) and type(value) is tuple:
+    """The value, imported if the field takes objects and this is an import path.
+
+    A tuple or an array becomes a list, a path the text of an absolute one, so that it is not taken for a name.
+    """
+    if isinstance(value, os.PathLike):
+        return absolute_path(value)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, tuple) and type(value) is tuple:
         value = list(value)
+    if name == "dataset" and data.address(value)[0]:  # hub:... and pfllib:... are no import paths
+        return value
     return references.resolve(value, name) if _takes_objects(hint) else value
 
 
@@ -275,6 +303,14 @@ def _weights(given: str | list[float] | None) -> str | list[float] | None:
         return [settings_.check("class_weights", each, settings_.NonNegative) for each in parts]
     except SettingError:
         raise SettingError(f"class_weights must be balanced, or numbers >= 0 such as 1,5, not {given!r}") from None
+
+
+def _given_metrics(given: Any) -> list[Any] | None:
+    """The metrics that are given: names, and objects for those that no table knows."""
+    if given is None:
+        return None
+    listed = references.resolve(metrics.as_list(given), "metrics")
+    return [references.built(each, metrics.get) if callable(each) else each for each in listed]
 
 
 def _takes_objects(hint: Any) -> bool:
@@ -291,9 +327,9 @@ def _is_client_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= 10
 
 
-def absolute_path(path: str) -> str:
+def absolute_path(path: str | os.PathLike[str]) -> str:
     """The path, wherever the program is run from."""
     try:
         return str(Path(path).resolve())
     except (OSError, ValueError, RuntimeError):  # a zero byte, or links that go round in a circle
-        raise SettingError(f"{path!r} is not a valid path") from None
+        raise SettingError(f"{str(path)!r} is not a valid path") from None

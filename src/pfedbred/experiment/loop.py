@@ -18,6 +18,7 @@ from pfedbred.engine.newcomers import join
 from pfedbred.engine.screening import Rejections, diverged, total
 from pfedbred.experiment.building import Built
 from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.callbacks.choosing import ChosenModels
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
 
@@ -25,13 +26,18 @@ S = TypeVar("S")
 
 
 def train(
-    built: Built[S], callbacks: Sequence[Callback] = (), start: Progress[S] | None = None, folder: Path | None = None
+    built: Built[S],
+    callbacks: Sequence[Callback] = (),
+    start: Progress[S] | None = None,
+    folder: Path | None = None,
+    keep_models: bool | None = None,
 ) -> Run[S]:
     """Runs the experiment's rounds, from the beginning or from where a checkpoint left it.
 
-    ``folder`` is the run folder that the callbacks write into, if they do.
+    ``folder`` is the run folder that the callbacks write into, if they do. ``keep_models`` is whether to keep the
+    models of the rounds chosen on validation samples; by default if they are small.
     """
-    return _Training(built, callbacks, start, folder).run()
+    return _Training(built, [ChosenModels(keep_models), *callbacks], start, folder).run()
 
 
 class _Moment(NamedTuple):
@@ -166,6 +172,7 @@ class _Training(Generic[S]):
             self._finished if progress.round < self._experiment.rounds else None,
             self._diverged,
             self._folder,
+            progress.chosen,
         )
 
 

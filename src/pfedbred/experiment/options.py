@@ -7,6 +7,7 @@ A field's metadata says what the rest of the library needs to know of it:
     identifies   whether it is part of what identifies a result of the paper's tables
     deployed     whether a real federation's run config may set it
     sent         whether it is sent to the clients of a real federation
+    path         whether it is a path, recorded as an absolute one
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import optax
+
+from pfedbred.aggregation import RULES
 from pfedbred.data.federation import Federation
+from pfedbred.data.partition import SPLITS
 from pfedbred.data.population import Population
-from pfedbred.engine.metrics import Metric
+from pfedbred.engine.metrics import METRICS, Given, Metric
+from pfedbred.engine.selection import SELECTIONS
 from pfedbred.models import Model
 from pfedbred.settings.values import Count, Fraction, Minority, NonNegativeCount, Seed
 from pfedbred.tasks import TaskKind
@@ -32,9 +38,17 @@ def option(
     identifies: bool = True,
     deployed: bool = False,
     sent: bool = False,
+    path: bool = False,
 ) -> Any:
     """A field with its metadata. A mutable default is given as a function that makes it."""
-    metadata = {"help": help, "result": result, "identifies": identifies, "deployed": deployed, "sent": sent}
+    metadata = {
+        "help": help,
+        "result": result,
+        "identifies": identifies,
+        "deployed": deployed,
+        "sent": sent,
+        "path": path,
+    }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -45,10 +59,12 @@ class DataOptions:
     """Which samples each client has."""
 
     dataset: str | Federation | Population | Callable[..., Any] = option(
-        "digits", "dataset by name (see 'pfedbred list datasets'), or your own file"
+        "digits", "dataset by name (see 'pfedbred list datasets'), hub:OWNER/NAME, pfllib:FOLDER, or your own file"
     )
     split: str | Callable[..., Any] | None = option(
-        None, "paper, column, iid, dirichlet(0.5), labels(3) or quantity(0.5); by default the dataset's usual one"
+        None,
+        f"how samples are split over clients: paper, {', '.join(SPLITS)}, with settings in parentheses as in "
+        "dirichlet(0.5); by default the dataset's usual split",
     )
     clients: Count | None = option(
         None, "clients to split the data over; by default the dataset's own number", identifies=False
@@ -64,8 +80,17 @@ class DataOptions:
         "folder with the data; by default $PFEDBRED_DATA, the cache, or a download",
         result=False,
         identifies=False,
+        path=True,
     )
-    glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned")
+    client_column: str | None = option(
+        None, "column of a table with each sample's client [default: client]", identifies=False
+    )
+    label_column: str | None = option(None, "column of a table with the labels [default: label or y]", identifies=False)
+    image_column: str | None = option(None, "column of a table with the images that are the inputs", identifies=False)
+    features: str | list[str] | None = option(
+        None, "columns of a table that are the inputs, separated by commas; by default all others", identifies=False
+    )
+    glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned", path=True)
     missing: Literal["mean", "median"] | None = option(
         None,
         "what fills the gaps of a table, of the client's training samples: mean or median [default: mean]",
@@ -78,6 +103,12 @@ class DataOptions:
     )
     held_out_clients: Fraction | None = option(
         None, "fraction of the clients kept out of training; they join at the end and are evaluated"
+    )
+    validation: Fraction | None = option(
+        None,
+        "fraction of each client's training samples kept out of training, to choose a round by",
+        deployed=True,
+        sent=True,
     )
 
 
@@ -123,13 +154,22 @@ class MethodOptions:
 
     algorithm: Any = option("mg-meta", "algorithm by name (see 'pfedbred list algorithms')", deployed=True, sent=True)
     settings: Any = option(dict, sent=True)
+    local_optimizer: str | dict[str, Any] | optax.GradientTransformation | Callable[..., Any] = option(
+        "sgd",
+        "optimizer of local steps, an optax one by name: sgd(momentum=0.9), adam(clip=1, weight_decay=0.001)",
+        deployed=True,
+        sent=True,
+    )
+    keep_optimizer: bool = option(
+        False, "clients keep their optimizer's state from round to round", deployed=True, sent=True
+    )
 
 
 @dataclass(frozen=True)
 class ProtocolOptions:
     """How rounds go and how they are evaluated, whatever the algorithm."""
 
-    rounds: Count = option(100, "rounds of training", deployed=True)
+    rounds: Count = option(100, "rounds of training", deployed=True, sent=True)
     seeds: Count = option(1, "how many seeds to run side by side")
     seed: NonNegativeCount = option(0, "the first seed; the others follow it", deployed=True, sent=True)
     joining_rounds: Count = option(5, "rounds of local training for a held-out client that joins")
@@ -143,11 +183,14 @@ class ProtocolOptions:
         None, "clients whose uploads a round averages; by default a fifth of them", deployed=True
     )
     select: str | list[int] | Callable[..., Any] = option(
-        "uniform", "how they are selected: uniform, by-data, or client numbers such as 0,3,5", deployed=True
+        "uniform",
+        f"how the averaged clients are selected: {', '.join(SELECTIONS)}, or client numbers such as 0,3,5",
+        deployed=True,
     )
-    weights: Literal["data", "unbounded", "uniform"] = option(
-        "data",
-        "averaging weights: by training samples, with or without a limit on a client's share, or uniform",
+    weights: Literal["data", "unbounded", "uniform"] | None = option(
+        None,
+        "averaging weights: by training samples, capped (data) or not (unbounded), or uniform [default: data; with "
+        "select by-data uniform, as size would count twice]",
         deployed=True,
     )
     screening: Literal["directions", "norms"] = option(
@@ -157,17 +200,27 @@ class ProtocolOptions:
     )
     aggregate: str | Callable[..., Any] = option(
         "mean",
-        "aggregation rule: mean, or median, trimmed, clipped or krum, which are robust to faulty clients",
+        f"aggregation rule: {', '.join(RULES)}; all but mean are robust to faulty clients",
         deployed=True,
     )
     outliers: Minority = option(
         0.2, "fraction of a round's uploads that trimmed (at each end) and krum drop", deployed=True
     )
     batch_size: Count = option(20, "samples in a minibatch", deployed=True, sent=True)
+    last_batch: Literal["keep", "drop"] = option(
+        "keep",
+        "the smaller last minibatch of a pass, in training by epochs: keep or drop it",
+        deployed=True,
+        sent=True,
+    )
+    augment: str | Callable[..., Any] | None = option(
+        None, "random changes to training images: crop, flip or crop-flip", deployed=True, sent=True
+    )
     eval_every: Count = option(1, "rounds between evaluations", deployed=True)
-    metrics: str | list[str | Metric] | None = option(
+    metrics: str | list[Given] | Metric | Callable[..., Any] | None = option(
         None,
-        "metrics on the test samples, such as f1,auroc,ece (see 'pfedbred list metrics'); by default the task's",
+        f"metrics on the test samples, such as {','.join(list(METRICS)[2:5])} (see 'pfedbred list metrics'); by "
+        "default the task's",
         identifies=False,
         deployed=True,
         sent=True,
@@ -187,7 +240,7 @@ class ExecutionOptions:
 
     store: Literal["auto", "device", "memory", "file"] = option(
         "auto",
-        "where clients are kept between their rounds: device, memory, file, or auto: the first with room",
+        "where clients are kept between their rounds: device, memory or file; auto picks the first that fits",
         identifies=False,
     )
     store_dir: str | None = option(
@@ -195,6 +248,7 @@ class ExecutionOptions:
         "folder for the file of client states; by default the system's for temporary files",
         result=False,
         identifies=False,
+        path=True,
     )
     scored_clients: Count | None = option(
         None,

@@ -10,6 +10,7 @@ import numpy as np
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.history import Point
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.runs.chosen import Chosen
 
 S = TypeVar("S")
 
@@ -29,6 +30,7 @@ class Progress(Generic[S]):
       round_seconds: of one round, for each stretch of rounds; a resumed run starts with the median so far.
       pace: seconds of a round in this process; None before the first one.
       save_seconds: what the last checkpoint took to write.
+      chosen: the models of the rounds that are best on validation samples so far; None without any.
     """
 
     experiment: Experiment
@@ -41,6 +43,7 @@ class Progress(Generic[S]):
     round_seconds: list[float] = field(default_factory=list)
     pace: float | None = None
     save_seconds: float = 0.0
+    chosen: Chosen | None = None
 
     @property
     def typical_round_seconds(self) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -18,16 +19,34 @@ _REFERENCE = re.compile(r"(?P<module>[A-Za-z_]\w+(?:\.\w+)*):(?P<name>[A-Za-z_]\
 _NOT_REPRODUCIBLE = re.compile(r"<(?P<name>.*), not importable>")
 
 
+_imported: dict[int, tuple[Any, str]] = {}  # by identity; the object is kept, so that no other gets its identity
+
+
 def import_path(value: Any) -> str | None:
     """``package.module:name``, if importing that gives this very object in another process too."""
+    if id(value) in _imported:
+        return _imported[id(value)][1]
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
-        return None
-    try:
-        found = attrgetter(name)(sys.modules[module])
-    except (KeyError, AttributeError):
-        return None
-    return f"{module}:{name}" if found is value else None
+    if isinstance(module, str) and isinstance(name, str) and module != "__main__" and "<" not in name:
+        with suppress(KeyError, AttributeError):
+            if attrgetter(name)(sys.modules[module]) is value:
+                return f"{module}:{name}"
+    paths = [
+        f"{module}:{name}"
+        for module, each in list(sys.modules.items())
+        for name, held in list(getattr(each, "__dict__", {}).items())
+        if held is value and module != "__main__" and _REFERENCE.fullmatch(f"{module}:{name}")
+    ]
+    return min(paths, key=lambda path: (len(path), path), default=None)
+
+
+def built(given: Any, build: Callable[[Any], Any]) -> Any:
+    """``build(given)``, which is recorded as the function ``given`` that made it, if it is one."""
+    made = build(given)
+    path = import_path(given) if callable(given) else None
+    if path:
+        _imported[id(made)] = made, path
+    return made
 
 
 def object_name(value: Any) -> str:
@@ -66,11 +85,13 @@ def resolve(value: Any, where: str) -> Any:
     if not reference:
         return value
     try:
-        return attrgetter(reference["name"])(importlib.import_module(reference["module"]))
+        found = attrgetter(reference["name"])(importlib.import_module(reference["module"]))
     except (ImportError, AttributeError) as problem:
         raise SettingError(f"{where}: cannot import {value}: {problem}") from None
     except Exception as problem:  # whatever the user's module does when it is imported
         raise SettingError(f"{where}: cannot import {value}: {type(problem).__name__}: {problem}") from None
+    _imported[id(found)] = found, value
+    return found
 
 
 def reproducible(value: Any) -> bool:

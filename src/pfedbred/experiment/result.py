@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -12,12 +12,16 @@ from pfedbred.engine.backend import Backend
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.history import Part, Point, Which, curve
 from pfedbred.engine.screening import Rejections
+from pfedbred.errors import SettingError
 from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.runs.chosen import Chosen
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.summary import summary
+from pfedbred.types import Tree
 
 S = TypeVar("S")
+When = Literal["chosen", "last"]
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Run(Generic[S]):
       finished_early: why it was complete before its last round; None if it was not.
       diverged: the round at which all seeds were found to have diverged, where the run ended; None if they did not.
       folder: the run folder, if it has one.
+      chosen: the rounds chosen on validation samples, and their models; None without such samples.
     """
 
     experiment: Experiment
@@ -53,6 +58,7 @@ class Run(Generic[S]):
     finished_early: str | None = None
     diverged: int | None = None
     folder: Path | None = None
+    chosen: Chosen | None = None
 
     @property
     def rejections(self) -> Rejections:
@@ -67,13 +73,28 @@ class Run(Generic[S]):
         """Accuracy by evaluation and seed."""
         return self.curve("accuracy", model, part)
 
-    def global_model(self, seed: int = 0) -> Any:
-        """The parameters of G, for the seed at that position."""
-        return self.backend.global_model(self.state, seed)
+    def global_model(self, seed: int = 0, *, at: When | None = None) -> Tree:
+        """The parameters of G, for the seed at that position: of the chosen round if there is one, else of the last."""
+        last = self.backend.global_model(self.state, seed)
+        return self._kept("global", (seed,), last) if self._is_chosen(at) else last
 
-    def personal_model(self, client: int, seed: int = 0) -> Any:
-        """The parameters of a client's P, for the seed at that position."""
-        return self.backend.personal_model(self.state, client, seed)
+    def personal_model(self, client: int, seed: int = 0, *, at: When | None = None) -> Tree:
+        """The parameters of a client's P, for the seed at that position, likewise."""
+        last = self.backend.personal_model(self.state, client, seed)
+        return self._kept("personal", (seed, client), last) if self._is_chosen(at) else last
+
+    def _is_chosen(self, at: When | None) -> bool:
+        if at not in (None, "chosen", "last"):
+            raise SettingError(f"at must be 'chosen' or 'last', not {at!r}")
+        if at == "chosen" and self.chosen is None:
+            raise SettingError("no round was chosen: keep samples to choose one by with validation=0.2")
+        return at == "chosen" or (at is None and self.chosen is not None)
+
+    def _kept(self, model: Which, place: tuple[int, ...], like: Tree) -> Tree:
+        assert self.chosen is not None
+        if self.chosen.models is None:
+            raise SettingError("the models of the chosen round were not kept: give keep_models=True, or at='last'")
+        return self.chosen.tree(model, place, like)
 
     def record(self) -> RunRecord:
         """The run as its folder would tell it."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pfedbred.engine.backend import Saved
+from pfedbred.engine.history import has_validation
 from pfedbred.errors import SettingError
 from pfedbred.experiment.building import Built
 from pfedbred.experiment.configuration import changed_options
 from pfedbred.experiment.progress import Progress
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
-from pfedbred.io.tensors import Damaged
 from pfedbred.runs import checkpoints, layout, locks
+from pfedbred.runs.chosen import Chosen, load_models
 from pfedbred.runs.config_file import read_config
 from pfedbred.runs.metrics_file import digest, read_points, size_of
 
@@ -71,9 +72,9 @@ def latest_checkpoint(folder: Path, warn: Callable[[str], None]) -> checkpoints.
     def fits(found: checkpoints.Checkpoint) -> None:
         facts = _current(found.facts, found.path)
         if facts["metrics"] > size_of(folder):
-            raise Damaged(f"metrics.jsonl is shorter than when {found.path} was written")
+            raise checkpoints.Misfit(f"metrics.jsonl is shorter than when {found.path} was written")
         if facts["metrics_sha256"] not in (None, digest(folder, facts["metrics"]).hexdigest()):
-            raise Damaged(f"metrics.jsonl has been changed since {found.path} was written")
+            raise checkpoints.Misfit(f"metrics.jsonl has been changed since {found.path} was written")
 
     return checkpoints.latest(folder, warn, fits)
 
@@ -94,14 +95,16 @@ def load_progress(folder: Path, built: Built[S], found: checkpoints.Checkpoint) 
     data = backend.federation.facts
     if facts["data"] not in (None, data):
         raise SettingError(f"{folder} was run on other data: {facts['data']}, now {data}")
+    points = read_points(folder, facts["metrics"])
     progress = Progress(
         experiment,
         backend,
         backend.load(Saved(found.arrays, found.facts), experiment.seeds),
         found.round,
-        read_points(folder, facts["metrics"]),
+        points,
         facts["seconds"],
         facts["compile_seconds"],
         [facts["round_seconds"]] if facts["round_seconds"] else [],
+        chosen=Chosen(models=load_models(found.arrays)) if has_validation(points) else None,
     )
     return progress, facts["metrics"]

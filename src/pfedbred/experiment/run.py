@@ -18,7 +18,9 @@ from pfedbred.experiment.building import Built, build
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.checkpointing import Checkpoints
 from pfedbred.experiment.callbacks.metrics_writer import MetricsWriter
+from pfedbred.experiment.callbacks.model_writer import ModelWriter
 from pfedbred.experiment.callbacks.outcome import Outcome
+from pfedbred.experiment.callbacks.pictures import Pictures
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
 from pfedbred.experiment.result import Run
@@ -53,7 +55,6 @@ class FolderOptions:
       source: the folder to resume from, if it is not the one written into.
       warn: is called with what is wrong but not fatal.
       extra: more content for summary.json.
-      checkpoint_always: whether to write one also before the first round, and after rounds that changed nothing.
     """
 
     checkpoint_every: int | None = None
@@ -63,7 +64,6 @@ class FolderOptions:
     source: Path | None = None
     warn: Callable[[str], None] = warn
     extra: Callable[[Run[Any]], dict[str, Any]] | None = None
-    checkpoint_always: bool = False
 
 
 def run(
@@ -89,7 +89,8 @@ def run(
       resume: resume the run in ``out`` where it stopped, or start it if there is none.
       overwrite: replace the run in ``out``.
       checkpoint_every: rounds between checkpoints; 0 for none, None for one a minute.
-      keep_models: whether to keep the trained models in ``out``; by default if they are small.
+      keep_models: whether to keep the trained models in ``out``, and those of the round chosen on validation samples
+        while it trains; by default if they are small.
       **options: fields of :class:`pfedbred.Experiment`.
 
     Example:
@@ -107,7 +108,7 @@ def run(
     if out is None:
         if resume or overwrite:
             raise SettingError("resume and overwrite need a run folder: give out=...")
-        return train(build(experiment, federation), callbacks)
+        return train(build(experiment, federation), callbacks, keep_models=keep_models)
     if resume and overwrite:
         raise SettingError("overwrite starts again and resume continues: give one of them")
     folder = Path(out)
@@ -135,13 +136,16 @@ def run_into(
         before = read_config(source / layout.CONFIG)
         check_unchanged(source, built.experiment.plain(), before)
         if "screening" not in before:
-            how.warn("this run began before updates were screened by direction and weights bounded; now they are")
+            now = "updates are now also screened by direction, and averaging weights capped"
+            how.warn(f"resuming a run of an earlier version: {now}")
         found = latest_checkpoint(source, how.warn)
         if found:
             start, metrics_size = load_progress(source, built, found)
     metrics = MetricsWriter(folder, keep=metrics_size if source == folder else 0)
-    saver = Checkpoints(folder, metrics, how.checkpoint_every, always=how.checkpoint_always)
-    outcome = [Outcome(folder, how.keep_models, how.extra)] if how.outcome else []
+    saver = Checkpoints(folder, metrics, how.checkpoint_every)
+    outcome: list[Callback] = []
+    if how.outcome:
+        outcome = [ModelWriter(folder, how.keep_models, how.warn), Pictures(folder), Outcome(folder, how.extra)]
     try:
         with writing_into(folder):
             for each in layout.leftovers(folder):
@@ -150,7 +154,7 @@ def run_into(
                 checkpoints.remove_after(folder, start.round if start else 0)
         write_config(folder / layout.CONFIG, built.experiment.plain(), "run")
         # The outcome is written before a user's callback sees the end, and a checkpoint after it has seen a pause.
-        return train(built, [metrics, *outcome, *callbacks, saver], start, folder)
+        return train(built, [metrics, *outcome, *callbacks, saver], start, folder, how.keep_models)
     except WriteError as problem:
         raise SettingError(f"{problem}; {what_is_saved(source)}") from None
     except (MemoryError, jax.errors.JaxRuntimeError) as problem:

@@ -1,19 +1,18 @@
 """Sweeps: one experiment with many values of its hyper-parameters, all of them in one compiled program.
 
-The settings that differ are numbers in the program, not part of it; every point of the grid is a run beside the others,
-as seeds are. Points that do not fit into memory together run in groups, all with the same program.
+The settings that differ are numbers in the program, not part of it; every point is a run beside the others, as seeds
+are. As many points as fit run together. A point that is finished, or stopped early, makes room for the next one: the
+places in the program are independent of each other, each at a round of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
@@ -22,164 +21,273 @@ from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
 from pfedbred.engine import metrics
-from pfedbred.engine.history import Which
+from pfedbred.engine.resident import ResidentBackend, State
 from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment.building import build_sweep
+from pfedbred.experiment import samplers
+from pfedbred.experiment.building import build_sweep, load_data
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.halving import Halving
+from pfedbred.experiment.space import Range, Space
+from pfedbred.experiment.sweep_result import MODELS, Sweep, Tables
 from pfedbred.io.strict import finite_or_none
-from pfedbred.runs.provenance import provenance
 
-Grid = Mapping[str, Sequence[float]]
-_MODELS: tuple[Which, ...] = ("global", "personal")
 _MEMORY = 4 * 2**30  # for the states of the points that run together
+_VALIDATION = 0.2  # of each client's training samples, unless the data or the user decides it
+_BATCHES = 5  # of points from a sampler that learns
+_GENERATIONS = 3  # of points in each place, if some stop early
 
 
-def parse_grid(texts: Sequence[str]) -> dict[str, list[float]]:
-    """``eta=0.01:0.5:8`` is eight values from 0.01 to 0.5; ``eta=0.01,0.1`` is these two."""
-    grid: dict[str, list[float]] = {}
-    for text in texts:
-        name, equals, values = (part.strip() for part in text.partition("="))
-        try:
-            if not equals or not name or name in grid:
-                raise ValueError
-            if ":" in values:
-                first, last, count = values.split(":")
-                if not 1 <= int(count) <= 10_000:
-                    raise ValueError
-                grid[name] = [float(each) for each in np.linspace(float(first), float(last), int(count))]
-            else:
-                grid[name] = [float(each) for each in values.split(",")]
-        except ValueError:
-            if equals and name and name not in grid and ":" not in values:
-                raise SettingError(f"--grid {name} takes numbers, not {values!r}") from None
-            raise SettingError(
-                f"--grid takes NAME=FIRST:LAST:COUNT or NAME=A,B,C, each name once, not {text!r}"
-            ) from None
-    return grid
+class Keeper(Protocol):
+    """Keeps a sweep while it runs, so that it can be resumed, and tells when to stop."""
 
+    def restore(self, sweeping: Sweeping) -> None:
+        """Brings a sweep to where it was interrupted, if it was."""
 
-@dataclass(frozen=True)
-class Sweep:
-    """A finished sweep.
-
-    Attributes:
-      experiment: what was run; its settings are those of the first point.
-      names: of the settings that differ.
-      points: their values, one row for each point.
-      rounds: of the evaluations.
-      global_: test accuracy of G by point, evaluation and seed.
-      personal: likewise of P.
-      compile_seconds: time spent compiling.
-      total_seconds: all of it.
-    """
-
-    experiment: Experiment
-    names: tuple[str, ...]
-    points: np.ndarray
-    rounds: list[int]
-    global_: np.ndarray
-    personal: np.ndarray
-    compile_seconds: float
-    total_seconds: float
-
-    def best_accuracy(self, model: str) -> np.ndarray:
-        """Of each point: the best over the rounds, averaged over seeds; NaN where a run diverged."""
-        accuracy = self.personal if model == "personal" else self.global_
-        return accuracy.max(axis=1).mean(axis=1)
-
-    def record(self) -> dict[str, Any]:
-        """The content of sweep.json: every point with its best accuracies, and what made them."""
-        best = zip(self.best_accuracy("global"), self.best_accuracy("personal"), strict=True)
-        points = [
-            {**_named(self.names, row), "global": finite_or_none(g), "personal": finite_or_none(p)}
-            for row, (g, p) in zip(self.points, best, strict=True)
-        ]
-        return {
-            "algorithm": self.experiment.algorithm_name,
-            "grid": list(self.names),
-            "best": self.best_point(),
-            "points": points,
-            "seconds": {"compile": round(self.compile_seconds, 4), "total": round(self.total_seconds, 4)},
-            **provenance(),
-            "experiment": self.experiment.plain(),
-        }
-
-    def best_point(self) -> dict[str, float]:
-        """The settings with the best personal models."""
-        return _named(self.names, self.points[int(np.nanargmax(self.best_accuracy("personal")))])
-
-
-def _named(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
-    return dict(zip(names, map(float, values), strict=True))
+    def pause(self, sweeping: Sweeping) -> None:
+        """Called after every evaluation; raises an exception to stop."""
 
 
 def sweep(
     experiment: Experiment,
-    grid: Grid,
+    grid: Space,
     *,
     federation: Federation | None = None,
+    points: int | None = None,
+    sampler: str | None = None,
+    halving: bool = False,
+    choose_on_test: bool = False,
     memory: int = _MEMORY,
     observe: Callable[[int, int], None] | None = None,
+    note: Callable[[str], None] | None = None,
+    keeper: Keeper | None = None,
 ) -> Sweep:
-    """Runs the experiment at every point of the grid.
+    """Runs the experiment with many settings.
+
+    The best point is chosen on validation samples: those of the data, those that the experiment keeps, or else a fifth
+    of each client's training samples.
 
     Args:
       experiment: what to run; settings that are not in the grid are the same everywhere.
-      grid: values for each setting.
+      grid: values for each setting, or a :class:`Range` to draw from.
       federation: custom data, in place of ``experiment.dataset``.
+      points: how many points to draw, at random or by the sampler; by default every combination of the values.
+      sampler: ``random``, or one of Optuna's: ``tpe``, ``qmc``, ``cmaes``, ``gp``.
+      halving: whether the worse half of the points stops early, several times.
+      choose_on_test: whether to choose by the test samples instead, whose figures are then better than they should be.
       memory: bytes that the states of points running together may take.
       observe: called after every evaluation with how many of all points' rounds are done, and how many there are.
+      note: called with what the user should know.
+      keeper: writes checkpoints; see :mod:`pfedbred.experiment.sweep_folder`.
     """
     started = time.perf_counter()
-    names = tuple(grid)
-    if federation is not None:
-        experiment = experiment.on(federation)
+    experiment = experiment.checked() if federation is None else experiment.on(federation)
     _check(experiment, grid)
-    points = np.array(list(itertools.product(*grid.values())), float)
-    first = {**(experiment.settings or {}), **_named(names, points[0])}
-    experiment, backend = build_sweep(dataclasses.replace(experiment, settings=first), federation, names)
-    seeds = experiment.seed_list
-    if backend.plan.metrics[0].name != "accuracy":
-        raise SettingError(f"a sweep compares accuracies, which the task {experiment.kind.name} does not have")
+    chosen = samplers.get(grid, points, sampler, experiment.seed)
+    experiment, federation = _with_validation(experiment, federation, choose_on_test, note)
+    first = {**(experiment.settings or {}), **{name: _first(values) for name, values in grid.items()}}
+    experiment, backend = build_sweep(dataclasses.replace(experiment, settings=first), federation)
+    _check_metrics(experiment)
     if not len(backend.federation.test.y):
         raise SettingError("there are no test samples to compare the points by")
-    together = int(np.clip(memory // max(1, backend.state_bytes() * len(seeds)), 1, len(points)))
-    groups = math.ceil(len(points) / together)
-    together = math.ceil(len(points) / groups)  # groups of nearly equal size: the last one is filled up
-    rounds = [*range(experiment.eval_every, experiment.rounds, experiment.eval_every), experiment.rounds]
-    accuracy = {model: np.empty((groups * together, len(rounds), len(seeds))) for model in _MODELS}
-    for group in range(groups):
-        places = np.arange(group * together, (group + 1) * together)
-        values = points[np.minimum(places, len(points) - 1)]
-        own = {name: np.repeat(values[:, column], len(seeds)) for column, name in enumerate(names)}
-        states = backend.init(seeds * together, own)
-        for index, (before, after) in enumerate(itertools.pairwise([0, *rounds])):
-            states = backend.advance(states, after - before)
-            lost = stalled(states.skipped_in_row.tolist(), experiment.rounds)
-            evaluation = backend.evaluate(states)
-            for model, found in accuracy.items():
-                scores = evaluation.of(model)
-                valid = np.isfinite(scores.train.loss) & ~lost
-                found[places, index] = np.where(valid, scores.test.accuracy, np.nan).reshape(together, len(seeds))
-            if observe:
-                observe(group * experiment.rounds + after, groups * experiment.rounds)
-    finished = Sweep(
-        experiment,
-        names,
-        points,
-        rounds,
-        accuracy["global"][: len(points)],
-        accuracy["personal"][: len(points)],
-        backend.compile_seconds,
-        time.perf_counter() - started,
-    )
-    if np.all(np.isnan(finished.best_accuracy("personal"))):
+    built = time.perf_counter() - started
+    sweeping = Sweeping(experiment, backend, tuple(grid), chosen, halving, choose_on_test, memory, observe)
+    if keeper:
+        keeper.restore(sweeping)
+    sweeping.run(keeper)
+    finished = sweeping.result(sweeping.seconds + built)
+    if np.all(np.isnan(finished.scores("personal"))):
         raise SettingError("every point of the sweep diverged: try smaller steps")
     return finished
 
 
-def _check(experiment: Experiment, grid: Grid) -> None:
+def _with_validation(
+    experiment: Experiment, federation: Federation | None, on_test: bool, note: Callable[[str], None] | None
+) -> tuple[Experiment, Federation | None]:
+    """The experiment with validation samples, unless points are chosen on test samples or the data has its own."""
+    if on_test or experiment.validation:
+        return experiment, federation
+    found = load_data(experiment) if federation is None else federation
+    if not isinstance(found, Federation):
+        raise SettingError("a sweep keeps all clients on the device at every point: use fewer clients, or store device")
+    if found.validation is None:
+        if note:
+            note(f"points are chosen on {100 * _VALIDATION:.0f} % of each client's training samples; see --validation")
+        experiment = dataclasses.replace(experiment, validation=_VALIDATION)
+    return experiment, found
+
+
+def _first(values: Any) -> float:
+    return float(values.low if isinstance(values, Range) else values[0])
+
+
+class Sweeping:
+    """A sweep while it runs.
+
+    Attributes:
+      sampler: chooses the points, and notes what it was asked and told.
+      tables: what was measured of each point.
+      slots: of each place in the program, the number of its point; -1 if it is free.
+      at: of each place, the round of its point.
+      states: of all places, seeds side by side.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        backend: ResidentBackend,
+        names: tuple[str, ...],
+        sampler: samplers.Sampler,
+        halving: bool,
+        on_test: bool,
+        memory: int,
+        observe: Callable[[int, int], None] | None,
+    ) -> None:
+        self.experiment, self.backend, self._names, self._observe = experiment, backend, names, observe
+        self.sampler = samplers.Logged(sampler)
+        self._seeds = experiment.seed_list
+        self.rounds = [*range(experiment.eval_every, experiment.rounds, experiment.eval_every), experiment.rounds]
+        self._metric, self._on_test, self._halves = backend.plan.metrics[0], on_test, halving
+        validated = backend.federation.validation is not None
+        self.tables = Tables(sampler.total, len(names), len(self.rounds), len(self._seeds), validated)
+        self._halving = Halving(self.rounds if halving else ())
+        places = self._places(memory, sampler.total)
+        self.slots, self.at = np.full(places, -1), np.zeros(places, int)
+        self.states: State | None = None
+        self._started, self.seconds_before = time.perf_counter(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken, resumed parts included."""
+        return self.seconds_before + time.perf_counter() - self._started
+
+    def _places(self, memory: int, total: int) -> int:
+        """How many points run together: as many as fit, but fewer where some shall follow others."""
+        room = max(1, memory // max(1, self.backend.state_bytes() * len(self._seeds)))
+        if self.sampler.learns:
+            room = min(room, math.ceil(total / _BATCHES))
+        elif self._halves:
+            room = min(room, math.ceil(total / _GENERATIONS))
+        groups = math.ceil(total / min(room, total))
+        return math.ceil(total / groups)  # groups of nearly equal size
+
+    def run(self, keeper: Keeper | None = None) -> None:
+        """All points."""
+        while self._fill():
+            due = [self.rounds[np.searchsorted(self.rounds, at, side="right")] for at in self.at[self.slots >= 0]]
+            step = min(np.array(due) - self.at[self.slots >= 0])
+            assert self.states is not None
+            self.states = self.backend.advance(self.states, int(step))
+            self.at[self.slots >= 0] += step
+            self._evaluate()
+            if self._observe:
+                self._observe(self._done(), self.experiment.rounds * self.sampler.total)
+            if keeper:
+                keeper.pause(self)
+
+    def _done(self) -> int:
+        """Rounds of all points; one that has ended counts in full."""
+        ended = int(np.sum(self.tables.ended)) * self.experiment.rounds
+        return ended + int(np.sum(self.at[self.slots >= 0]))
+
+    def _fill(self) -> bool:
+        """Puts further points into free places; returns whether any place is taken."""
+        free = np.flatnonzero(self.slots < 0)
+        if self.sampler.learns and len(free) < len(self.slots) and not self._halves:
+            free = free[:0]  # all end together, and the next batch knows of them all
+        asked = self.sampler.ask(len(free)) if len(free) else np.zeros((0, len(self._names)))
+        if len(asked):
+            taken = free[: len(asked)]
+            self.slots[taken], self.at[taken] = self.tables.add(asked), 0
+            self.states = self._with_new(taken)
+        return bool(np.any(self.slots >= 0))
+
+    def settings(self) -> dict[str, np.ndarray]:
+        """Of all places, by seed; a free one repeats the first point's."""
+        values = self.tables.points[np.maximum(self.slots, 0)]
+        return {name: np.repeat(values[:, column], len(self._seeds)) for column, name in enumerate(self._names)}
+
+    def _with_new(self, places: np.ndarray) -> State:
+        fresh = self.backend.init(self._seeds * len(self.slots), self.settings())
+        if self.states is None:
+            return fresh
+        new = np.zeros(len(self.slots), bool)
+        new[places] = True
+        return self.backend.replaced(self.states, fresh, np.repeat(new, len(self._seeds)))
+
+    def _evaluate(self) -> None:
+        """Notes the scores of the points whose evaluation is due, and frees the places of those that end."""
+        due = np.flatnonzero((self.slots >= 0) & np.isin(self.at, self.rounds))
+        if not len(due):
+            return
+        assert self.states is not None
+        lost = stalled(self.states.skipped_in_row.tolist(), self.experiment.rounds)
+        evaluation = self.backend.evaluate(self.states)
+        number = {int(slot): self.rounds.index(self.at[slot]) for slot in due}
+        for model in MODELS:
+            scores = evaluation.of(model)
+            valid = np.isfinite(scores.train.loss) & ~lost
+            for part in self.tables.parts:
+                values = np.where(valid, scores.parts[part].values[self._metric.name], np.nan)
+                by_slot = values.reshape(len(self.slots), len(self._seeds))
+                for slot, place in number.items():
+                    self.tables.note(part, model, self.slots[slot], place, by_slot[slot])
+        self._end_points(number)
+
+    def _end_points(self, number: dict[int, int]) -> None:
+        last = len(self.rounds) - 1
+        judged = {slot: place for slot, place in number.items() if place == last or self._halving.judges(place)}
+        if not judged:
+            return
+        scores = self._scores()
+        for slot, place in judged.items():
+            self._halving.note(place, int(self.slots[slot]), scores[self.slots[slot]])
+        for slot, place in judged.items():
+            point, complete = int(self.slots[slot]), place == last
+            if complete or self._halving.stops(place, point):
+                self.tables.ended[point] = True
+                self.sampler.tell(point, finite_or_none(scores[point]), complete)
+                self.slots[slot] = -1
+
+    def _scores(self, evaluations: int | None = None) -> np.ndarray:
+        """Of each point, what it is chosen by, the higher the better; of so many evaluations, or of all it has had."""
+        result = self.result(0.0)
+        if evaluations is not None:
+            result = dataclasses.replace(result, evaluations=np.minimum(result.evaluations, evaluations))
+        return result.scores("personal") * (1 if self._metric.higher_is_better else -1)
+
+    def restore(self, events: Sequence[samplers.Event]) -> None:
+        """Brings the sampler, and the record of who stopped, to where the tables are."""
+        asked = self.sampler.replay(events)
+        if not np.array_equal(asked, self.tables.points[: self.tables.count]):
+            raise SettingError("the sampler chooses other points than before: is it another version of it?")
+        for place in filter(self._halving.judges, range(len(self.rounds))):
+            scores = self._scores(place + 1)
+            for point in np.flatnonzero(self.tables.evaluations > place).tolist():
+                self._halving.note(place, point, scores[point])
+
+    def result(self, seconds: float) -> Sweep:
+        """What is known so far."""
+        count = self.tables.count
+        return Sweep(
+            self.experiment,
+            self._names,
+            self.tables.points[:count],
+            self.rounds,
+            self.tables.values["test", "global"][:count],
+            self.tables.values["test", "personal"][:count],
+            self.backend.compile_seconds,
+            seconds,
+            {model: self.tables.values["validation", model][:count] for model in MODELS}
+            if "validation" in self.tables.parts
+            else None,
+            self.tables.evaluations[:count],
+            self._metric,
+            "test" if self._on_test else "validation",
+        )
+
+
+def _check(experiment: Experiment, grid: Space) -> None:
     """Rejects what cannot be in a grid, and values that the setting does not allow."""
     if not grid:
         raise SettingError("a sweep needs a grid, such as --grid eta=0.01:0.5:8")
@@ -187,9 +295,6 @@ def _check(experiment: Experiment, grid: Grid) -> None:
         raise SettingError("a sweep does not evaluate held-out clients: leave held_out_clients out")
     if experiment.executor == "loop":
         raise SettingError("a sweep is one compiled program; the executor loop has none")
-    usual = metrics.resolve(None, experiment.kind)
-    if set(metrics.resolve(experiment.metrics, experiment.kind)) - set(usual) or experiment.diagnostics:
-        raise SettingError("a sweep compares accuracies: leave metrics and diagnostics out, and run the best point")
     if isinstance(experiment.algorithm, Algorithm):
         raise SettingError("an Algorithm object has no settings to sweep: give its name or the function that builds it")
     known = settings_.declared(algorithms.factory(experiment.algorithm))
@@ -203,8 +308,17 @@ def _check(experiment: Experiment, grid: Grid) -> None:
                 f"{name} decides how the program is built, and a sweep is one program; "
                 f"a grid can have {', '.join(numbers)}"
             )
-        for value in values:
+        for value in (values.low, values.high) if isinstance(values, Range) else values:
             settings_.check(name, value, annotation)
+
+
+def _check_metrics(experiment: Experiment) -> None:
+    """Rejects metrics beside the usual ones of the task, which is known once there is data."""
+    usual = metrics.resolve(None, experiment.kind)
+    if set(metrics.resolve(experiment.metrics, experiment.kind)) - set(usual) or experiment.diagnostics:
+        raise SettingError(
+            f"a sweep compares points by {usual[0].title}: leave metrics and diagnostics out, and run the best point"
+        )
 
 
 def _is_number(annotation: Any) -> bool:

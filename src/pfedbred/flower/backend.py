@@ -1,7 +1,8 @@
 """The deployed backend: clients are processes on other machines.
 
 A round is the simulation's: the same clients are selected, the same updates are rejected, and the same weights and the
-same server half make the next state. What is different is that a client may be late, or gone, or send nonsense.
+same server half make the next state. What is different is that clients may be late,
+disconnected, or sending invalid uploads.
 
 A request costs a client a new process, so a round is one exchange: where the model of the round before is to be
 evaluated, clients do that before they train, with the message they train on.
@@ -22,10 +23,11 @@ from pfedbred.engine import screening
 from pfedbred.engine.backend import Pending, Saved, check_seed
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.round import Servers, enough, largest_weight
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, printable
 from pfedbred.flower import server_state, wire
 from pfedbred.flower.gathering import Gathering
-from pfedbred.flower.messaging import Reply, Request, has_trained, log, read_facts
+from pfedbred.flower.introductions import Facts
+from pfedbred.flower.messaging import Reply, Request, facts_in, has_trained, log, read_facts
 from pfedbred.flower.roster import Description
 from pfedbred.flower.run_config import ServerOptions
 from pfedbred.flower.server_half import ServerHalf
@@ -47,11 +49,14 @@ class DeployedBackend:
         self.algorithm, self.task, self.plan = half.algorithm, half.task, half.plan
         self.compile_seconds = 0.0
         self._pending: Pending | None = None
+        self._evaluated: Tree = None  # G in the last evaluation
+        self._told: int | None = None  # the chosen round, as clients know it
         self._bounded: set[int] = set()
 
     samples = None
     store = "clients"
     evaluated = None
+    checkpoint_always = True
 
     @property
     def federation(self) -> Description:
@@ -132,6 +137,22 @@ class DeployedBackend:
         """Personal models stay with their clients."""
         return
 
+    def evaluated_models(self, state: DeployedState) -> tuple[Tree, None]:
+        """G alone: a round of training may have passed since clients evaluated it."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], self._evaluated), None
+
+    def announce(self, state: DeployedState, round_: int, *, last: bool = False) -> None:
+        """Tells clients with their next request, or now if there is none, whose round's personal model to keep."""
+        state.chosen = round_
+        if last and self._told != round_:
+            facts = {"run": state.run, "chosen": round_, "deadline": self._options.deadline}
+            keep = Request("query.keep", wire.content(facts))
+            replies = self._gathering.exchange(dict.fromkeys(self._gathering.present(), keep), state.round)
+            for i, reply in replies.items():
+                if problem := facts_in(reply).get("problem"):
+                    log(f"{self._roster.name(i)} has not kept its model of round {round_}: {printable(str(problem))}")
+            self._told = round_
+
     def model_bytes(self) -> int:
         """Of G."""
         return tree_bytes(self._half.shapes.global_)
@@ -186,7 +207,7 @@ class DeployedBackend:
             if chosen:
                 return present, chosen
             if not told:
-                log("waiting for one of the clients that select names")
+                log("waiting for a client listed in select")
             told = True
             time.sleep(1)
 
@@ -198,7 +219,8 @@ class DeployedBackend:
         ``server`` is what messages are made from, which in the middle of a round is not yet the state's.
         """
         half, due = self._half, self._pending is not None
-        extra = {"global": wire.packed(jax.device_get(half.model(state.server)))} if due else {}
+        model = jax.device_get(half.model(state.server)) if due else None
+        extra = {"global": wire.packed(model)} if due else {}
         requests = {}
         for i in self._gathering.present() if due else kinds:
             verdict = state.verdicts.get(i)
@@ -214,6 +236,7 @@ class DeployedBackend:
                 "target": half.task.target and half.task.target._asdict(),
                 "upload": i in uploading,
                 "evaluate": due,
+                "chosen": state.chosen,
             }
             content = wire.content(order, message=half.message(server, i), **extra)
             requests[i] = Request(kinds.get(i, "evaluate"), content)
@@ -222,12 +245,14 @@ class DeployedBackend:
             result = evaluation_of(replies, self._roster, half.tallies, half.metrics, state.round)
             if result is None:
                 log(f"round {state.round}: no client has evaluated it")
+            else:
+                self._evaluated, self._told = model, state.chosen
             self._pending.result, self._pending = result, None  # a later round's model would be another
         return replies
 
     def _read(
-        self, replies: Mapping[int, Reply], like: Tree, shape: Any, uploading: Sequence[int], number: int
-    ) -> tuple[dict[int, Tree], dict[int, Any], float]:
+        self, replies: Mapping[int, Reply], like: Tree, shape: Mapping[str, Any], uploading: Sequence[int], number: int
+    ) -> tuple[dict[int, Tree], dict[int, Facts], float]:
         """The uploads that can be read, the facts with them, and how long the slowest client worked."""
         uploads, said, slowest = {}, {}, 0.0
         for i, reply in replies.items():
@@ -246,12 +271,12 @@ class DeployedBackend:
         return uploads, said, slowest
 
     def _screen(
-        self, server: Tree, uploads: wire.Trees, said: Mapping[int, Any], chosen: Sequence[int], number: int
+        self, server: Tree, uploads: wire.Trees, said: Mapping[int, Facts], chosen: Sequence[int], number: int
     ) -> set[int]:
         """The clients whose update is valid. The server measures uploads itself; other clients are believed."""
-        norms: dict[int, Any] = {}
+        norms: dict[int, screening.Norms] = {}
         for i, facts in said.items():
-            norms[i] = _floats((facts["update_norm"], facts["reference_norm"]))
+            norms[i] = screening.Norms(*_floats((facts["update_norm"], facts["reference_norm"])))
             if i in uploads and facts["update_norm"] is not None:  # else its state is not finite: only it can know
                 norms[i] = self._half.norms(server, i, uploads[i])
         if not norms:
@@ -262,7 +287,7 @@ class DeployedBackend:
         self._log_rejected(number, valid, "it is not finite or far too large")
         sent = {i: (uploads[i], norms[i][0]) for i in chosen if i in uploads and valid.get(i)}
         in_line = self._half.in_line(server, sent, chosen)
-        self._log_rejected(number, in_line, "it is opposed to the others, or a copy of one")
+        self._log_rejected(number, in_line, "it points against the other updates, or duplicates one")
         return {i for i, counts in (valid | in_line).items() if counts}
 
     def _log_bounded(self, number: int, clients: Sequence[int], sizes: np.ndarray) -> None:

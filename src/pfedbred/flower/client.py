@@ -31,7 +31,7 @@ from pfedbred.flower import client_data, tallies, wire
 from pfedbred.flower import client_home as home_
 from pfedbred.flower.client_half import ClientHalf
 from pfedbred.flower.introductions import too_few
-from pfedbred.io.shapes import COUNT, Maybe
+from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Maybe, expect
 from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.prediction import PERSONAL
 from pfedbred.runs.saved_models import write_model
@@ -98,7 +98,10 @@ class Participant:
     def meet(self, message: RecordDict) -> RecordDict:
         """Introduces itself: a name, and the shapes and sizes of its data, without any sample."""
         said = wire.facts(message, {"classes": COUNT, "labels": Maybe([str])}, SERVER)
+        fraction = said.get("validation")  # an earlier server has none, and does not ask how many samples
+        expect(fraction, Maybe(FRACTION), SERVER, "'validation'")
         data, place = self._data(said["classes"], said["labels"], said.get("task"))
+        data = client_data.with_validation(data, self.node, fraction, place or 0)
         few = too_few(len(data.train.y), said.get("min_samples", 1))  # an earlier server does not ask
         if few:
             raise SettingError(few)
@@ -117,8 +120,7 @@ class Participant:
                 "features": data.features,
                 "words": data.text.count if data.text else None,
                 "vocabulary": client_data.vocabulary_of(data),
-                "train": len(data.train.y),
-                "test": len(data.test.y),
+                **{part: len(split.y) for part, split in data.parts.items()},
                 "task": data.task,
                 "target": data.target and data.target._asdict(),
             }
@@ -127,13 +129,13 @@ class Participant:
     def prepare(self, message: RecordDict) -> RecordDict:
         """Uploads what the algorithm needs before training."""
         with self._understood(message) as order:
-            upload = order.half.prepare(order.message, order.record)
+            upload = order.half.prepare(order.message, order.record, order.said["round"] - 1)
         return order.reply(upload=upload)
 
     def train(self, message: RecordDict) -> RecordDict:
         """Trains for a round, keeps its state, and uploads what the algorithm defines if its upload is wanted."""
         with self._understood(message) as order:
-            trained, after = order.half.train(order.message, order.record)
+            trained, after = order.half.train(order.message, order.record, order.said["round"] - 1)
             kept = home_.Kept(order.said["round"], order.record, after)
             with _details_withheld("it cannot save its state", unable=True):
                 home_.save(order.folder, kept)
@@ -149,14 +151,32 @@ class Participant:
         with self._understood(message) as order:
             return order.reply()
 
+    def keep(self, message: RecordDict) -> RecordDict:
+        """Keeps the personal model of the round that was chosen, if it is the last one."""
+        said = wire.facts(message, {"run": str, "chosen": COUNT, "deadline": NUMBER}, SERVER)
+        with (
+            _details_withheld("it cannot save its model", unable=True),
+            self.home.holding(said["run"], said["deadline"]) as folder,
+        ):
+            home_.keep_chosen(folder, said["chosen"])
+        return wire.content({})
+
     def _tallies(self, global_: Tree, order: Order) -> Tallies:
-        """Evaluates G and P, and writes P where ``pfedbred predict`` finds it."""
-        half, done = order.half, order.said["round"] - 1
-        personal = half.model(order.message, order.record)
-        path, number = order.folder / PERSONAL, order.said["number"]
+        """Evaluates G and P, and writes P where ``pfedbred predict`` finds it.
+
+        With validation samples, P waits beside the best one so far until the server has compared them.
+        """
+        half, said, names = order.half, order.said, [PERSONAL]
+        validated, done = bool(order.experiment.validation), said["round"] - 1
+        personal = half.model(order.message, order.record, done)
+        whose = {"client": said["number"], "name": self.node.name, "chosen": validated}
         with _details_withheld("it cannot save its model", unable=True):
+            if validated:
+                home_.keep_chosen(order.folder, said["chosen"])
+                names = [home_.LATEST] if (order.folder / PERSONAL).exists() else [home_.LATEST, PERSONAL]
             options = order.experiment.plain()
-            write_model(path, personal, options, half.data, done, half.task, client=number, name=self.node.name)
+            for name in names:
+                write_model(order.folder / name, personal, options, half.data, done, half.task, **whose)
         return half.tally(global_, personal)
 
     def _data(self, classes: int, labels: list[str] | None, task: str | None) -> tuple[Federation, int | None]:
@@ -176,6 +196,7 @@ class Participant:
         if isinstance(options["settings"].get("sigma"), str):
             raise SettingError("sigma cannot be a file on a federation: a server may not name files of its clients")
         data, _ = self._data(said["classes"], said["labels"], options["task"])
+        data = client_data.with_validation(data, self.node, options["validation"], said["number"])
         experiment = Experiment(dataset=data, **options).for_data(data)
         target = None if said["target"] is None else Target(**said["target"])
         half = client_half(self.node, experiment, data, said["number"], target)
@@ -235,6 +256,7 @@ def _reply(respond: Callable[[Participant, RecordDict], RecordDict], message: Me
 
 app = ClientApp()
 app.query("meet")(partial(_reply, Participant.meet))
+app.query("keep")(partial(_reply, Participant.keep))
 app.query("prepare")(partial(_reply, Participant.prepare))
 app.train()(partial(_reply, Participant.train))
 app.evaluate()(partial(_reply, Participant.evaluate))

@@ -166,12 +166,30 @@ def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Feder
             raise SettingError(f"there is a label {own.classes - 1}, but the federation's are 0 to {classes - 1}")
         return dataclasses.replace(own, classes=classes, labels=own.labels if own.classes == classes else None)
     mine = own.labels or tuple(map(str, range(own.classes)))
-    unknown = [mine[i] for i in np.unique(np.concatenate([own.train.y, own.test.y])) if mine[i] not in labels]
+    used = np.unique(np.concatenate([split.y for split in own.parts.values()]))
+    unknown = [mine[i] for i in used if mine[i] not in labels]
     if unknown:
         raise SettingError(f"the label {unknown[0]!r} is not one of the federation's: {', '.join(labels)}")
     new = np.asarray([labels.index(each) if each in labels else 0 for each in mine], np.int32)
-    train, test = (split._replace(y=new[split.y]) for split in (own.train, own.test))
-    return dataclasses.replace(own, train=train, test=test, classes=classes, labels=tuple(labels))
+    return own.each_part(lambda split: split._replace(y=new[split.y]), classes=classes, labels=tuple(labels))
+
+
+def with_validation(own: Federation, node: Node, fraction: float | None, number: int) -> Federation:
+    """The client's data with as many validation samples as the server asks for; its own ones, if it has some.
+
+    They are those of the simulation, whose client of that number has the same samples.
+    """
+    if not fraction:
+        return dataclasses.replace(own, validation=None)
+    return own if own.validation is not None else own.with_validation(fraction, _split_seed(node), [number])
+
+
+def _split_seed(node: Node) -> int:
+    """The seed that splits the data: the node's, or else that of a dataset given by name."""
+    dataset, seed = node.options.get("dataset"), node.options.get("split-seed")
+    if seed is None:
+        return 0 if data.is_file(dataset) else data.find(str(dataset))[0].seed
+    return settings_.check("split-seed", seed, settings_.Seed)
 
 
 def vocabulary_of(own: Federation) -> str | None:

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfedbred.algorithms.base import Algorithm
 from pfedbred.algorithms.exchange import Received, received
 from pfedbred.data.federation import Federation
 from pfedbred.engine.evaluation import Evaluator, Tallies
 from pfedbred.engine.round import ClientRecord, Round, Shared, TrainedClient, new_record, shards_of
-from pfedbred.experiment.building import make_algorithm, make_plan
+from pfedbred.engine.varying import Varying
+from pfedbred.experiment.building import make_algorithm, make_plan, varying
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.task import make_task
 from pfedbred.tasks import Target
@@ -31,14 +33,15 @@ class ClientHalf:
         """``target`` is how the whole federation standardises numbers."""
         self.data, self.task = data, make_task(experiment, data, target)
         task = self.task
-        self.algorithm, plan = make_algorithm(experiment, task), make_plan(experiment)
+        self.algorithm, plan = make_algorithm(experiment, task, data), make_plan(experiment)
         self.shapes: Received = received(self.algorithm)
-        self._drawn = jnp.uint32(self.algorithm.client.draws * experiment.batch_size)
         shards = jax.tree.map(jnp.asarray, shards_of(data, np.asarray([number])))
         self._shared = Shared(shards, jax.random.key(np.uint32(experiment.seed)), None, {})
         self._evaluator = Evaluator(self.algorithm, task, data, shards.x, "in-turn", chosen=plan.metrics)
-        passing_on = self.algorithm._replace(server=self.algorithm.server._replace(send=lambda message, i: message))
-        own = Round(passing_on, plan, "in-turn", None)
+        usual = varying(experiment, task, data)
+        changes = Varying(lambda settings: _passing_on(usual.build(settings)), usual.schedules)
+        own = Round(_passing_on(self.algorithm), plan, "in-turn", None, changes, data.train.sizes)
+        self._drawn = own.samples_read(shards.sizes[0])
         self._train, self._prepare, self._model = map(jax.jit, (own.train_client, own.prepare_client, own.model_client))
         self._tally = jax.jit(self._evaluator.tally)
 
@@ -51,19 +54,19 @@ class ClientHalf:
         """The record of a client that has not taken part yet."""
         return new_record(self.algorithm.client.init(message))
 
-    def train(self, message: Tree, record: ClientRecord) -> tuple[TrainedClient, ClientRecord]:
-        """What its training gives, and its next record."""
-        trained = self._train(*self._given(message, record))
+    def train(self, message: Tree, record: ClientRecord, round_: int) -> tuple[TrainedClient, ClientRecord]:
+        """What its training gives in a round, counted from 0, and its next record."""
+        trained = self._train(*self._given(message, record, round_))
         after = ClientRecord(trained.state, record.drawn + self._drawn, jnp.bool_(True), record.rejected)
         return jax.device_get((trained, after))
 
-    def prepare(self, message: Tree, record: ClientRecord) -> Tree:
+    def prepare(self, message: Tree, record: ClientRecord, round_: int) -> Tree:
         """Its upload in the exchange before training."""
-        return jax.device_get(self._prepare(*self._given(message, record)))
+        return jax.device_get(self._prepare(*self._given(message, record, round_)))
 
-    def model(self, message: Tree, record: ClientRecord) -> Tree:
-        """Its P."""
-        return jax.device_get(self._model(*self._given(message, record)))
+    def model(self, message: Tree, record: ClientRecord, round_: int) -> Tree:
+        """Its P after so many rounds."""
+        return jax.device_get(self._model(*self._given(message, record, round_)))
 
     def tally(self, global_: Tree, personal: Tree) -> Tallies:
         """Each metric's statistics, of both models on training and test samples."""
@@ -71,5 +74,10 @@ class ClientHalf:
         found = jax.device_get(self._tally(self._evaluator.sets, global_, stacked))
         return jax.tree.map(lambda leaf: leaf[0], found)
 
-    def _given(self, message: Tree, record: ClientRecord) -> tuple[Shared, tuple[Array, ClientRecord]]:
-        return self._shared._replace(server=message), (jnp.int32(0), record)
+    def _given(self, message: Tree, record: ClientRecord, round_: int) -> tuple[Shared, tuple[Array, ClientRecord]]:
+        return self._shared._replace(server=message, round=jnp.int32(round_)), (jnp.int32(0), record)
+
+
+def _passing_on(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with a server whose state is the message that the client has received."""
+    return algorithm._replace(server=algorithm.server._replace(send=lambda message, i: message))

@@ -6,6 +6,7 @@ in the client's home:
     client.json                 its identity, drawn at random once
     <run>/record.safetensors    theta_i, the memory and all else that the algorithm keeps
     <run>/personal.safetensors  P, ready for use: pfedbred predict
+    <run>/latest.safetensors    with validation samples: P of the last evaluation, until the server has compared it
 
 The folder of a run is named by the run's id, so that one client can take part in several.
 """
@@ -27,12 +28,14 @@ from pfedbred.io import tensors
 from pfedbred.io.atomic import write_json
 from pfedbred.io.shapes import COUNT, expect
 from pfedbred.io.strict import read_json
-from pfedbred.runs import locks
+from pfedbred.runs import locks, saved_models
 from pfedbred.runs.layout import ensure_folder
+from pfedbred.runs.prediction import PERSONAL
 from pfedbred.types import Tree
 
 _KIND = tensors.Kind("pfedbred record 1", "client's record", "without it, the client starts anew")
 _PATIENCE = 30.0  # seconds
+LATEST = "latest.safetensors"
 
 
 class Kept(NamedTuple):
@@ -97,6 +100,13 @@ def _private(folder: Path) -> Path:
     with suppress(OSError):  # somebody else may own it
         folder.chmod(0o700)
     return folder
+
+
+def keep_chosen(folder: Path, round_: int | None) -> None:
+    """Makes the latest personal model the one to use, if it is of the chosen round."""
+    latest = folder / LATEST
+    if latest.exists() and saved_models.facts(latest)["round"] == round_:
+        latest.replace(folder / PERSONAL)
 
 
 def save(folder: Path, kept: Kept) -> None:

@@ -4,7 +4,8 @@ A SuperLink serves three interfaces on one port: one for SuperNodes, which must 
 which submits code and registers keys; and one for ServerApps. The open-source edition checks nobody on the last two. So
 the SuperLink listens on the loopback interface only, and the gateway is what others can reach.
 
-Any reverse proxy can do this. The gateway needs nothing that Flower does not bring along.
+Any reverse proxy, such as nginx or Envoy, can do this, but is one more program to install and configure. The gateway
+needs nothing that Flower does not bring along.
 """
 
 from __future__ import annotations

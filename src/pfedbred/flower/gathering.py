@@ -1,4 +1,4 @@
-"""Who is connected: new nodes introduce themselves, and too few clients are waited for."""
+"""Registers new nodes and waits for the minimum number of clients."""
 
 from __future__ import annotations
 
@@ -18,9 +18,18 @@ _INTRODUCTION_DEADLINE = 60.0  # seconds
 class Gathering:
     """The clients that are connected, by number."""
 
-    def __init__(self, grid: Grid, options: ServerOptions, roster: Roster, task: str | None = None) -> None:
-        """``task`` says how clients are to read their labels."""
-        self._grid, self._options, self.roster, self._task = grid, options, roster, task
+    def __init__(
+        self,
+        grid: Grid,
+        options: ServerOptions,
+        roster: Roster,
+        *,
+        task: str | None = None,
+        validation: float | None = None,
+    ) -> None:
+        """``task`` says how clients are to read their labels, ``validation`` what part of their samples they keep."""
+        self._grid, self._options, self.roster = grid, options, roster
+        self._task, self._validation = task, validation
 
     def present(self) -> list[int]:
         """The numbers of the known clients that are connected."""
@@ -49,6 +58,7 @@ class Gathering:
             "labels": self._options.labels,
             "min_samples": self.roster.min_samples,
             "task": self._task,
+            "validation": self._validation,
         }
         requests = dict.fromkeys(nodes, Request("query.meet", wire.content(facts)))
         deadline = min(self._options.deadline, _INTRODUCTION_DEADLINE)

@@ -1,4 +1,4 @@
-"""What clients tell of themselves, and whether their data can be trained on together."""
+"""Client registration: what a client reports, and whether its data is compatible with the others'."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INTRODUCTION = {
     "test": COUNT,
     "target": TARGET,
 }
-"""What a client tells when it introduces itself, beside the version of its messages."""
+"""What a client tells when it introduces itself, beside the version of its messages and its validation samples."""
 
 _REMEDIES = {
     **dict.fromkeys(("classes", "labels"), "; set classes= or labels= in the run config"),
@@ -54,7 +54,10 @@ def unusable(facts: Facts, min_samples: int) -> str | None:
         age = "older" if version < PROTOCOL else "newer"
         return f"its pfedbred is {age} than the server's: version {version} of the messages, not {PROTOCOL}"
     shape, words, labels, features = (facts[name] for name in ("shape", "words", "labels", "features"))
-    largest = max(math.prod(shape), facts["train"], facts["test"], words or 0)
+    held = facts.get("validation", 0)
+    if not isinstance(held, int) or held < 0:
+        return f"its validation samples must be a number, not {str(held)[:100]!r}"
+    largest = max(math.prod(shape), facts["train"], facts["test"], held, words or 0)
     if not shape or len(shape) > 8 or 0 in shape or words == 0 or largest > _LARGEST:
         return f"its samples cannot be used: {facts['train']} of shape {shape}"
     if not names_fit(features, shape):

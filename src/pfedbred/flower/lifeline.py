@@ -1,7 +1,9 @@
 """Runs a command until standard input closes, so that it ends with the process at the other end of that pipe.
 
 A process that is killed cannot end what it has started, but the system closes its pipes. This file is run by its path
-and imports nothing else of this package, so that it starts in a moment.
+and imports nothing else of this package, so that it starts in a moment. Linux has PR_SET_PDEATHSIG for this, which the
+standard library does not offer, other systems lack, and grandchildren do not inherit; psutil can only end children
+while their parent is alive.
 """
 
 from __future__ import annotations

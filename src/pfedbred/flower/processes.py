@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pfedbred.errors import SettingError
 from pfedbred.flower.certificates import Authority
 from pfedbred.flower.run_config import DEFAULTS
-from pfedbred.io.atomic import write_text
+from pfedbred.io.atomic import open_private, write_text, writing_into
 from pfedbred.runs.layout import ensure_folder
 
 CONNECTION = "federation"
@@ -53,6 +53,7 @@ def write_app(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _toml(value: Any) -> str:
+    """A flag, text or number as TOML; tomli-w would be a dependency for these three lines."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -146,7 +147,9 @@ class Machine:
         It also ends when this process does, however that happens.
         """
         log = ensure_folder(self.folder / "logs") / f"{name}.log"
-        with log.open("ab") as file:
+        with writing_into(log.parent):
+            opened = open_private(log, "ab")
+        with opened as file:
             file.write(f"$ {shlex.join(command)}\n".encode())
             file.flush()
             environ = environment(ensure_folder(self.folder / "flower" / (home or name)))

@@ -26,7 +26,7 @@ _MOST_CLIENTS = 10**6
 
 
 def fingerprint(identity: str) -> str:
-    """By which a client is recognised: who reads it in a checkpoint cannot introduce himself with it."""
+    """SHA-256 of the identity; a checkpoint cannot be used to impersonate the client."""
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
@@ -40,6 +40,7 @@ class Member:
       train: how many training samples it has.
       test: how many test samples.
       target: mean and standard deviation of its training labels, if they are numbers.
+      validation: how many validation samples.
     """
 
     fingerprint: str
@@ -47,6 +48,7 @@ class Member:
     train: int
     test: int
     target: Mapping[str, float] | None = None
+    validation: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Description:
     clients: int
     train_samples: int = 0
     test_samples: int = 0
+    validation_samples: int = 0
     text: None = None
     shift: None = None
     scale: None = None
@@ -74,7 +77,8 @@ class Description:
     @property
     def facts(self) -> dict[str, Any]:
         """What the data holds, in a few numbers."""
-        told = ("name", "clients", "train_samples", "test_samples", "classes")
+        held = ("validation_samples",) if self.validation_samples else ()
+        told = ("name", "clients", "train_samples", *held, "test_samples", "classes")
         return {name: getattr(self, name) for name in told}
 
 
@@ -123,12 +127,15 @@ class Roster:
         """How the data of clients that wait differ from the first one's."""
         everyone = list(self._introduced.values())
         found = [(_name(facts), difference(facts, everyone[0])) for facts in everyone]
-        return [f"{name} has other data than {found[0][0]}: {differs}" for name, differs in found if differs][:5]
+        first = found[0][0]
+        return [f"the data of {name} does not match that of {first}: {differs}" for name, differs in found if differs][
+            :5
+        ]
 
     def refuse(self, node: int, why: str, name: str | None = None) -> None:
         """Notes and logs that a node cannot take part; it is asked again some minutes later."""
         if self._asked.get(node, (0.0, ""))[1] != why:
-            self._log(f"{name or f'node {node}'} does not take part: {why}")
+            self._log(f"{name or f'node {node}'} was refused: {why}")
         self._asked[node] = (time.monotonic() + _PAUSE, why)
 
     def admit(self, said: Mapping[int, Facts]) -> None:
@@ -160,13 +167,12 @@ class Roster:
             if self.schema["features"] is None:  # arrays do not name their columns: the first table does
                 self.schema = {**self.schema, "features": facts["features"]}
             if number in self.nodes:
-                self._log(f"{name} is back as another node")
+                self._log(f"{name} reconnected under a different node ID")
                 # The old node is gone, though Flower may not know yet.
-                self._asked[self.nodes[number]] = (time.monotonic() + _PAUSE, "it is back as another node")
+                self._asked[self.nodes[number]] = (time.monotonic() + _PAUSE, "it reconnected under another node ID")
             new.add(number)
-            self.members[number] = Member(
-                fingerprint(facts["client"]), name, facts["train"], facts["test"], facts["target"]
-            )
+            sizes = {part: facts.get(part, 0) for part in ("train", "test", "validation")}
+            self.members[number] = Member(fingerprint(facts["client"]), name, **sizes, target=facts["target"])
             self.nodes[number] = node
 
     def _check(self, facts: Facts) -> None:
@@ -183,7 +189,7 @@ class Roster:
         for number, member in self.members.items():
             if member.fingerprint == own:
                 if number in new or wish not in (None, number) or name != member.name:
-                    raise SettingError(f"it has the home of {member.name}: give each node its own home=")
+                    raise SettingError(f"it uses the same home folder as {member.name}; give each node its own home=")
                 return number
         if wish is not None:
             if wish in self.members:
@@ -229,6 +235,7 @@ class Roster:
             self.clients,
             int(self.sizes("train").sum()),
             int(self.sizes("test").sum()),
+            int(self.sizes("validation").sum()),
             names=tuple(self.name(i) for i in range(self.clients)),
             task=schema["task"],
             target=self.target,

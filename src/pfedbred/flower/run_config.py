@@ -30,6 +30,7 @@ def _nothing(name: str) -> Any:
 DEFAULTS: dict[str, Any] = {
     "out": "",
     **{key: _nothing(name) if _defaults[key] is None else _defaults[key] for key, name in _EXPERIMENT_KEYS.items()},
+    "validation": 0.0,
     "settings": "",
     "participation": "sample",
     "clients": 0,
@@ -40,6 +41,8 @@ DEFAULTS: dict[str, Any] = {
     "labels": "",
 }
 """Every key of the run config, with its value in a new app. 0 and "" leave it to the experiment or the clients."""
+
+_OPEN_AT_ZERO = [key for key, value in DEFAULTS.items() if value == 0 and _defaults.get(key) is None]
 
 
 @dataclass(frozen=True)
@@ -82,11 +85,7 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     for key in config:
         if key not in DEFAULTS:
             raise SettingError(f"the run config has an unknown key {key!r}{nearest(key, DEFAULTS)}")
-    given = {
-        key: value
-        for key, value in config.items()
-        if value != "" and (key not in ("clients", "aggregated", "classes") or value != 0)
-    }
+    given = {key: value for key, value in config.items() if value != "" and (key not in _OPEN_AT_ZERO or value != 0)}
 
     def number(key: str, hint: Any, default: Any) -> Any:
         return settings_.check(key, given[key], hint) if key in given else default
@@ -110,6 +109,7 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     )
     if clients is not None and options.min_clients > clients:
         raise SettingError(f"min-clients must be at most clients, {clients}, not {options.min_clients}")
+    number("validation", settings_.Fraction, None)  # clients are told before the experiment is built
     fields = {name: given[key] for key, name in _EXPERIMENT_KEYS.items() if key in given}
     fields["settings"] = dict(map(assignment, str(given.get("settings", "")).split()))
     return options, fields

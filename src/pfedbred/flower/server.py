@@ -18,7 +18,7 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import latest_checkpoint, open_folder
 from pfedbred.experiment.run import FolderOptions, run_into
-from pfedbred.flower import wire
+from pfedbred.flower import messaging, wire
 from pfedbred.flower.backend import DeployedBackend
 from pfedbred.flower.gathering import Gathering
 from pfedbred.flower.messaging import log
@@ -37,7 +37,7 @@ _PATIENCE = 60.0  # seconds: an earlier server may not have noticed yet that it 
 class Coordinator:
     """Runs an experiment over a grid, into a run folder."""
 
-    def __init__(self, grid: Any, options: ServerOptions, fields: Mapping[str, Any]) -> None:
+    def __init__(self, grid: messaging.Grid, options: ServerOptions, fields: Mapping[str, Any]) -> None:
         """``fields`` are the experiment's."""
         wire.refuse_objects(fields)
         if isinstance(fields["settings"].get("sigma"), str):
@@ -46,7 +46,7 @@ class Coordinator:
         if fields.get("class_weights") == "balanced":
             raise SettingError("class-weights must be numbers on a federation, such as 1,5: its labels are not counted")
         roster = Roster(options.clients, log, options.agreeing, options.min_samples)
-        self._gathering = Gathering(grid, options, roster, fields.get("task"))
+        self._gathering = Gathering(grid, options, roster, task=fields.get("task"), validation=fields.get("validation"))
 
     def run(self) -> dict[str, Any]:
         """Runs from the start, or from the last round that was saved, to the end. Returns the summary."""
@@ -60,7 +60,6 @@ class Coordinator:
             built = self._build()
             how = FolderOptions(
                 checkpoint_every=1,
-                checkpoint_always=True,
                 resume=True,
                 keep_models=True,
                 warn=log,
@@ -73,7 +72,7 @@ class Coordinator:
     def _admit_clients(self) -> None:
         """The clients of the run in the folder, or else those that are connected.
 
-        A resumed run takes in others only once it goes on, so that its data are those of its checkpoint.
+        A resumed run admits new clients only after resuming, so that the data matches the checkpoint.
         """
         roster = self._gathering.roster
         found = latest_checkpoint(self._folder, lambda _: None)  # warnings come when it is loaded
@@ -118,7 +117,7 @@ class Coordinator:
         show_rejections([record.summary])
         warn_of_divergence([record])
         beyond = record.summary["federation"]["seconds_beyond_clients"]
-        print(f"a round takes {beyond:.1f} s beyond the slowest client's own work\nrun:     {self._folder}", flush=True)
+        print(f"overhead per round: {beyond:.1f} s on top of the slowest client\nrun:     {self._folder}", flush=True)
         return dict(record.summary)
 
 

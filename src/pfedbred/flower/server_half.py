@@ -12,12 +12,13 @@ from flwr.app import ArrayRecord
 
 from pfedbred.algorithms.base import ServerState
 from pfedbred.algorithms.exchange import Exchange, exchange
-from pfedbred.data.minibatches import Batch, ClientData, Inputs
+from pfedbred.data.federation import Part
+from pfedbred.data.minibatches import example_data
 from pfedbred.engine import screening, selection
-from pfedbred.engine.evaluation import Sums, Tallies
+from pfedbred.engine.evaluation import Sums, Tallies, chosen_metrics
 from pfedbred.engine.keys import aggregation_key, init_key, select_key
-from pfedbred.engine.metrics import Predictions, resolve
-from pfedbred.experiment.building import make_algorithm, make_plan
+from pfedbred.engine.metrics import Predictions
+from pfedbred.experiment.building import example_batch, make_algorithm, make_plan, varying
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.task import make_task
 from pfedbred.flower import wire
@@ -39,11 +40,12 @@ class ServerHalf:
     def __init__(self, experiment: Experiment, data: Description) -> None:
         self.experiment, self.data = experiment, data
         self.task = make_task(experiment, data)
-        self.algorithm, self.plan = make_algorithm(experiment, self.task), make_plan(experiment)
+        self.algorithm, self.plan = make_algorithm(experiment, self.task, data), make_plan(experiment)
         self.plan.check_rule(self.algorithm, experiment.algorithm_name)
-        self.metrics = {"train": resolve("", self.task.kind), "test": self.plan.metrics}
-        kind = jnp.int32 if data.words else jnp.float32
-        self._sample = Batch(jnp.zeros((1, *data.shape), kind), self.task.kind.blank_labels(data.classes))
+        parts: list[Part] = ["train", "validation", "test"] if experiment.validation else ["train", "test"]
+        self.metrics = chosen_metrics(parts, self.plan.metrics, self.task)
+        self._varying = varying(experiment, self.task, data)
+        self._sample = example_batch(data, self.task)
         self.shapes: Exchange = exchange(self.algorithm, self.task, self._sample)
         self.tallies = jax.eval_shape(self._tally, self.shapes.global_, self.shapes.personal)
         self.diagnostics = self._diagnostics() if experiment.diagnostics else []
@@ -77,13 +79,14 @@ class ServerHalf:
             for part, chosen in self.metrics.items():
                 sums: Sums = {metric.name: metric.sums(predictions) for metric in chosen}
                 everything[f"{model}_{part}"] = sums
-        return Tallies(**everything)
+        return everything
 
     def _diagnostics(self) -> list[str]:
         client, shapes = self.algorithm.client, self.shapes
-        rows = jnp.zeros((max(client.draws, 1), 1), int)
-        data = ClientData(Inputs(self._sample.x), self._sample.y, rows, jnp.int32(0), jnp.int32(1))
-        _, _, *reported = jax.eval_shape(client.train, shapes.message, shapes.state, data)
+        data = example_data(self._sample)
+        _, _, *reported = jax.eval_shape(
+            lambda sent, kept: client.train(sent, kept, data), shapes.message, shapes.state
+        )
         return sorted({"update_norm", *(reported[0] if reported else ())})
 
     def init(self) -> ServerState:
@@ -143,7 +146,7 @@ class ServerHalf:
     ) -> Tree:
         """Gathers and combines in one program: a rule is a function, which cannot be passed to a compiled one."""
         gathered = self.plan.gather(uploads, numbers, sizes, valid, aggregation_key(self.key, round_, stage))
-        server = self.algorithm.server
+        server = self._varying.at(self.algorithm, {}, round_).server
         if stage:
             assert server.prepare is not None
             return server.prepare(state, gathered)

@@ -43,8 +43,9 @@ class DeployedState:
       rejected: clients by name, and in how many rounds their update was rejected.
       skipped: rounds without enough valid updates.
       skipped_in_row: how many of the most recent rounds were skipped, one after another.
-      verdicts: by client number, the last round it has trained in, and whether that work stands.
+      verdicts: by client number, the last round it has trained in, and whether its update was accepted.
       info: the last round's diagnostics.
+      chosen: the round whose personal models are the best so far on validation samples; None without such samples.
     """
 
     run: str
@@ -56,6 +57,7 @@ class DeployedState:
     skipped_in_row: int = 0
     verdicts: dict[int, tuple[int, bool]] = field(default_factory=dict)
     info: dict[str, float] = field(default_factory=dict)
+    chosen: int | None = None
 
     def rejections(self) -> Rejections:
         """As the other backends count them: one seed."""
@@ -74,6 +76,7 @@ class DeployedState:
             "in_row": self.skipped_in_row,
             "verdicts": {str(number): list(verdict) for number, verdict in self.verdicts.items()},
             "info": {name: finite_or_none(value) for name, value in self.info.items()},
+            "chosen": self.chosen,
         }
         return Saved(arrays, facts)
 
@@ -98,6 +101,7 @@ def load(saved: Saved, like: Tree) -> DeployedState:
     facts, arrays = saved.facts, dict[str, Any](saved.arrays)
     info = facts.get("info", {})
     expect(info, Each(Maybe(NUMBER)), "the checkpoint", "'info'")
+    expect(facts.get("chosen"), Maybe(COUNT), "the checkpoint", "'chosen'")
     return DeployedState(
         facts["run"],
         facts["round"],
@@ -108,4 +112,5 @@ def load(saved: Saved, like: Tree) -> DeployedState:
         facts["in_row"],
         {int(number): (round_, stands) for number, (round_, stands) in facts["verdicts"].items()},
         {name: np.nan if value is None else value for name, value in info.items()},
+        facts.get("chosen"),
     )

@@ -5,13 +5,12 @@ What is sent are the sums of :class:`pfedbred.engine.metrics.Metric`, checked li
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import numpy as np
 
-from pfedbred.engine.evaluation import Evaluation, Tallies, combine, summarise
-from pfedbred.engine.metrics import Metric
+from pfedbred.engine.evaluation import Chosen, Evaluation, Tallies, combine, summarise
 from pfedbred.errors import SettingError
 from pfedbred.flower import wire
 from pfedbred.flower.messaging import Reply, log, read_facts
@@ -24,7 +23,7 @@ NAME = "tallies"
 
 
 def evaluation_of(
-    replies: Mapping[int, Reply], roster: Roster, like: Tallies, metrics: Mapping[str, Sequence[Metric]], round_: int
+    replies: Mapping[int, Reply], roster: Roster, like: Tallies, metrics: Chosen, round_: int
 ) -> Evaluation | None:
     """G and P from the clients' statistics; None if nobody sent any. A client without counts as one without samples.
 
@@ -57,7 +56,7 @@ def _check(tallies: Tallies, member: Member) -> None:
     for name, array in tensors.named(tallies).items():
         if not np.issubdtype(array.dtype, np.integer) or not array.size:
             continue
-        part = "train" if name.split(".")[0].endswith("train") else "test"
+        part = name.split(".")[0].rpartition("_")[2]
         samples, least, most = getattr(member, part), int(array.min()), int(array.max())
         if name.endswith(".samples") and (least, most) != (samples, samples):
             raise SettingError(f"it has evaluated {most} {part} samples, and introduced itself with {samples}")

@@ -2,6 +2,9 @@
 
 Whatever the other side sends is either the arrays that were agreed on, or refused with one line. Nothing is unpickled,
 and no array is allocated that the message is too short to hold.
+
+Flower's own ArrayRecord.to_numpy_ndarrays gives a flat list without names, and checks neither types nor shapes.
+msgpack and flax.serialization rebuild whatever tree the other side describes; here the receiver says what it expects.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.io import npy, tensors
-from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
+from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Maybe, expect
 from pfedbred.io.strict import parse_json
-from pfedbred.settings import hints
+from pfedbred.settings import Fraction, hints
 from pfedbred.types import Tree, tree_bytes
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The version of all messages. Version 1 evaluated accuracy and loss only, and sent them as facts; version 2 knew no
-task but classification."""
+task but classification; version 3 had no validation samples."""
 
 Trees = Mapping[int, Tree]
 """By client number."""
@@ -46,6 +49,8 @@ def _option_shapes() -> dict[str, Any]:
         options = typing.get_args(types[field.name])
         inner = next((typing.get_args(each)[0] for each in options if typing.get_origin(each) is list), None)
         shape = [plain.get(inner, str)] if inner else str if default is None else plain.get(type(default))
+        if default is None and Fraction in options:
+            shape = FRACTION
         shapes[field.name] = Maybe(shape) if type(None) in options else shape
     return {name: shapes[name] for name in field_names(sent=True)}
 
@@ -66,6 +71,7 @@ ORDER = {
     "target": TARGET,
     "upload": bool,
     "evaluate": bool,
+    "chosen": Maybe(COUNT),
 }
 """The facts in every request but the first."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +36,7 @@ def open_private(path: Path, mode: str) -> BinaryIO:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of ``path`` when the block ends, and leaves no trace if it fails."""
+    _check_replaceable(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         partial.unlink(missing_ok=True)
@@ -49,6 +51,17 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):  # where nothing can be written, nothing may be removable either
             partial.unlink(missing_ok=True)
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuses to put a file in the place of anything but a file, such as a device, a pipe, or a link to one."""
+    try:
+        mode = path.lstat().st_mode
+    except (OSError, ValueError):  # nothing there, or what writing says of it as well
+        return
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "not a file"
+        raise WriteError(f"cannot write {path}: it is {kind}")
 
 
 @contextmanager

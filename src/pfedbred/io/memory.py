@@ -1,4 +1,8 @@
-"""How much memory this process may use, as the system's files and limits tell."""
+"""How much memory this process may use, as the system's files and limits tell.
+
+psutil reports the machine's memory, but not the limit of a container (cgroups), which is what ends a run; limits of a
+process are in the standard library.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import math
 import re
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -68,13 +69,20 @@ class Npz:
         self.names = [name.removesuffix(".npy") for name in self._archive.namelist() if name.endswith(".npy")]
 
     def __getitem__(self, name: str) -> np.ndarray:
+        return self._read(name, _array)
+
+    def objects(self, name: str) -> bytes:
+        """The bytes of an array of Python objects, which are pickled; see :mod:`pfedbred.io.pickled_arrays`."""
+        return self._read(name, _objects)
+
+    def _read(self, name: str, read: Callable[[Any, int, str], Any]) -> Any:
         entry, where = self._archive.getinfo(f"{name}.npy"), f"{name!r} in {self._path}"
         if entry.compress_size > self._size or entry.file_size > _DEFLATE * entry.compress_size + _LONGEST_HEADER:
             raise SettingError(f"cannot read {where}: it is damaged")
         refuse_bomb(where, entry.compress_size, entry.file_size)
         try:
             with self._archive.open(entry) as file:
-                return _array(file, entry.file_size, where)
+                return read(file, entry.file_size, where)
         except SettingError:
             raise
         except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
@@ -103,6 +111,15 @@ def _array(file: Any, size: int, where: Any) -> np.ndarray:
     if dtype.kind == "U" and array.nbytes and array.view(dtype.byteorder + "u4").max() > 0x10FFFF:
         raise SettingError(f"cannot read {where}: its text is not valid Unicode")
     return array.reshape(shape, order="F" if fortran else "C")
+
+
+def _objects(file: Any, size: int, where: Any) -> bytes:
+    """What follows the header of an array of objects."""
+    begin = file.read(10)
+    header = file.read(int.from_bytes(begin[8:10], "little"))
+    if begin[:8] != _MAGIC + b"\x01\x00" or len(header) > _LONGEST_HEADER or b"'descr': '|O'" not in header:
+        raise SettingError(f"cannot read {where}: it is not an array of objects in NumPy's format")
+    return file.read()
 
 
 def _header(file: BinaryIO, where: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:

@@ -24,7 +24,7 @@ _LARGEST_CONFIG = 2**20
 
 
 class Unreadable(SettingError):
-    """A file that cannot be opened, or that is none."""
+    """A file that cannot be opened, or is not a regular file."""
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def named(tree: Tree) -> dict[str, Any]:
 def refill(like: Tree, arrays: Mapping[str, np.ndarray], what: str) -> Tree:
     """A tree in the shape of ``like`` with copies of these arrays, which must have its types and shapes.
 
-    They are copies because JAX on a CPU may keep what it is given: then the tree would stand and fall with the file.
+    JAX on CPU may alias the buffer, so the arrays are copied.
     """
     leaves = []
     for name, leaf in named(like).items():

@@ -8,14 +8,35 @@ from collections.abc import Callable
 from pfedbred.errors import SettingError, nearest
 from pfedbred.models.adapters import from_equinox, from_flax
 from pfedbred.models.base import Model
+from pfedbred.models.charlstm import charlstm
 from pfedbred.models.cnn import cnn
+from pfedbred.models.cnn1d import cnn1d
 from pfedbred.models.linear import dnn, mclr
 from pfedbred.models.lstm import lstm
 from pfedbred.types import Words
 
-__all__ = ["MODELS", "Model", "cnn", "dnn", "from_equinox", "from_flax", "get", "lstm", "mclr"]
+__all__ = [
+    "MODELS",
+    "Model",
+    "charlstm",
+    "cnn",
+    "cnn1d",
+    "dnn",
+    "from_equinox",
+    "from_flax",
+    "get",
+    "lstm",
+    "mclr",
+]
 
-MODELS: dict[str, Callable[..., Model]] = {"mclr": mclr, "dnn": dnn, "cnn": cnn, "lstm": lstm}
+MODELS: dict[str, Callable[..., Model]] = {
+    "mclr": mclr,
+    "dnn": dnn,
+    "cnn": cnn,
+    "cnn1d": cnn1d,
+    "lstm": lstm,
+    "charlstm": charlstm,
+}
 """Every named model, built from (shape of one sample, classes). To add one, write a function and add a line here.
 
 A model that reads word ids has a keyword-only parameter ``words``, which receives a :class:`pfedbred.types.Words`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -63,18 +64,23 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
     def apply(params: Tree, x: Array) -> Array:
         vectors = params["embedding"] if frozen is None else frozen.astype(params["output"]["weight"].dtype)
         ids = x.T
-        place = jnp.arange(1, ids.shape[0] + 1)[:, None]
-        length = jnp.max(jnp.where(ids != 0, place, 0), axis=0)
+        length, last = lengths(ids)
         first = _layer(params["layer1"], vectors[ids], length)
         second = _layer(params["layer2"], first, length)
         # A masked sum instead of an index: its gradient needs no scatter, which is not deterministic on GPUs.
-        last = (place == length)[:, :, None]
         end1, end2 = (jnp.sum(jnp.where(last, layer, 0), axis=0) for layer in (first, second))
         states = (end1[:, :hidden], first[0, :, hidden:], end2[:, :hidden], second[0, :, hidden:])
         features = jnp.concatenate([end2, *states], axis=1)
         return dense(params["output"], jax.nn.leaky_relu(dense(params["hidden"], features), 0.1))
 
     return Model(init, apply, head=("output",))
+
+
+def lengths(ids: Array) -> tuple[Array, Array]:
+    """How long each sample is without its padding, and a mask of its last id; ids are (time, batch)."""
+    place = jnp.arange(1, ids.shape[0] + 1)[:, None]
+    length = jnp.max(jnp.where(ids != 0, place, 0), axis=0)
+    return length, (place == length)[:, :, None]
 
 
 def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
@@ -108,8 +114,7 @@ def scanned(params: Tree, x: Array, length: Array) -> Array:
     it saves (benchmarks/client_models.py). On a CPU, whose caches are small, the gates are recomputed for the gradient
     rather than stored, and the loop is not unrolled.
     """
-    on_cpu = jax.default_backend() == "cpu"
-    cell, unroll = (jax.checkpoint(_cell), 1) if on_cpu else (_cell, min(_UNROLL, len(x)))
+    cell, unroll = cell_and_unrolling(len(x))
     kernel = jnp.concatenate([params["input"], params["recurrent"]], axis=2)
     bias = (params["input_bias"] + params["recurrent_bias"])[:, :, None]
     x = x.transpose(0, 2, 1)
@@ -126,6 +131,11 @@ def scanned(params: Tree, x: Array, length: Array) -> Array:
     start = jnp.zeros((2, params["recurrent"].shape[2], x.shape[2]), x.dtype)
     _, out = jax.lax.scan(step, (start, start), (x, x[::-1], both_real), unroll=unroll)
     return jnp.concatenate([out[:, 0], out[::-1, 1]], axis=1).transpose(0, 2, 1)
+
+
+def cell_and_unrolling(time: int) -> tuple[Callable[..., tuple[Array, Array]], int]:
+    """How to compute a step, and how many steps to unroll, on this platform."""
+    return (jax.checkpoint(_cell), 1) if jax.default_backend() == "cpu" else (_cell, min(_UNROLL, time))
 
 
 def _cell(sums: Array, c: Array, real: Array) -> tuple[Array, Array]:

@@ -139,5 +139,5 @@ def _write(found: Mapping[str, Mapping[str, Any]], request: Request) -> None:
     figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=8, edgecolor="none")
     words = "time of T rounds against N clients, T rounds, R local steps, K proximal steps, M components"
     figure.suptitle(words, fontsize=11)
-    figure.savefig(request.out / "complexity.png")
+    curves.save(figure, request.out / "complexity.png")
     request.say(f"\n{text}\npicture: {request.out / 'complexity.png'}")

@@ -54,7 +54,7 @@ def draw_curves(request: Request) -> None:
                 beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
                 axes.legend(**beside, frameon=False, fontsize=8, title="best (%)", alignment="left")
         figure.suptitle(f"{ALL[column].title}: mean and range of {request.seeds} seeds", fontsize=11)
-        figure.savefig(path)
+        curves_.save(figure, path)
         request.say(f"picture: {path}")
 
 
@@ -64,7 +64,8 @@ def draw_hyper(request: Request) -> None:
         path = request.out / f"hyper-{column}.json"
         experiment = ALL[column].experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
         federation = partial(request.federations.of, ALL[column])
-        facts, _ = load_or_sweep(path, f"hyper {column}", experiment, HYPER_GRID, federation, request)
+        name = f"hyper {column}"
+        facts, _ = load_or_sweep(path, name, experiment, HYPER_GRID, federation, request, choose_on_test=True)
         pictures = [request.out / f"hyper-{column}-{kind}.png" for kind in ("map", "parallel")]
         heatmap.draw_points(facts, pictures[0])
         parallel.draw_points(facts, pictures[1])
@@ -130,7 +131,7 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
     figure.suptitle(f"{ALL[column].title}: deviation of the first client's personal model", fontsize=11)
-    figure.savefig(path)
+    curves_.save(figure, path)
 
 
 def draw_noniid(request: Request) -> None:

@@ -104,15 +104,20 @@ def load_or_sweep(
     grid: Mapping[str, list[float]],
     federation: Callable[[], Federation],
     request: Request,
+    choose_on_test: bool = False,
     **more: Any,
 ) -> tuple[dict[str, Any], bool]:
-    """The record of a sweep, as :func:`load_or_measure` returns it; ``more`` belongs to its settings."""
+    """The record of a sweep, as :func:`load_or_measure` returns it; ``more`` belongs to its settings.
+
+    Points are chosen on the validation samples of the federation, or else on test samples if that is said.
+    """
 
     def measure() -> dict[str, Any]:
         request.stop_if_wanted(name)
         samples = federation()
         with request.progress(name) as advance:
-            return sweep(experiment, grid, federation=samples, observe=advance).record()
+            found = sweep(experiment, grid, federation=samples, choose_on_test=choose_on_test, observe=advance)
+            return found.record()
 
     wanted = {**fingerprint(experiment.checked()), "grid": grid, **more}
     facts, new = load_or_measure(file, wanted, measure, SWEEP)
@@ -144,6 +149,8 @@ def fingerprint(experiment: Experiment) -> dict[str, Any]:
     plain = {name: value for name, value in experiment.plain().items() if name in field_names(identifies=True)}
     if plain["aggregate"] == "mean":  # records from before there were other rules do not mention it
         del plain["aggregate"], plain["outliers"]
+    if plain["validation"] is None:  # nor this
+        del plain["validation"]
     if plain["screening"] == "directions":  # nor this; honest updates of the paper's columns are not rejected
         del plain["screening"]
     # Where only the data tells how many clients there are, records have the value for few of them.

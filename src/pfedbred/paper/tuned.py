@@ -11,6 +11,7 @@ import dataclasses
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.records import Request, chosen, load_or_sweep, record_file
 from pfedbred.paper.table import Row, Table, run_table
+from pfedbred.runs.schema import point_score
 
 TITLE = "Beyond the paper: settings tuned on validation samples"
 _COLUMNS = ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")
@@ -56,12 +57,13 @@ def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
         f"tuning {column_name} {name}",
         experiment,
         grid,
-        lambda: request.federations.of(column).validation(_FRACTION, _SEED),
+        lambda: request.federations.of(column).with_validation(_FRACTION, _SEED),
         request,
         validation=[_FRACTION, _SEED],
     )
     model = "global" if name == "fedavg" else "personal"
-    best = max(facts["points"], key=lambda point: point[model] or 0.0)
+    # Records from before federations had validation samples were measured with those as test samples.
+    best = max(facts["points"], key=lambda point: point_score(point, model) or 0.0)
     found = {key: best[key] for key in grid}
     words = ", ".join(f"{key} = {value:g}" for key, value in found.items())
     request.say(f"tuned {column_name} {name}: {words}{'' if new else ', already done'}")

@@ -6,6 +6,7 @@ run has; which of them exist is decided where a run is evaluated and nowhere els
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,15 +14,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from pfedbred.engine.history import Which
-from pfedbred.errors import SettingError
+from pfedbred.errors import SettingError, is_file_name
 from pfedbred.io.shapes import COUNT, Maybe, expect
 from pfedbred.io.strict import finite_or_none, read_json
-from pfedbred.runs.layout import DATA, SUMMARY
+from pfedbred.runs.comparison import pooled
+from pfedbred.runs.figures import SUMMARY_KEYS, TITLES, Figure, diverged_seeds
+from pfedbred.runs.layout import DATA, SUMMARY, split_name
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.schema import DATA as DATA_SHAPE
-from pfedbred.runs.schema import read_sweep
-from pfedbred.runs.statistics import evenly_spaced, mean_and_std
-from pfedbred.runs.summary import diverged_seeds
+from pfedbred.runs.schema import point_figures, point_score, read_comparison, read_sweep, sweep_figure, sweep_metric
+from pfedbred.runs.statistics import estimate, evenly_spaced, mean_and_std
 
 Content = dict[str, Any]
 """What the page embeds as JSON: a list for each kind of result."""
@@ -51,8 +53,14 @@ def platform_name(record: Mapping[str, Any]) -> str:
 def add_run(folder: Path, content: Content, command: Command | None) -> None:
     """Adds a finished run: its curves and outcome by metric, its clients, its data and how to reproduce it."""
     run = RunRecord.read(folder)
+    add_record(run, *_clients(run, folder, content), content, command)
+
+
+def add_record(
+    run: RunRecord, names: Sequence[str], clients: np.ndarray, content: Content, command: Command | None
+) -> None:
+    """Adds a run whose clients of these names and places are shown."""
     kept = evenly_spaced(len(run.points), _MOST_POINTS)
-    names, clients = _clients(run, folder, content)
     metrics = {
         name: {letter: _metric(run, name, model, kept, clients) for letter, model in _MODELS.items()}
         for name in run.metrics
@@ -74,7 +82,7 @@ def add_run(folder: Path, content: Content, command: Command | None) -> None:
             "milliseconds": 1000 * run.summary["seconds"]["round"],
             "rejected": sum(sum(seed.values()) for point in run.points for seed in point.rejections.rejected),
             "metrics": metrics,
-            "clients": names,
+            "clients": list(names),
             "diagnostics": _diagnostics(run, kept),
             "reproduce": {
                 "command": command(run.experiment) if command else None,
@@ -85,16 +93,37 @@ def add_run(folder: Path, content: Content, command: Command | None) -> None:
 
 
 def _metric(run: RunRecord, name: str, model: Which, kept: np.ndarray, clients: np.ndarray) -> dict[str, Any]:
-    """One metric of one model: the best over the rounds, the curve, and the values of the clients shown."""
+    """One metric of one model: its figures, the curve, the chosen rounds, and the values of the clients shown."""
     percent = run.metrics[name]["percent"]
     mean, std = mean_and_std(run.best(name, model))
-    of_clients = run.points[-1].scores.of(model).test.clients[name].mean(axis=0)
+    of_clients = run.points[-1].scores.of(model).test.clients[name].mean(axis=0) if len(clients) else clients
     return {
         "diverged": bool(diverged_seeds(run.points, model, run.diverged is not None).any()),
         "best": _number(mean, percent),
         "std": _number(std, percent),
+        "figures": {figure: _estimate(run, figure, name, model) for figure in run.figures},
+        "chosen": _chosen(run, name, model) if "chosen" in run.figures else None,
         **_over_seeds(run.curve(name, model)[kept], percent),
         "clients": [_number(each, percent, digits=1) for each in of_clients[clients]],
+    }
+
+
+def _estimate(run: RunRecord, figure: Figure, name: str, model: Which) -> dict[str, float | None]:
+    """A figure's mean and the half-width of its interval: of the summary, if that knows of several splits."""
+    percent = run.metrics[name]["percent"]
+    found = estimate(run.figure(figure, name, model))._asdict()
+    if "splits" in run.summary:
+        found = run.summary[model]["metrics"][name][SUMMARY_KEYS[figure]]
+    return {"mean": _number(found["mean"], percent), "half": _number(found["half_width"], percent)}
+
+
+def _chosen(run: RunRecord, name: str, model: Which) -> dict[str, Any]:
+    """Of each seed, the chosen round and the value there."""
+    places, percent = run.places("chosen", name, model), run.metrics[name]["percent"]
+    values = run.curve(name, model)[places, np.arange(len(places))]
+    return {
+        "rounds": [run.points[place].round for place in places],
+        "values": [_number(each, percent) for each in values],
     }
 
 
@@ -133,29 +162,117 @@ def _clients(run: RunRecord, folder: Path, content: Content) -> tuple[list[str],
     return [names[numbers[i]] if names else str(numbers[i]) for i in shown.tolist()], shown
 
 
+# Comparisons ---------------------------------------------------------------------------------------------------
+
+
+def add_comparison(path: Path, content: Content, command: Command | None) -> None:
+    """Adds the comparison in a file, and the runs of one on several splits, those of a method as one."""
+    facts = read_comparison(path)
+    names = [method["algorithm"] for method in facts["methods"]]
+    for name in names if facts["splits"] else ():
+        if not is_file_name(name):  # it names a folder here, and must not lead elsewhere
+            raise SettingError(f"{path} is damaged: {name!r} is not an algorithm")
+        runs = [RunRecord.read(path.parent / split_name(seed) / name) for seed in facts["splits"]]
+        add_record(pooled(runs), [], np.zeros(0, int), content, command)
+    if len(names) < 2:
+        return
+    metrics = facts["metric_info"]
+    content["comparisons"].append(
+        {
+            "name": path.parent.resolve().name,
+            "over": f"{len(facts['splits'])} splits" if facts["splits"] else f"{facts['seeds']} seeds",
+            "to": facts["baseline"],
+            "figures": [{"name": figure, "title": TITLES[figure]} for figure in facts["figures"]],
+            "metrics": [{"name": name, **info} for name, info in metrics.items()],
+            "methods": [
+                {
+                    "name": method["algorithm"],
+                    **{
+                        letter: {
+                            metric: {
+                                figure: _compared(method[model][metric][figure], info["percent"])
+                                for figure in facts["figures"]
+                            }
+                            for metric, info in metrics.items()
+                        }
+                        for letter, model in _MODELS.items()
+                    },
+                }
+                for method in facts["methods"]
+            ],
+        }
+    )
+
+
+def _compared(found: Mapping[str, Any], percent: bool) -> dict[str, Any]:
+    """A figure of a method beside the others."""
+    difference = found["difference"] or {}
+    return {
+        "mean": _number(found["mean"], percent),
+        "half": _number(found["half_width"], percent),
+        "difference": _number(difference.get("mean"), percent),
+        "difference_half": _number(difference.get("half_width"), percent),
+        "best": found["best"],
+        "told": found["told_from_best"],
+    }
+
+
 # Sweeps and data ---------------------------------------------------------------------------------------------
 
 
 def add_sweep(path: Path, name: str, content: Content, command: Command | None) -> None:
     """Adds the sweep in a file."""
     facts = read_sweep(path)
-    grid, experiment = list(facts["grid"]), facts["experiment"]
+    grid, experiment, metric = list(facts["grid"]), facts["experiment"], sweep_metric(facts)
+    quoted, percent = sweep_figure(facts), metric["percent"]
     points = [
         {
             **{key: point[key] for key in grid},
-            **{letter: _number(point[model], percent=True) for letter, model in _MODELS.items()},
+            **{letter: _point_figures(point, model, quoted, percent) for letter, model in _MODELS.items()},
+            "score": _number(point_score(point, "personal"), percent),
+            "rounds": point["measured"]["rounds"] if "metric" in facts else None,
         }
         for point in facts["points"]
     ]
     title = f"{facts['algorithm']} on {experiment['dataset']}, {experiment['model']} ({name})"
     content["platforms"].append(platform_name(facts))
-    content["sweeps"].append({"name": title, "names": grid, "points": points, "best": facts["best"]})
-    tried = {key: dict.fromkeys(point[key] for point in points) for key in grid}
-    options = " ".join(f"--grid {key}={','.join(f'{each:g}' for each in tried[key])}" for key in grid)
+    content["sweeps"].append(
+        {
+            "name": title,
+            "names": grid,
+            "points": points,
+            "best": facts["best"],
+            "metric": dict(metric),
+            "figures": list(TITLES) if quoted == "chosen" else ["best"],
+            "chosen_on": facts.get("chosen_on", "test"),
+        }
+    )
+    options = _tried(facts, grid)
     words = command(experiment, "sweep", without=grid) if command else None
     content["commands"].append(
         {"name": title, "command": words and f"{words} {options}", "settings": _settings(experiment)}
     )
+
+
+def _point_figures(point: Mapping[str, Any], model: Which, quoted: Figure, percent: bool) -> dict[str, Any]:
+    """The figures of a point; ``value`` is the one to quote."""
+    figures = {figure: _number(each["mean"], percent) for figure, each in point_figures(point, model).items()}
+    return {"value": figures[quoted], **figures}
+
+
+def _tried(facts: Mapping[str, Any], grid: Sequence[str]) -> str:
+    """The options of the command line that try the same points."""
+    plan = facts.get("plan")
+    if plan is None:  # an earlier sweep, of a grid, and chosen on test samples
+        tried = {key: dict.fromkeys(point[key] for point in facts["points"]) for key in grid}
+        values = [f"{key}={','.join(f'{each:g}' for each in tried[key])}" for key in grid]
+        plan = {"grid": values, "choose_on_test": facts.get("chosen_on", "test") == "test"}
+    words = [f"--grid {shlex.quote(each)}" for each in plan["grid"]]
+    words += [
+        f"--{name} {shlex.quote(str(plan[name]))}" for name in ("points", "sampler") if plan.get(name) is not None
+    ]
+    words += [f"--{name.replace('_', '-')}" for name in ("halving", "choose_on_test") if plan.get(name)]
+    return " ".join(words)
 
 
 def read_federation(path: Path) -> dict[str, Any]:

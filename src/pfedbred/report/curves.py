@@ -13,6 +13,7 @@ import numpy as np
 from pfedbred.engine.history import Which
 from pfedbred.errors import printable
 from pfedbred.io.atomic import replacing
+from pfedbred.runs.figures import TITLES
 from pfedbred.runs.record import RunRecord
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
@@ -72,11 +73,16 @@ def colour(index: int) -> str:
 
 
 def _draw(axes: Any, run: RunRecord, metric: str, model: Which, label: str, index: int) -> None:
-    """Mean over seeds as a line, lowest to highest seed as a band."""
+    """Mean over seeds as a line, lowest to highest seed as a band, and the chosen round of each seed as a circle."""
     values = run.curve(metric, model) * (100 if run.metrics[metric]["percent"] else 1)
     rounds = [point.round for point in run.points]
     mean, low, high = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
-    draw_band(axes, rounds, mean, low, high, label, Style.of(index))
+    style = Style.of(index)
+    draw_band(axes, rounds, mean, low, high, label, style)
+    if "chosen" in run.figures:
+        places = run.places("chosen", metric, model)
+        at, reached = [rounds[place] for place in places], values[places, np.arange(len(places))]
+        axes.scatter(at, reached, s=42, facecolors="none", edgecolors=colour(style.colour), linewidths=1.4, zorder=4)
 
 
 def draw_band(
@@ -146,7 +152,7 @@ def draw_run(run: RunRecord, path: Path) -> None:
     left, right, *more = panels.flat
     _draw_metric(left, run, run.primary)
     left.set_title(literal(run.algorithm), fontsize=11)
-    left.legend(framealpha=0.9, edgecolor="none", loc="best")
+    left.legend(framealpha=0.9, edgecolor="none", loc="best", title=_about_circles(run), alignment="left")
     _draw_clients(right, run)
     for axes, (name, info) in zip(more, others.items(), strict=False):
         _draw_metric(axes, run, name)
@@ -156,6 +162,11 @@ def draw_run(run: RunRecord, path: Path) -> None:
         axes.set_axis_off()
     _title(figure, run)
     save(figure, path)
+
+
+def _about_circles(run: RunRecord) -> str | None:
+    """The legend's title where rounds were chosen."""
+    return "circles: round chosen on validation" if "chosen" in run.figures else None
 
 
 def _draw_metric(axes: Any, run: RunRecord, metric: str) -> None:
@@ -207,13 +218,16 @@ def draw_comparison(runs: Sequence[RunRecord], path: Path) -> None:
 
 def _draw_compared(axes: Any, runs: Sequence[RunRecord], metric: str, model: Which) -> None:
     scale, digits, unit = (100, 1, " (%)") if runs[0].metrics[metric]["percent"] else (1, 3, "")
+    figure = runs[0].figures[0]
     for index, run in enumerate(runs):
-        best = scale * run.best(metric, model).mean()
+        best = scale * run.figure(figure, metric, model).mean()
         label = literal(f"{run.algorithm}  {'-' if np.isnan(best) else f'{best:.{digits}f}'}")
         _draw(axes, run, metric, model, label, index)
     _finish(axes, runs, metric)
     axes.set_title(NAMES[model], fontsize=11)
-    axes.legend(framealpha=0.9, edgecolor="none", loc="best", title=f"best{unit}", alignment="left", fontsize=9)
+    axes.legend(
+        framealpha=0.9, edgecolor="none", loc="best", title=f"{TITLES[figure]}{unit}", alignment="left", fontsize=9
+    )
 
 
 def _share_range(panels: Sequence[Any]) -> None:

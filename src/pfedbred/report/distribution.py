@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred.data.federation import Federation, Split
+from pfedbred.data.federation import Federation, Part, Split
 from pfedbred.data.label_table import label_table
 from pfedbred.data.labels import in_words
 from pfedbred.report.curves import literal, new_figure, save
@@ -30,9 +30,9 @@ def draw_distribution(federation: Federation, path: Path) -> None:
     panels = rows[:, 0]
     spacing = 72 * min((width - 1.6) / max(len(clients), 1), height / max(classes, 1))
     diameter = float(np.clip(2 * spacing, 4, 22))  # of a panel's largest dot, in points; few dots overlap
-    for axes, word, split, count, colour in zip(
-        panels, ("training", "test"), (federation.train, federation.test), table[1:], _COLOURS, strict=True
-    ):
+    shown: dict[Part, str] = {"train": "training", "test": "test"}
+    for axes, (part, word), colour in zip(panels, shown.items(), _COLOURS, strict=True):
+        split, count = federation.parts[part], table.counts[part]
         largest = max(1, int(count.max(initial=0)))
         _draw(axes, count, clients, largest, diameter, colour)
         axes.set_title(f"{word}: {len(split.y):,} samples, {_range(split)} per client", fontsize=10, loc="left")

@@ -1,7 +1,8 @@
-"""heatmap.png: a sweep's accuracy over its grid."""
+"""heatmap.png: a sweep's accuracy, or RMSE, over its grid."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,33 +10,54 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred.report.curves import NAMES, literal, new_figure, save
+from pfedbred.runs.figures import TITLES, Figure
+from pfedbred.runs.schema import point_figures, sweep_figure, sweep_metric
 
 
 class Points(NamedTuple):
-    """The points of a sweep as arrays: their settings, and the best accuracy of each model in percent."""
+    """The points of a sweep as arrays: their settings, the quoted figure of each model, and what it is.
+
+    ``sign`` is 1 if the higher is the better, else -1.
+    """
 
     names: tuple[str, ...]
     settings: np.ndarray
-    accuracy: Mapping[str, np.ndarray]
+    values: Mapping[str, np.ndarray]
+    best: Mapping[str, float]
+    words: str
+    sign: int
 
 
 def points_of(facts: Mapping[str, Any]) -> Points:
     """The points of a sweep; NaN where one diverged."""
-    names = tuple(facts["grid"])
+    names, metric = tuple(facts["grid"]), sweep_metric(facts)
     settings = np.array([[point[name] for name in names] for point in facts["points"]], float)
-    accuracy: dict[str, np.ndarray] = {
-        model: 100 * np.array([np.nan if point[model] is None else point[model] for point in facts["points"]])
-        for model in NAMES
+    figure, scale = sweep_figure(facts), 100 if metric["percent"] else 1
+    values: dict[str, np.ndarray] = {
+        model: scale * np.array([_quoted(point, model, figure) for point in facts["points"]]) for model in NAMES
     }
-    return Points(names, settings, accuracy)
+    words = f"test {metric['title']}, {TITLES[figure]}" + (" (%)" if metric["percent"] else "")
+    return Points(names, settings, values, facts["best"], words, 1 if metric["higher_is_better"] else -1)
 
 
-def shown_range(accuracy: np.ndarray) -> tuple[float, float]:
-    """The accuracies at both ends of the colour scale; a few failed points do not stretch it."""
-    finite = accuracy[np.isfinite(accuracy)]
+def _quoted(point: Mapping[str, Any], model: str, figure: Figure) -> float:
+    measured = point_figures(point, model)
+    value = measured[figure]["mean"]
+    return np.nan if value is None else value
+
+
+def shown_range(values: np.ndarray, sign: int = 1) -> tuple[float, float]:
+    """The values at both ends of the colour scale, the lower one first; a few failed points do not stretch it."""
+    finite = sign * values[np.isfinite(values)]
     best = float(finite.max())
     usual = max(1.0, 3 * (best - float(np.quantile(finite, 0.25))))
-    return max(float(finite.min()), best - usual), best
+    low, high = sorted((sign * max(float(finite.min()), best - usual), sign * best))
+    return low, high
+
+
+def beyond(values: np.ndarray, low: float, high: float) -> str:
+    """At which ends of the colour scale there are points beyond it, as Matplotlib says it."""
+    return "min" if np.nanmin(values) < low else "max" if np.nanmax(values) > high else "neither"
 
 
 def heading(facts: Mapping[str, Any]) -> str:
@@ -45,33 +67,66 @@ def heading(facts: Mapping[str, Any]) -> str:
 
 
 def draw_points(facts: Mapping[str, Any], path: Path) -> None:
-    """Draws one setting as a curve and two as a map; of more, the first two, with the others at their best values."""
+    """Draws one setting as a curve and two as a map; of more, the first two, with the others at their best values.
+
+    Points that are not on a grid are drawn where they are.
+    """
     points = points_of(facts)
     figure, panels = new_figure(2, 4.6)
     for axes, (model, title) in zip(panels, NAMES.items(), strict=True):
         if len(points.names) == 1:
-            axes.plot(points.settings[:, 0], points.accuracy[model], marker="o", color="#0072B2")
+            order = np.argsort(points.settings[:, 0])
+            axes.plot(points.settings[order, 0], points.values[model][order], marker="o", color="#0072B2")
             axes.set_xlabel(literal(points.names[0]))
+            axes.set_xscale(_scale(points.settings[:, 0]))
+        elif not _is_grid(points.settings):
+            _scatter(figure, axes, points, points.values[model])
         else:
-            _map(figure, axes, points, points.accuracy[model])
-        axes.set_title(f"{title}: best test accuracy (%)", fontsize=11)
+            _map(figure, axes, points, points.values[model])
+        axes.set_title(f"{title}: {points.words}", fontsize=11)
     figure.suptitle(literal(heading(facts)), fontsize=11)
     save(figure, path)
 
 
+def _is_grid(settings: np.ndarray) -> bool:
+    """Whether the points are all combinations of some values."""
+    return math.prod(len(np.unique(column)) for column in settings.T) == len(settings)
+
+
+def _scale(values: np.ndarray) -> str:
+    """Logarithmic for positive values of very different size that are not evenly spaced."""
+    return "log" if values.min() > 0 and values.max() > 30 * values.min() else "linear"
+
+
+def _scatter(figure: Any, axes: Any, points: Points, values: np.ndarray) -> None:
+    low, high = shown_range(values, points.sign)
+    order = np.argsort(points.sign * values)  # the best in front
+    x, y = points.settings[order, 1], points.settings[order, 0]
+    dots = axes.scatter(x, y, c=values[order], cmap="viridis", vmin=low, vmax=high, s=46, plotnonfinite=True)
+    figure.colorbar(dots, ax=axes, shrink=0.85, extend=beyond(values, low, high))
+    axes.scatter(
+        *([points.best[points.names[column]]] for column in (1, 0)), s=150, facecolors="none", edgecolors="#D55E00"
+    )
+    for name, column, label, scale in (
+        (points.names[1], x, axes.set_xlabel, axes.set_xscale),
+        (points.names[0], y, axes.set_ylabel, axes.set_yscale),
+    ):
+        label(literal(name))
+        scale(_scale(column))
+
+
 def _map(figure: Any, axes: Any, points: Points, values: np.ndarray) -> None:
     chosen = np.full(len(values), True)
-    best = points.settings[int(np.nanargmax(points.accuracy["personal"]))]
-    for column in range(2, len(points.names)):
-        chosen &= points.settings[:, column] == best[column]
+    for column, name in list(enumerate(points.names))[2:]:
+        chosen &= points.settings[:, column] == points.best[name]
     rows, columns = (np.unique(points.settings[:, column]) for column in (0, 1))
     table = np.full((len(rows), len(columns)), np.nan)
     for point, value in zip(points.settings[chosen], values[chosen], strict=True):
         table[np.searchsorted(rows, point[0]), np.searchsorted(columns, point[1])] = value
     axes.grid(False)
-    low, high = shown_range(table)
+    low, high = shown_range(table, points.sign)
     image = axes.imshow(table, origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high)
-    figure.colorbar(image, ax=axes, shrink=0.85, extend="min" if np.nanmin(table) < low else "neither")
+    figure.colorbar(image, ax=axes, shrink=0.85, extend=beyond(table, low, high))
     axes.set_xticks(range(len(columns)), [f"{each:.3g}" for each in columns], fontsize=8)
     axes.set_yticks(range(len(rows)), [f"{each:.3g}" for each in rows], fontsize=8)
     axes.set_xlabel(literal(points.names[1]))

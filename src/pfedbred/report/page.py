@@ -22,7 +22,7 @@ from pfedbred.errors import SettingError, is_file_name, printable
 from pfedbred.io.atomic import write_text
 from pfedbred.io.shapes import expect
 from pfedbred.io.strict import read_json
-from pfedbred.report.content import Command, Content, add_run, add_sweep
+from pfedbred.report.content import Command, Content, add_comparison, add_run, add_sweep
 
 _COUNTED = {"runs": "run", "sweeps": "sweep"}
 
@@ -80,7 +80,7 @@ def _asset(name: str) -> str:
 
 def _script(sections: Sequence[Section]) -> str:
     """All scripts in one scope, in the order of the sections on the page."""
-    before, after = ("base.js", "curves.js", "runs.js"), ("sweeps.js", "data.js", "settings.js")
+    before, after = ("base.js", "curves.js", "runs.js", "comparisons.js"), ("sweeps.js", "data.js", "settings.js")
     parts = [*map(_asset, before), *(each.script for each in sections), *map(_asset, after)]
     return "\n".join(['"use strict";', "(() => {", *parts, "showPage();", "})();"])
 
@@ -101,7 +101,7 @@ def _subtitle(content: Content, sections: Sequence[Section]) -> str:
 
 def gather(folders: Sequence[Path], sections: Sequence[Section] = (), command: Command | None = None) -> Content:
     """What the page shows, from the files of the folders."""
-    names = ("runs", "metrics", "federations", "sweeps", "commands", "platforms")
+    names = ("runs", "metrics", "comparisons", "federations", "sweeps", "commands", "platforms")
     content: Content = {name: [] for name in (*names, *(name for each in sections for name in each.lists))}
     for folder in folders:
         if not folder.is_dir():
@@ -134,6 +134,9 @@ def _gather_runs(folder: Path, content: Content, command: Command | None) -> boo
             if not is_file_name(summary["algorithm"]):  # it names a folder here, and must not lead elsewhere
                 raise SettingError(f"{folder / 'table.json'} is damaged: {summary['algorithm']!r} is not an algorithm")
             add_run(folder / summary["algorithm"], content, command)
+        found = True
+    if (folder / "comparison.json").exists():
+        add_comparison(folder / "comparison.json", content, command)
         found = True
     if (folder / "sweep.json").exists():
         add_sweep(folder / "sweep.json", folder.name, content, command)

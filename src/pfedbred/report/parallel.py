@@ -1,4 +1,4 @@
-"""Parallel coordinates of a sweep: a line for each point, through its settings to its accuracy."""
+"""Parallel coordinates of a sweep: a line for each point, through its settings to its accuracy, or RMSE."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ def draw_points(facts: Mapping[str, Any], path: Path) -> None:
     points = points_of(facts)
     figure, panels = new_figure(2, 4.6)
     for axes, (model, title) in zip(panels, NAMES.items(), strict=True):
-        _draw(axes, points, points.accuracy[model], colormaps["turbo"])
+        _draw(axes, points, points.values[model], colormaps["turbo"])
         axes.set_title(title, fontsize=11)
     figure.suptitle(literal(heading(facts)), fontsize=11)
     save(figure, path)
 
 
-def _draw(axes: Any, points: Points, accuracy: np.ndarray, colours: Any) -> None:
-    names = (*map(literal, points.names), "accuracy (%)")
+def _draw(axes: Any, points: Points, values: np.ndarray, colours: Any) -> None:
+    names = (*map(literal, points.names), points.words)
     columns = [_evenly(values) for values in points.settings.T]
-    low, high = shown_range(accuracy)
-    heights = np.clip((accuracy - low) / max(high - low, 1e-9), 0, 1)
-    least = f"{low:.4g}" + (" or lower" if np.nanmin(accuracy) < low else "")
-    columns.append((heights, [(least, 0.0), (f"{high:.4g}", 1.0)]))
+    low, high = shown_range(values, points.sign)
+    heights = np.clip((values - low) / max(high - low, 1e-9), 0, 1)
+    least = f"{low:.4g}" + (" or lower" if np.nanmin(values) < low else "")
+    most = f"{high:.4g}" + (" or higher" if np.nanmax(values) > high else "")
+    columns.append((heights, [(least, 0.0), (most, 1.0)]))
     places = np.column_stack([place for place, _ in columns])
-    for row in np.argsort(accuracy):  # the best last, in front; NaN sorts to the end and is not drawn
-        if np.isfinite(accuracy[row]):
-            strength = places[row, -1]
+    for row in np.argsort(points.sign * values):  # the best last, in front; NaN sorts to the end and is not drawn
+        if np.isfinite(values[row]):
+            strength = places[row, -1] if points.sign > 0 else 1 - places[row, -1]
             style = {"color": colours(strength), "alpha": 0.35 + 0.6 * strength, "linewidth": 1.4}
             axes.plot(range(len(names)), places[row], **style)
     axes.grid(False)

@@ -11,21 +11,18 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from pfedbred.data.labels import in_words
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.round import largest_weight
 from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
+from pfedbred.report.console import console, new_table, print_table, shown_estimate
+from pfedbred.report.outcomes import interval_words, show_figures
+from pfedbred.runs.figures import EXPLAINED, Figure
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.schema import primary_info, primary_metric
-
-_LITERAL = {"highlight": False, "markup": False, "emoji": False}  # names from data may look like rich's markup
-console = Console(**_LITERAL)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -47,47 +44,15 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     yield advance
 
 
-def show_sweep(facts: Mapping[str, Any], most: int = 10) -> None:
-    """The best points of a sweep's record, the best personal models first."""
-    names, points, seconds = facts["grid"], facts["points"], facts["seconds"]
-    ranked = sorted(points, key=lambda point: -1.0 if point["personal"] is None else point["personal"], reverse=True)
-    shown = ranked[:most]
-    words = f"the best {len(shown)} of {len(points)} points" if len(points) > len(shown) else f"{len(points)} points"
-    table = _table(
-        f"{facts['algorithm']}, {facts['experiment']['rounds']} rounds: {words}, best test accuracy in %",
-        f"{seconds['total']:.1f} s in all, {seconds['compile']:.1f} s of it compiling",
-    )
-    for name in (*names, "global (G)", "personal (P)"):
-        table.add_column(name, justify="right")
-    for point in shown:
-        accuracies = (point[model] for model in ("global", "personal"))
-        table.add_row(
-            *(f"{point[name]:.4g}" for name in names),
-            *("-" if each is None else f"{100 * each:.2f}" for each in accuracies),
-        )
-    _print(table)
-
-
-def _table(title: str, caption: str) -> Table:
-    frame = box.ROUNDED if console.is_terminal else box.ASCII2
-    return Table(
-        title=printable(title), caption=caption or None, title_justify="left", caption_justify="left", box=frame
-    )
-
-
-def _print(table: Table) -> None:
-    """Without a terminal the width does not matter."""
-    (console if console.is_terminal else Console(width=120, **_LITERAL)).print(table)  # type: ignore[arg-type]
-
-
 def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -> None:
     """One line on the data, and a note if some clients hold more than they count for in an average of so many."""
     data, samples = backend.federation, "samples generated on demand"
     words = f", word vectors {data.about.get('embedding', 'given')}" if data.words else ""
     held = f"; {held_out} more clients held out" if held_out else ""
     if backend.samples is not None:
-        train, test = backend.samples.train, backend.samples.test
-        samples = f"{len(train.y):,} training and {len(test.y):,} test samples"
+        counts = {part: f"{len(split.y):,}" for part, split in backend.samples.parts.items()}
+        kept = f", {counts['validation']} validation" if "validation" in counts else ""
+        samples = f"{counts['train']} training{kept} and {counts['test']} test samples"
     labels = in_words(data.task, data.classes)
     print(printable(f"{data.name}: {data.clients:,} clients, {samples}, {labels}{words}{held}"))
     if "columns" in data.about:
@@ -97,7 +62,7 @@ def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -
         limit = float(largest_weight(jnp.full(cohort, np.median(sizes)), jnp.ones(cohort, bool)))
         if large := int(np.sum(sizes > limit)):
             who = "1 client holds" if large == 1 else f"{large:,} clients hold"
-            print(f"  {who} more samples than count in an average, about {limit:,.0f}; see --weights")
+            print(f"  {who} more samples than the averaging-weight cap, about {limit:,.0f}; see --weights")
     if backend.evaluated is not None:
         where = "in memory" if backend.store == "memory" else "in a file"
         print(f"  client states are kept {where}; {len(backend.evaluated):,} clients are evaluated")
@@ -145,16 +110,19 @@ def show_rejections(summaries: Sequence[Mapping[str, Any]], most: int = 5) -> No
 def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
     """One row for each run: the best accuracy, say, of G and of P, the worst-off clients, and the time of a round."""
     first = summaries[0]
+    if "chosen_round" in first["personal"]:
+        show_figures(summaries, _explained(first))
+        _show_other_metrics(summaries, "chosen")
+        _show_newcomers(summaries)
+        return
     metric, info = primary_metric(first), primary_info(first)
     what = f"best test {info['title']}{' in %' if info['percent'] else ''}"
-    seeds = "mean ± standard deviation over seeds; " if first["seeds"] > 1 else ""
-    table = _table(
+    seeds = interval_words(first, "; ")
+    table = new_table(
         f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: {what}",
         f"{seeds}worst tenth: final mean P of the worst-off tenth of the clients{_explained(first)}",
     )
-    newcomers = first["newcomers"]
-    joined = ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
-    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *joined, "ms/round"):
+    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *_joined_names(first), "ms/round"):
         table.add_column(name, justify="left" if name == "algorithm" else "right")
     means = [summary["personal"][f"best_{metric}"]["mean"] for summary in summaries]
     best = (max if info["higher_is_better"] else min)((mean for mean in means if mean is not None), default=None)
@@ -164,23 +132,23 @@ def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(
             summary["algorithm"],
             *(
-                _cell(cell, summary["seeds"], info["percent"])
+                shown_estimate(cell, summary["seeds"], info["percent"])
                 for cell in (g[f"best_{metric}"], p[f"best_{metric}"], p["final_worst_decile"], *_joined(summary))
             ),
             f"{1000 * summary['seconds']['round']:.1f}",
             style="bold" if leads else None,
         )
-    _print(table)
+    print_table(table)
     _show_other_metrics(summaries)
 
 
-def _show_other_metrics(summaries: Sequence[Mapping[str, Any]]) -> None:
+def _show_other_metrics(summaries: Sequence[Mapping[str, Any]], figure: Figure = "best") -> None:
     """What was evaluated besides that and the loss: a row for each run and model."""
     infos = summaries[0].get("metric_info", {})
     others = {name: info for name, info in infos.items() if name not in (primary_metric(summaries[0]), "loss")}
     if not others:
         return
-    table = _table("best value on the test samples", "")
+    table = new_table(f"on the test samples, {EXPLAINED[figure]}", "")
     table.add_column("algorithm")
     table.add_column("model")
     for info in others.values():
@@ -189,11 +157,32 @@ def _show_other_metrics(summaries: Sequence[Mapping[str, Any]]) -> None:
         for letter, model in (("G", "global"), ("P", "personal")):
             found = summary[model].get("metrics", {})
             cells = (
-                _cell(found[name]["best"], summary["seeds"], info["percent"]) if name in found else "-"
+                shown_estimate(found[name][figure], summary["seeds"], info["percent"]) if name in found else "-"
                 for name, info in others.items()
             )
             table.add_row(summary["algorithm"], letter, *cells)
-    _print(table)
+    print_table(table)
+
+
+def _show_newcomers(summaries: Sequence[Mapping[str, Any]]) -> None:
+    """How clients that joined at the end did, if there are any."""
+    names = _joined_names(summaries[0])
+    if not names:
+        return
+    info = primary_info(summaries[0])
+    what = f"test {info['title']}{' in %' if info['percent'] else ''}"
+    table = new_table(f"held-out clients that joined after the last round: {what}", "")
+    for name in ("algorithm", *names):
+        table.add_column(name, justify="left" if name == "algorithm" else "right")
+    for summary in summaries:
+        cells = (shown_estimate(each, summary["seeds"], info["percent"]) for each in _joined(summary))
+        table.add_row(summary["algorithm"], *cells)
+    print_table(table)
+
+
+def _joined_names(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    newcomers = summary["newcomers"]
+    return ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
 
 
 def _joined(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -212,16 +201,3 @@ def _explained(summary: Mapping[str, Any]) -> str:
         rounds = len(newcomers["personal"]) - 1
         words += f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {rounds} rounds alone"
     return words
-
-
-def _cell(cell: Mapping[str, Any], seeds: int, percent: bool) -> str:
-    if cell["mean"] is None:
-        return "-"
-    shown = (lambda value: f"{100 * value:.2f}") if percent else _plain
-    spread = f" ± {shown(cell['std'])}" if seeds > 1 and cell["std"] is not None else ""
-    return f"{shown(cell['mean'])}{spread}"
-
-
-def _plain(value: float) -> str:
-    """A number of any size."""
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"

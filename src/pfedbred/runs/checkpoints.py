@@ -21,6 +21,10 @@ _KIND = tensors.Kind("pfedbred checkpoint 1", "checkpoint", "it cannot be loaded
 _KEPT = 2
 
 
+class Misfit(SettingError):
+    """An intact checkpoint that does not fit the metrics in its folder."""
+
+
 class Checkpoint(NamedTuple):
     """The content of a file.
 
@@ -71,7 +75,7 @@ def latest(
 ) -> Checkpoint | None:
     """The newest intact checkpoint; None if there are none at all. ``warn`` is called for each that cannot be read.
 
-    ``fits`` may raise Damaged for a checkpoint that does not fit what else is in the folder.
+    ``fits`` may raise Misfit.
     """
     found, problems = files(folder), list[SettingError]()
     for path in found:
@@ -79,7 +83,7 @@ def latest(
             checkpoint = read(path)
             fits(checkpoint)
             return checkpoint
-        except (tensors.Damaged, Unreadable) as problem:
+        except (tensors.Damaged, Unreadable, Misfit) as problem:
             warn(f"{problem}; trying the one before")
             problems.append(problem)
     if not found:
@@ -87,6 +91,12 @@ def latest(
     unreadable = [each for each in problems if isinstance(each, Unreadable)]
     if unreadable:  # they may be intact, so that nothing should be thrown away
         raise SettingError(f"no checkpoint in {folder} can be read: {unreadable[0]}")
+    misfits = [each for each in problems if isinstance(each, Misfit)]
+    if misfits:
+        raise SettingError(
+            f"no checkpoint in {folder} fits its metrics.jsonl: restore that file, or start again with --overwrite "
+            f"({misfits[0]})"
+        )
     raise SettingError(
         f"all checkpoints in {folder} are damaged: start again with --overwrite, or remove the folder ({problems[0]})"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pfedbred.data.federation import Federation
 from pfedbred.data.label_table import label_table
@@ -15,12 +16,11 @@ def write_data(federation: Federation, path: Path, most: int = 1_000) -> None:
     """Samples by client and label, of at most ``most`` evenly spaced clients."""
     shown = evenly_spaced(federation.clients, most)
     table = label_table(federation, shown)
-    facts = {
+    facts: dict[str, Any] = {
         "name": federation.name,
         "clients": federation.clients,
         "names": [federation.names[i] if federation.names else str(i) for i in shown.tolist()],
         "labels": list(table.names),
-        "train": table.train.tolist(),
-        "test": table.test.tolist(),
+        **{part: counts.tolist() for part, counts in table.counts.items()},
     }
     write_text(path, json.dumps(facts, separators=(",", ":")) + "\n")

@@ -8,7 +8,8 @@ curves.png          accuracy, or another metric, by round, and client by client
 models.safetensors  the models at the end: see ``pfedbred export``
 checkpoint-ROUND.safetensors  where an interrupted run is resumed: see ``pfedbred run --resume``
 
-A comparison has a folder of this kind for each algorithm, with ``table.json`` beside them; a sweep has ``sweep.json``.
+A comparison has a folder of this kind for each algorithm, with ``table.json`` and ``comparison.json`` beside them; over
+several splits, a comparison in ``split-SEED`` for each of them. A sweep has ``sweep.json``.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from pfedbred.runs.config_file import read_config
 
 CONFIG, METRICS, DATA, SUMMARY = "config.yaml", "metrics.jsonl", "data.json", "summary.json"
 CURVES, HEATMAP, SWEEP, TABLE, PAGE = "curves.png", "heatmap.png", "sweep.json", "table.json", "report.html"
+COMPARISON = "comparison.json"
 MODELS, GLOBAL_MODEL = "models.safetensors", "global.safetensors"
 
-_FILES = (SUMMARY, CURVES, DATA, GLOBAL_MODEL, HEATMAP, METRICS, MODELS, PAGE, SWEEP, TABLE, CONFIG)
+_MOST_SPLITS = 10_000
+_FILES = (SUMMARY, COMPARISON, CURVES, DATA, GLOBAL_MODEL, HEATMAP, METRICS, MODELS, PAGE, SWEEP, TABLE, CONFIG)
 """In the order in which they are removed: first what marks the run as finished, last what marks it as a run."""
 
 
@@ -89,12 +92,21 @@ def _remove_runs(folder: Path) -> None:
 
 
 def _compared(folder: Path) -> list[str]:
-    """The algorithms of the comparison in a folder, if it holds one."""
+    """The folders of the comparison in a folder, if it holds one: its algorithms, or its splits."""
     try:
-        names = read_config(folder / CONFIG).get("algorithms")
+        config = read_config(folder / CONFIG)
     except SettingError:
         return []  # no comparison that could be read
+    first, splits = config.get("split_seed") or 0, config.get("split_seeds")
+    if isinstance(splits, int) and isinstance(first, int) and 0 < splits <= _MOST_SPLITS:
+        return [split_name(seed) for seed in range(first, first + splits)]
+    names = config.get("algorithms")
     return [each for each in names if isinstance(each, str) and is_file_name(each)] if isinstance(names, list) else []
+
+
+def split_name(seed: int) -> str:
+    """The folder of a comparison on one of several splits."""
+    return f"split-{seed}"
 
 
 def leftovers(folder: Path) -> list[Path]:

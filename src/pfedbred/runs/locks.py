@@ -21,6 +21,10 @@ class InUse(SettingError):
     """Another process holds the lock."""
 
 
+class _OtherFile(Exception):
+    """The lock file has another name as well."""
+
+
 @contextmanager
 def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Holds the folder's lock; raises ``InUse`` if another process still holds it after ``patience`` seconds.
@@ -38,6 +42,8 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise InUse(f"{folder} is in use by {_holder(path)}") from None
+    except _OtherFile:
+        raise SettingError(f"cannot lock {folder}: {path} is also another file; remove it") from None
     except OSError as problem:
         reason = problem.strerror or problem
         raise SettingError(f"cannot lock {folder}: {reason}; choose a folder on a writable file system") from None
@@ -53,6 +59,8 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
 
 def _write_holder(descriptor: int) -> None:
     """Writes who holds the lock into the lock file, after one byte that Windows locks against reading."""
+    if os.fstat(descriptor).st_nlink > 1:  # a hard link: the file would be overwritten under its other name
+        raise _OtherFile
     holder = f" process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n"
     with suppress(OSError):  # a full disk hides the holder, but the lock is held all the same
         os.ftruncate(descriptor, 0)

@@ -1,8 +1,9 @@
 """metrics.jsonl: one line per evaluation.
 
 A line holds the round, the seconds since the start, and for each model and part of the data any metric ``m`` as a list
-over seeds, and by client as ``client_m``. Version 2 has the key ``schema``; lines without it are of version 1, which
-knew accuracy and loss only and wrote ``left_out`` for ``rejected``.
+over seeds, and by client as ``client_m``. The part ``validation`` is there if samples are kept for it. Version 2 has
+the key ``schema``; lines without it are of version 1, which knew accuracy and loss only and wrote ``left_out`` for
+``rejected``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from pfedbred.data.federation import Part
 from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point
 from pfedbred.engine.screening import Rejections
@@ -26,7 +28,8 @@ from pfedbred.io.strict import check_regular_file, finite_or_none, parse_json, r
 from pfedbred.runs.layout import METRICS
 
 SCHEMA = 2
-_MODELS, _PARTS = ("global", "personal"), ("train", "test")
+_MODELS = ("global", "personal")
+_PARTS: tuple[Part, ...] = ("train", "test")  # of every line; a line may have others
 _CLIENT = "client_"
 _SPREAD = ("worst_decile", "client_std")  # how the first metric spreads over the clients: not one for each client
 
@@ -37,6 +40,7 @@ class MetricsFile:
     def __init__(self, folder: Path, keep: int = 0) -> None:
         """Keeps the first ``keep`` bytes of an existing file and appends to them."""
         self._folder, self._size = folder, keep
+        size_of(folder)  # before it is opened
         self._file = open_private(folder / METRICS, "ab")
         self._file.truncate(keep)
         self._digest = digest(folder, keep)
@@ -82,12 +86,13 @@ class MetricsFile:
 def size_of(folder: Path) -> int:
     """Bytes of the metrics in a folder; 0 if there are none."""
     path = folder / METRICS
-    return path.stat().st_size if path.exists() else 0
+    return check_regular_file(path) if path.exists() else 0
 
 
 def digest(folder: Path, size: int) -> hashlib._Hash:
     """The SHA-256 of the first ``size`` bytes of the metrics in a folder."""
     found = hashlib.sha256()
+    check_regular_file(folder / METRICS)
     with reading(folder / METRICS), open(folder / METRICS, "rb") as file:
         while piece := file.read(min(size, 2**20)):
             found.update(piece)
@@ -96,7 +101,7 @@ def digest(folder: Path, size: int) -> hashlib._Hash:
 
 
 def _model_line(scores: ModelScores) -> dict[str, Any]:
-    return {"train": _scores_line(scores.train), "test": _scores_line(scores.test)}
+    return {part: _scores_line(each) for part, each in scores.parts.items()}
 
 
 def _scores_line(scores: Scores) -> dict[str, Any]:
@@ -137,10 +142,11 @@ def read_points(folder: Path, size: int | None = None) -> list[Point]:
 
 def _check_alike(first: Point, point: Point, where: str) -> None:
     """Rejects an evaluation without a metric or seed of the first one, or with not the same clients throughout."""
-    before, scores = ([part for model in each.scores for part in model] for each in (first, point))
-    missing = [name for old, new in zip(before, scores, strict=True) for name in old.values if name not in new.values]
+    found = _by_name(point)
+    missing = [name for name in _by_name(first) if name not in found]
     if missing:
-        raise SettingError(f"{where} is damaged: it has no {missing[0]!r}")
+        raise SettingError(f"{where} is damaged: it has no {missing[0][-1]!r} of the {missing[0][1]} samples")
+    scores = [part for model in point.scores for part in model.parts.values()]
     arrays = [array for each in scores for array in (*each.values.values(), *each.clients.values())]
     seeds = first.scores.global_.test.loss.shape
     clients = {array.shape[1:] for array in arrays if array.ndim > 1}
@@ -149,6 +155,16 @@ def _check_alike(first: Point, point: Point, where: str) -> None:
     for name, values in point.diagnostics.items():
         if values.shape != seeds:
             raise SettingError(f"{where} is damaged: the diagnostic {name!r} has {len(values)} seeds, not {seeds[0]}")
+
+
+def _by_name(point: Point) -> list[tuple[int, Part, str]]:
+    """What a line has: model, part and metric."""
+    return [
+        (model, part, name)
+        for model, scores in enumerate(point.scores)
+        for part, each in scores.parts.items()
+        for name in each.values
+    ]
 
 
 _PART = {"loss": [Maybe(NUMBER)]}
@@ -171,7 +187,7 @@ def _point(line: Any, where: str) -> Point:
     expect(line, _LINE, where)
     diagnostics = line.get("diagnostics", {})
     expect(diagnostics, Each([Maybe(NUMBER)]), where, "'diagnostics'")
-    models = (ModelScores(*(_scores(line[model][part], where) for part in _PARTS)) for model in _MODELS)
+    models = [_model_scores(line[model], where) for model in _MODELS]
     return Point(
         line["round"],
         line["seconds"],
@@ -179,6 +195,13 @@ def _point(line: Any, where: str) -> Point:
         Rejections(line["rejected"], line["skipped"], line["skipped_in_row"]),
         {name: np.array(values, float) for name, values in diagnostics.items()},
     )
+
+
+def _model_scores(line: Mapping[str, Any], where: str) -> ModelScores:
+    parts = [part for part in get_args(Part) if part in line]
+    if "validation" in parts:
+        expect(line["validation"], _PART, where, "'validation'")
+    return ModelScores(**{part: _scores(line[part], where) for part in parts})
 
 
 def _scores(part: Mapping[str, Any], where: str) -> Scores:

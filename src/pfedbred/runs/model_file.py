@@ -16,10 +16,11 @@ from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
 from pfedbred.io.strict import parse_json
+from pfedbred.runs.chosen import MODELS as MODEL_KINDS
 from pfedbred.tasks import TASKS
 
 KEPT, EXPORTED = "pfedbred models 1", "pfedbred model 1"
-_TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name")  # all other facts are in JSON
+_TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name", "chosen_on")  # other facts are in JSON
 _LARGEST_SAMPLE = 2**24
 _DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U32", "U16", "U8", "BOOL")
 _FACTS = {
@@ -71,6 +72,7 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         raise SettingError(f"{path} is damaged: samples of shape {facts['shape']} are not from {facts['features']}")
     if facts["task"] not in TASKS:
         raise SettingError(f"{path} is of a task that is not known here: {facts['task']!r}")
+    _check_chosen(facts, path)
     names = facts.get("client_names")
     if names is not None and len(names) != facts["clients"]:
         raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")
@@ -78,3 +80,12 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         if file.get_slice(name).get_dtype() not in _DTYPES:
             raise SettingError(f"{path} holds {name!r} with a number type that no model has")
     return file, facts
+
+
+def _check_chosen(facts: Mapping[str, Any], path: Path) -> None:
+    """Rejects chosen rounds that are not one of each seed; a run without validation samples has none."""
+    chosen = facts.get("chosen_rounds")
+    if chosen is not None:
+        expect(chosen, {kind: [COUNT] for kind in MODEL_KINDS}, path, "'chosen_rounds'")
+        if any(len(chosen[kind]) != len(facts.get("seeds", ())) for kind in MODEL_KINDS):
+            raise SettingError(f"{path} is damaged: it does not name one chosen round of each seed")

@@ -1,4 +1,4 @@
-"""What made a number: version, revision, platform."""
+"""Provenance recorded with every result: version, revision, platform."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pfedbred._version import __version__
 
 
 def provenance() -> dict[str, Any]:
-    """What every record of a result says of its making."""
+    """The provenance recorded with every result."""
     return {"version": __version__, "revision": revision(), "platform": platform_facts()}
 
 

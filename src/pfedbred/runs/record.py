@@ -1,4 +1,4 @@
-"""A run as its folder tells it: what was run, its evaluations and its outcome, without models or programs."""
+"""A finished run, read from its folder: what was run, its evaluations and its outcome."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from pfedbred.engine.history import Part, Point, Which, curve
 from pfedbred.errors import SettingError
+from pfedbred.runs.figures import Figure, by_seed, figures_of, places
 from pfedbred.runs.layout import METRICS, SUMMARY
 from pfedbred.runs.metrics_file import read_points
 from pfedbred.runs.schema import primary_metric, read_summary
-from pfedbred.runs.summary import best_by_seed
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,23 @@ class RunRecord:
         """Accuracy by evaluation and seed."""
         return self.curve("accuracy", model, part)
 
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """The figures that the run has; the first is the one to quote."""
+        return figures_of(self.points)
+
+    def figure(self, figure: Figure, metric: str, model: Which) -> np.ndarray:
+        """A metric on the test samples, at a round chosen in this way, by seed; NaN where a seed diverged."""
+        return by_seed(self.points, figure, metric, model, self._better, self.diverged is not None)
+
+    def places(self, figure: Figure, metric: str, model: Which) -> np.ndarray:
+        """Of each seed, the evaluation that a figure is taken from."""
+        return places(self.points, figure, metric, model, self._better)
+
     def best(self, metric: str, model: Which) -> np.ndarray:
         """A metric's best value over the evaluations, by seed; NaN where a seed diverged."""
-        higher = self.metrics[metric]["higher_is_better"]
-        return best_by_seed(self.points, metric, model, higher, self.diverged is not None)[0]
+        return self.figure("best", metric, model)
+
+    @property
+    def _better(self) -> dict[str, bool]:
+        return {name: info["higher_is_better"] for name, info in self.metrics.items()}

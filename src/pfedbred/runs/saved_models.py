@@ -1,7 +1,8 @@
 """Trained models as safetensors files, with a name for every tensor.
 
-A run folder keeps G and every P at the end of the run in ``models.safetensors``; :func:`export` takes one of them out
-with all that is needed to use it: the model's settings, how inputs are normalised, what words and labels stand for.
+A run folder keeps G and every P at the end of the run, or of the rounds chosen on validation samples, in
+``models.safetensors``; :func:`export` takes one of them out with all that is needed to use it: the model's settings,
+how inputs are normalised, what words and labels stand for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,35 +23,56 @@ from pfedbred.algorithms.exchange import exchange
 from pfedbred.data.columns import Encoding, numbers_of, restored
 from pfedbred.data.minibatches import Batch, Inputs
 from pfedbred.data.text import Text
-from pfedbred.engine.backend import Backend
+from pfedbred.engine.backend import Backend, DataInfo
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io import tensors
 from pfedbred.runs import model_file
-from pfedbred.runs.layout import GLOBAL_MODEL, MODELS, SWEEP, TABLE
+from pfedbred.runs.chosen import MODELS as MODEL_KINDS
+from pfedbred.runs.chosen import Chosen
+from pfedbred.runs.layout import COMPARISON, GLOBAL_MODEL, MODELS, SWEEP, TABLE
 from pfedbred.types import Array, Tree, Words
 
+S = TypeVar("S")
+_CHOSEN_ON = "validation"
 
-def write_models(folder: Path, experiment: Mapping[str, Any], backend: Backend[Any], state: Any, round_: int) -> None:
+
+def write_models(
+    folder: Path,
+    experiment: Mapping[str, Any],
+    backend: Backend[S],
+    state: S,
+    round_: int,
+    chosen: Chosen | None = None,
+) -> None:
     """Writes the models of a finished run into its folder; G alone where personal models stay with their clients.
 
-    ``experiment`` are its options as plain values.
+    ``experiment`` are its options as plain values. The models are those of the last round, ``round_``, or the
+    ``chosen`` ones, if there are any.
     """
-    both, federation = backend.models(state), backend.federation
-    if both is None:
-        model = jax.device_get(backend.global_model(state))
-        write_model(folder / GLOBAL_MODEL, model, experiment, federation, round_, backend.task)
+    federation, last = backend.federation, None if chosen else backend.models(state)
+    trees = chosen.models if chosen else last and dict(zip(MODEL_KINDS, map(tensors.named, last), strict=True))
+    if not trees or "personal" not in trees:
+        model = backend.global_model(state)
+        if chosen:
+            model, round_ = chosen.tree("global", (0,), model), int(chosen.rounds["global"][0])
+        write_model(
+            folder / GLOBAL_MODEL,
+            jax.device_get(model),
+            experiment,
+            federation,
+            round_,
+            backend.task,
+            chosen=bool(chosen),
+        )
         return
-    arrays = {
-        f"{kind}.{name}": np.asarray(leaf)
-        for kind, tree in zip(("global", "personal"), both, strict=True)
-        for name, leaf in tensors.named(tree).items()
-    }
+    arrays = {f"{kind}.{name}": np.asarray(leaf) for kind, tree in trees.items() for name, leaf in tree.items()}
     facts = {
         "format": model_file.KEPT,
         "seeds": list(range(experiment["seed"], experiment["seed"] + experiment["seeds"])),
         **_facts(experiment, federation, round_, backend.task),
         "clients": federation.clients,
         "client_names": federation.names,
+        **({"chosen_rounds": {kind: rounds.tolist() for kind, rounds in chosen.rounds.items()}} if chosen else {}),
     }
     model_file.save(folder / MODELS, arrays | _data_arrays(federation), facts)
 
@@ -59,16 +81,18 @@ def write_model(
     path: Path,
     model: Tree,
     experiment: Mapping[str, Any],
-    data: Any,
+    data: DataInfo,
     round_: int,
     task: Task,
     *,
     client: int | None = None,
     name: str | None = None,
+    chosen: bool = False,
 ) -> None:
     """Writes one model as :func:`export` does: a client's P, or G if no client is named.
 
-    ``data`` describes what it was trained on: a Federation, or all of one but the samples.
+    ``data`` describes what it was trained on: a Federation, or all of one but the samples. ``chosen`` is whether its
+    round was chosen on validation samples.
     """
     arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(model).items()}
     whose = {} if client is None else {"client": client, "client_name": name or str(client)}
@@ -78,11 +102,12 @@ def write_model(
         "seed": experiment["seed"],
         **_facts(experiment, data, round_, task),
         **whose,
+        **({"chosen_on": _CHOSEN_ON} if chosen else {}),
     }
     model_file.save(path, arrays | _data_arrays(data), facts)
 
 
-def _facts(experiment: Mapping[str, Any], federation: Any, round_: int, task: Task) -> dict[str, Any]:
+def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int, task: Task) -> dict[str, Any]:
     """What made the models, and what their inputs and outputs stand for."""
     return {
         "model": experiment["model"] if experiment["model"] in models.MODELS else "custom",
@@ -113,7 +138,7 @@ def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _data_arrays(federation: Any) -> dict[str, np.ndarray]:
+def _data_arrays(federation: DataInfo) -> dict[str, np.ndarray]:
     """What turns a sample into the model's input."""
     vectors = federation.text.vectors if federation.text else None
     given = {"input.shift": federation.shift, "input.scale": federation.scale, "input.vectors": vectors}
@@ -132,6 +157,7 @@ def export(
     folder = Path(folder)
     file, facts = model_file.read(folder / MODELS, model_file.KEPT, _instead_of_models(folder))
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
+    chosen = facts.pop("chosen_rounds", None)
     if isinstance(client, str):
         client = _number_of(client, names or [str(number) for number in range(clients)])
     seed = seeds[0] if seed is None else seed
@@ -154,6 +180,8 @@ def export(
             part = file.get_slice(name)[tuple(slice(each, each + 1) for each in place)]
             arrays[name.removeprefix(f"{kind}.")] = part.reshape(part.shape[len(place) :])
     about = {**facts, "format": model_file.EXPORTED, "kind": kind, "seed": seed}
+    if chosen:
+        about |= {"round": chosen[kind][seeds.index(seed)], "chosen_on": _CHOSEN_ON}
     if client is not None:
         about["client"] = client
         about["client_name"] = names[client] if names else str(client)
@@ -164,7 +192,7 @@ def export(
 
 def _instead_of_models(folder: Path) -> str:
     """What to say of a folder without models."""
-    if (folder / TABLE).exists():
+    if (folder / TABLE).exists() or (folder / COMPARISON).exists():
         return f": {folder} is a comparison, choose one of the runs in it"
     if (folder / SWEEP).exists():
         return f": {folder} is a sweep, which keeps no models; run its best point with 'pfedbred run'"
@@ -217,7 +245,7 @@ class TrainedModel:
         elif self._shift is not None and not encoded and _has_gaps(x):
             x = np.where(np.isnan(x), self._shift, x)  # a gap in a table that had none: the mean
         if self._text is not None and isinstance(x, Sequence | np.ndarray) and isinstance(x[0], str):
-            x = self._text.encode(x)
+            x = self._text.encode(x, self.about["shape"][0])
         samples = jnp.asarray(x)
         expected = tuple(self.about["shape"])
         if samples.shape[1:] != expected:

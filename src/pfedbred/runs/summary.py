@@ -8,45 +8,35 @@ from typing import Any
 import numpy as np
 
 from pfedbred.engine.evaluation import Evaluation
-from pfedbred.engine.history import Point, Which, curve
+from pfedbred.engine.history import Point, Which, curve, has_validation
 from pfedbred.engine.metrics import Metric
 from pfedbred.engine.screening import Rejections
+from pfedbred.runs.figures import by_seed, places
 from pfedbred.runs.provenance import provenance
 from pfedbred.runs.statistics import mean_and_std
 
 
-def diverged_seeds(points: Sequence[Point], model: Which, stopped: bool) -> np.ndarray:
-    """Of each seed, whether it diverged: a training loss is not finite, or the whole run was ``stopped`` for that."""
-    return stopped | ~np.isfinite(curve(points, "loss", model, "train")).all(axis=0)
-
-
-def best_by_seed(
-    points: Sequence[Point], metric: str, model: Which, higher_is_better: bool, stopped: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of each seed: a metric's best value over the evaluations, and which evaluation has it.
-
-    Evaluations in which the metric is undefined do not count. The value is NaN if there are no others, and of a seed
-    that diverged; see :func:`diverged_seeds`.
-    """
-    values = curve(points, metric, model)
-    signed = np.where(np.isnan(values), -np.inf, values if higher_is_better else -values)
-    best = signed.argmax(axis=0)
-    found = values[best, np.arange(values.shape[1])]
-    return np.where(diverged_seeds(points, model, stopped), np.nan, found), best
-
-
 def _outcome(points: Sequence[Point], model: Which, metrics: Sequence[Metric], stopped: bool) -> dict[str, Any]:
-    """Of G or of P, each metric's best and final value."""
+    """Of G or of P, each metric's best and final value, and that of the chosen round if there is one."""
+    better = {each.name: each.higher_is_better for each in metrics}
     found: dict[str, Any] = {}
-    for each in metrics:
-        best, places = best_by_seed(points, each.name, model, each.higher_is_better, stopped)
-        found[each.name] = {
-            "best": over_seeds(best),
-            "final": over_seeds(curve(points, each.name, model)[-1]),
-            "best_round": [points[i].round for i in places],
+    for name in better:
+        found[name] = {
+            "best": over_seeds(by_seed(points, "best", name, model, better, stopped)),
+            "final": over_seeds(curve(points, name, model)[-1]),
+            "best_round": _rounds(points, places(points, "best", name, model, better)),
         }
+        if has_validation(points):
+            found[name]["chosen"] = over_seeds(by_seed(points, "chosen", name, model, better, stopped))
     first, last = metrics[0].name, points[-1].scores.of(model).test
+    chosen: dict[str, Any] = {}
+    if has_validation(points):
+        chosen = {
+            "chosen_round": _rounds(points, places(points, "chosen", first, model, better)),
+            f"chosen_{first}": found[first]["chosen"],
+        }
     return {
+        **chosen,
         f"best_{first}": found[first]["best"],
         f"final_{first}": found[first]["final"],
         "best_round": found[first]["best_round"],
@@ -55,6 +45,10 @@ def _outcome(points: Sequence[Point], model: Which, metrics: Sequence[Metric], s
         "final_loss": found["loss"]["final"],
         "metrics": found,
     }
+
+
+def _rounds(points: Sequence[Point], evaluations: np.ndarray) -> list[int]:
+    return [points[i].round for i in evaluations]
 
 
 def over_seeds(values: np.ndarray) -> dict[str, float | None]:

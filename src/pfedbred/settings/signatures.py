@@ -18,15 +18,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pfedbred.errors import SettingError, nearest
-from pfedbred.settings.values import check
+from pfedbred.settings.schedules import check_schedule, is_schedule, may_vary
+from pfedbred.settings.values import InPlaceOf, check
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def same_settings(base: Callable[..., Any], *, without: tuple[str, ...]) -> Callable[[Function], Function]:
-    """Declares that a function passes its settings on to ``base``, except those it fixes itself."""
+def same_settings(
+    base: Callable[..., Any], *more: Callable[..., Any], without: tuple[str, ...]
+) -> Callable[[Function], Function]:
+    """Declares that a function passes its settings on to ``base`` and ``more``, except those it fixes itself."""
     signature = inspect.signature(base, eval_str=True)
-    kept = [each for name, each in signature.parameters.items() if name not in without]
+    parameters = [*signature.parameters.values(), *(each for other in more for each in declared(other).values())]
+    kept = [each for each in parameters if each.name not in without]
 
     def declare(function: Function) -> Function:
         function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
@@ -57,7 +61,7 @@ def settled(function: Any, settings: Mapping[str, Any], clients: int) -> dict[st
 
 
 def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a function that the user gave; raises SettingError if it does not tell, as builtins do not."""
+    """The parameters of a function that the user gave; raises SettingError if it has no inspectable signature."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -68,6 +72,17 @@ def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The settings of an algorithm: its keyword-only parameters."""
     parameters = inspect.signature(function, eval_str=True).parameters
     return {name: each for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def build_part(what: str, function: Callable[..., Any], available: Mapping[str, Any]) -> Any:
+    """What a function given as ``what`` builds, called with those of the available settings that it takes."""
+    taken = {each.name: available[each.name] for each in parameters(function) if each.name in available}
+    try:
+        inspect.signature(function).bind(**taken)
+    except TypeError as problem:
+        may = f"may take {' and '.join(available)}" if available else "takes no arguments"
+        raise SettingError(f"a function given as {what} {may}: {problem}") from None
+    return function(**taken)
 
 
 def hints(owner: Any) -> dict[str, Any]:
@@ -83,17 +98,45 @@ def is_whole_number(annotation: Any) -> bool:
 
 
 def resolve(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of ``function``, those given checked and the others at their defaults."""
+    """All settings of ``function``, those given checked and the others at their defaults.
+
+    Of two settings of which one is given in place of the other (epochs and R), only the one in use is among them.
+    """
     known = declared(function)
+    given = {name: value for name, value in given.items() if not (value is None and name in alternatives(function))}
     for name in given:
         if name not in known:
             raise SettingError(f"unknown setting {name!r}{nearest(name, known)}")
     for name, parameter in known.items():
         if name not in given and parameter.default is inspect.Parameter.empty:
             raise SettingError(f"the setting {name!r} has no default: it must be given")
+    unused = set()
+    for name, other in alternatives(function).items():
+        if name in given and other in given:
+            raise SettingError(f"{name} is given in place of {other}: give one of them")
+        unused.add(other if name in given else name)
     return {
-        name: check(name, given[name], parameter.annotation) if name in given else parameter.default
+        name: _check(name, given[name], parameter.annotation) if name in given else parameter.default
         for name, parameter in known.items()
+        if name not in unused
+    }
+
+
+def _check(name: str, value: Any, annotation: Any) -> Any:
+    """A value, or a schedule of values."""
+    scheduled = isinstance(value, Mapping) and "schedule" in value
+    if scheduled or (may_vary(annotation) and is_schedule(value)):
+        return check_schedule(name, value, annotation)
+    return check(name, value, annotation)
+
+
+def alternatives(function: Callable[..., Any]) -> dict[str, str]:
+    """The settings that can be given in place of others, and in place of which."""
+    return {
+        name: rule.other
+        for name, parameter in declared(function).items()
+        for rule in getattr(parameter.annotation, "__metadata__", ())
+        if isinstance(rule, InPlaceOf)
     }
 
 

@@ -1,4 +1,7 @@
-"""The types of settings: what values are allowed, and a one-line error for those that are not."""
+"""The types of settings: what values are allowed, and a one-line error for those that are not.
+
+pydantic has constrained numbers too; why it is not used here is in :mod:`pfedbred.settings.signatures`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,12 @@ class Rule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
+class InPlaceOf(NamedTuple):
+    """Marks a setting that can be given in place of another: only one of the two is ever set."""
+
+    other: str
+
+
 LARGEST_FLOAT = 3.4028234e38  # beyond it a float32 is infinite
 
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
@@ -28,6 +37,7 @@ Minority = Annotated[float, Rule("a number >= 0 and below 0.5", lambda value: 0 
 Count = Annotated[int, Rule("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
 Few = Annotated[int, Rule("a whole number from 1 to 1000", lambda value: 1 <= value <= 1000)]
 Seed = Annotated[int, Rule("a whole number from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32)]
+Epochs = Annotated[Count | None, InPlaceOf("R")]
 NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]
 
 
@@ -36,6 +46,8 @@ def check(name: str, value: Any, annotation: Any) -> Any:
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         kind, rule = typing.get_args(annotation)
+        if isinstance(rule, InPlaceOf):
+            return check(name, value, kind)
         number = _number(value, kind)
         if number is not None and kind is float and abs(number) > LARGEST_FLOAT:
             raise SettingError(
@@ -67,7 +79,7 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
         if option is Any or (isinstance(option, type) and isinstance(value, option)):
             return value
         origin = typing.get_origin(option)
-        if (origin is Callable and callable(value)) or (origin is list and isinstance(value, list)):
+        if (origin is Callable and callable(value)) or (origin in (list, dict) and isinstance(value, origin)):
             return value
         if typing.get_origin(option) in (Annotated, Literal):
             try:
@@ -79,7 +91,7 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
 
 def _kinds(options: tuple[Any, ...]) -> str:
     """What a value may be, in words: a name, a Model or a function."""
-    known = {str: "a name", list: "a list", Callable: "a function", type(None): ""}
+    known = {str: "a name", list: "a list", dict: "a mapping", Callable: "a function", type(None): ""}
     words = [known.get(typing.get_origin(each) or each) for each in options]
     words = [f"a {each.__name__}" if word is None else word for word, each in zip(words, options, strict=True)]
     *others, last = [word for word in words if word]

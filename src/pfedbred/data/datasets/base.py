@@ -20,6 +20,7 @@ class Dataset(NamedTuple):
       clients: default number of clients; None if the data decides it.
       labels_per_client: default number of labels per client, for splits by label.
       seed: default seed of the split.
+      models: the models it is usually trained with, by name.
       task: what its labels are for.
       population: ``population(clients, seed, ...)`` generates the clients of the default split one by one, on demand.
     """
@@ -29,5 +30,6 @@ class Dataset(NamedTuple):
     clients: int | None = None
     labels_per_client: int | None = None
     seed: int = 0
+    models: tuple[str, ...] = ()
     task: str = "classification"
     population: Callable[..., Population] | None = None

@@ -17,4 +17,4 @@ def digits(data_dir: str | None, clients: int, seed: int) -> Pool:
     return Pool("digits", (x / 16.0).astype(np.float32), y.astype(np.int32), 10)
 
 
-DATASET = Dataset(digits, cyclic_labels, clients=20, labels_per_client=3)
+DATASET = Dataset(digits, cyclic_labels, clients=20, labels_per_client=3, models=("mclr", "dnn"))

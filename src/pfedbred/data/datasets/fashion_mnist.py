@@ -6,14 +6,14 @@ from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.paper import paper_split
 from pfedbred.data.pool import Pool, by_one_number
 from pfedbred.data.sources.hub import Source
-from pfedbred.data.sources.images import image_pool
+from pfedbred.data.sources.samples import table_pool
 
 SOURCE = Source("fashion-mnist", "zalando-datasets/fashion_mnist", "fashion_mnist", ("image", "label"))
 
 
 def fashion_mnist(data_dir: str | None, clients: int, seed: int) -> Pool:
     """Fashion-MNIST."""
-    return image_pool(SOURCE, data_dir, classes=10, normalise=by_one_number)
+    return table_pool(SOURCE, data_dir, classes=10, normalise=by_one_number)
 
 
-DATASET = Dataset(fashion_mnist, paper_split, clients=100, labels_per_client=2, seed=1)
+DATASET = Dataset(fashion_mnist, paper_split, clients=100, labels_per_client=2, seed=1, models=("mclr", "dnn"))

@@ -49,4 +49,4 @@ def _pixels(samples: UserSamples) -> np.ndarray:
     return np.round(values * 255).astype(np.uint8).reshape(-1, 28, 28)
 
 
-DATASET = Dataset(femnist, by_writer)
+DATASET = Dataset(femnist, by_writer, models=("mclr", "dnn"))

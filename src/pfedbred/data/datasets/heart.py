@@ -59,4 +59,4 @@ def heart(data_dir: str | None, clients: int | None, seed: int) -> Pool:
     )
 
 
-DATASET = Dataset(heart, partial(column, test_fraction=TEST_FRACTION), task="binary")
+DATASET = Dataset(heart, partial(column, test_fraction=TEST_FRACTION), models=("mclr",), task="binary")

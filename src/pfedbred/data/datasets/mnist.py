@@ -9,14 +9,14 @@ from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.paper import paper_split
 from pfedbred.data.pool import Pool, by_pixel
 from pfedbred.data.sources.hub import Source
-from pfedbred.data.sources.images import image_pool
+from pfedbred.data.sources.samples import table_pool
 
 SOURCE = Source("mnist", "ylecun/mnist", "mnist", ("image", "label"))
 
 
 def mnist(data_dir: str | None, clients: int, seed: int) -> Pool:
     """MNIST with true labels."""
-    return image_pool(SOURCE, data_dir, classes=10, normalise=by_pixel)
+    return table_pool(SOURCE, data_dir, classes=10, normalise=by_pixel)
 
 
 def mnist_paper(data_dir: str | None, clients: int, seed: int) -> Pool:
@@ -24,5 +24,5 @@ def mnist_paper(data_dir: str | None, clients: int, seed: int) -> Pool:
     return replace(mnist(data_dir, clients, seed), name="mnist-paper")
 
 
-DATASET = Dataset(mnist, paper_split, clients=100, labels_per_client=3, seed=1)
-PAPER_DATASET = Dataset(mnist_paper, partial(paper_split, slot_labels=True), clients=100, labels_per_client=3, seed=1)
+DATASET = Dataset(mnist, paper_split, clients=100, labels_per_client=3, seed=1, models=("mclr", "dnn"))
+PAPER_DATASET = DATASET._replace(pool=mnist_paper, paper=partial(paper_split, slot_labels=True))

@@ -48,4 +48,4 @@ def parkinson(data_dir: str | None, clients: int | None, seed: int) -> Pool:
     )
 
 
-DATASET = Dataset(parkinson, partial(column, test_fraction=TEST_FRACTION), task="regression")
+DATASET = Dataset(parkinson, partial(column, test_fraction=TEST_FRACTION), models=("mclr", "dnn"), task="regression")

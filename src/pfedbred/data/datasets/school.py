@@ -45,4 +45,4 @@ def school(data_dir: str | None, clients: int | None, seed: int) -> Pool:
     )
 
 
-DATASET = Dataset(school, partial(column, test_fraction=TEST_FRACTION), task="regression")
+DATASET = Dataset(school, partial(column, test_fraction=TEST_FRACTION), models=("mclr",), task="regression")

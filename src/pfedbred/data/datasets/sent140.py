@@ -43,4 +43,4 @@ def _tweets(samples: UserSamples) -> np.ndarray:
     return np.array([fields[4] for fields in samples.x], object)
 
 
-DATASET = Dataset(sent140, by_groups, clients=10)
+DATASET = Dataset(sent140, by_groups, clients=10, models=("lstm",))

@@ -77,4 +77,4 @@ def _stream(seed: int, k: int) -> np.random.Generator:
     return np.random.default_rng([seed, k, 1])
 
 
-DATASET = Dataset(synthetic, by_client, clients=100, population=on_demand)
+DATASET = Dataset(synthetic, by_client, clients=100, models=("mclr",), population=on_demand)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from pfedbred.data.labels import WORDS, kind_of
-from pfedbred.data.pool import Assignment, Pool, divide
+from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool, divide
 from pfedbred.errors import SettingError
 from pfedbred.settings.values import Count, Rule
 
@@ -25,7 +25,9 @@ def iid(pool: Pool, *, clients: int, seed: int, test_fraction: float) -> Assignm
     return divide(parts, test_fraction, rng)
 
 
-def dirichlet(pool: Pool, *, clients: int, seed: int, test_fraction: float, alpha: Concentration = 0.5) -> Assignment:
+def dirichlet(
+    pool: Pool, *, clients: int, seed: int, test_fraction: float = TEST_FRACTION, alpha: Concentration = 0.5
+) -> Assignment:
     """Each label is divided in proportions drawn from Dirichlet(alpha); the smaller alpha, the more uneven."""
     from flwr_datasets.partitioner import DirichletPartitioner
 

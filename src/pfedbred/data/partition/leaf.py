@@ -1,4 +1,4 @@
-"""LEAF's splits of FEMNIST and Sent140: a sample of the users, each a client or one of a group.
+"""LEAF's splits of FEMNIST, Sent140 and Shakespeare: a sample of the users, each a client or one of a group.
 
 Reference: Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
 """
@@ -74,3 +74,28 @@ def by_groups(pool: Pool, *, clients: int, seed: int, test_fraction: float = 0.1
     members = (users[group == number] for number in range(clients))
     parts = [np.sort(np.concatenate([rows[user] for user in each])) for each in members]
     return divide(parts, test_fraction, rng, pool.is_test)
+
+
+def by_role(pool: Pool, *, clients: int | None = None, seed: int, test_fraction: float = 0.2) -> Assignment:
+    """LEAF's Shakespeare: roles who hold 20 % of the samples, the first four fifths of what each says for training.
+
+    Samples are windows of one text, each a step after the one before. Those between the two parts that share characters
+    with both belong to neither; roles for which none are left for testing are not used.
+    """
+    rng = np.random.default_rng(seed)
+    if pool.owner is None or pool.owners is None:
+        raise SettingError(f"{pool.name} does not name the role of each sample")
+    overlap = pool.x.shape[1] - 1
+    rows = rows_by_owner(pool.owner, len(pool.owners))
+    trained = [max(1, int((1 - test_fraction) * len(mine))) for mine in rows]
+    enough = np.flatnonzero([count + overlap < len(mine) for count, mine in zip(trained, rows, strict=True)])
+    if clients is not None:
+        if clients > len(enough):
+            raise SettingError(f"{pool.name} has {len(enough)} roles that say enough, not {clients}")
+        chosen = np.sort(rng.choice(enough, clients, replace=False))
+    else:
+        chosen = np.intersect1d(sampled_owners(pool, fraction=0.2, min_samples=1, at_least=1, rng=rng), enough)
+    if not len(chosen):
+        raise SettingError(f"{pool.name} has no role that says enough")
+    train, test = [rows[i][: trained[i]] for i in chosen], [rows[i][trained[i] + overlap :] for i in chosen]
+    return Assignment(train, test, names=tuple(pool.owners[i] for i in chosen))

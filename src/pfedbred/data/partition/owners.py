@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pfedbred.data.pool import Assignment, Pool, divide
+from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool, divide
 from pfedbred.errors import SettingError
 
 
-def column(pool: Pool, *, clients: int | None = None, seed: int, test_fraction: float) -> Assignment:
+def column(pool: Pool, *, clients: int | None = None, seed: int, test_fraction: float = TEST_FRACTION) -> Assignment:
     """The clients named in the data; with a number of clients, that many of them at random.
 
     This is one NumPy sort: flwr-datasets' own partitioner goes through all samples once for each client.

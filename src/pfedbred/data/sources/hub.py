@@ -1,13 +1,15 @@
-"""Named datasets: files in a local folder or in the cache, or a download from the public hub.
+"""Datasets of the public hub: files in a local folder or in the cache, or a download.
 
 A dataset is looked for as ``FOLDER/NAME/train-*.parquet`` (and ``test-*``), the layout in which the hub serves it, or
 as LEAF's JSON files, where FOLDER is in turn ``--data-dir``, the environment variable PFEDBRED_DATA, and the cache. If
-it is in none of them, the ``datasets`` library downloads it and shows its progress.
+it is in none of them, the ``datasets`` library downloads it and shows its progress, if the hub has it.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,23 +19,29 @@ from pfedbred.errors import SettingError
 
 
 class Source(NamedTuple):
-    """Where a named dataset is published.
+    """Where a dataset is published.
 
     Attributes:
       name: name of the dataset.
-      address: its address on the public hub.
+      address: its address on the public hub; None if the hub does not have it in this form.
       folder: name of the local folder that holds its files.
       columns: the columns it must have.
       revision: the revision to download, if not the hub's default.
       leaf: whether it can be read from LEAF's JSON files as well.
+      other_folder: name of another local folder that may hold it, or a part of it.
+      parts: the parts to read, in this order.
+      configuration: which of the hub's configurations of the dataset, if there are several.
     """
 
     name: str
-    address: str
+    address: str | None
     folder: str
     columns: tuple[str, ...]
     revision: str | None = None
     leaf: bool = False
+    other_folder: str | None = None
+    parts: tuple[str, ...] = ("train", "test")
+    configuration: str | None = None
 
 
 class Files(NamedTuple):
@@ -58,16 +66,42 @@ def find_files(source: Source, data_dir: str | None) -> Files:
     if data_dir and not Path(data_dir).is_dir():  # most likely a typing error: do not use data from elsewhere instead
         raise SettingError(_absent(source, Path(data_dir)))
     for parent in (data_dir, os.environ.get("PFEDBRED_DATA"), cache_folder()):
-        if not parent:
-            continue
-        folder = Path(parent) / source.folder
-        leaf = leaf_files(folder) if source.leaf else []
-        parquet = [path for part in ("train", "test") for path in sorted(folder.glob(f"{part}-*.parquet"))]
-        if leaf or parquet:
-            return Files(leaf, parquet)
+        for name in (source.folder, source.other_folder):
+            if not parent or not name:
+                continue
+            folder = Path(parent) / name
+            leaf = leaf_files(folder) if source.leaf else []
+            parquet = _parquet_files(folder, source)
+            if leaf or parquet:
+                return Files(leaf, parquet)
     if data_dir:  # chosen by the user: do not use data from elsewhere instead
         raise SettingError(_absent(source, Path(data_dir)))
     return Files([], [])
+
+
+def _parquet_files(folder: Path, source: Source) -> list[Path]:
+    """The .parquet files of a folder: in the folder itself, in ``data``, or in that of a configuration."""
+    if source.configuration:
+        return _in_order(folder / source.configuration, source.parts)
+    found = _in_order(folder, source.parts) or _in_order(folder / "data", source.parts)
+    if found:
+        return found
+    inner = {each.name: _in_order(each, source.parts) for each in sorted(folder.glob("*/"))}
+    filled = {name: files for name, files in inner.items() if files}
+    if len(filled) > 1 and "default" not in filled:
+        names = ", ".join(filled)
+        raise SettingError(
+            f"{folder} holds several configurations ({names}): choose one, as in hub:{source.address}/{min(filled)}"
+        )
+    return filled.get("default") or next(iter(filled.values()), [])
+
+
+def _in_order(folder: Path, parts: Sequence[str]) -> list[Path]:
+    """The files of these parts, named after them or in a folder of that name; without any, all files."""
+    found = sorted(folder.glob("*.parquet"))
+    named = [[path for path in found if re.match(rf"{part}[-.]", path.name)] for part in parts]
+    inside = [sorted((folder / part).glob("*.parquet")) for part in parts]
+    return [path for each in zip(named, inside, strict=True) for files in each for path in files] or found
 
 
 def read_table(source: Source, paths: list[Path]) -> Table:
@@ -76,6 +110,8 @@ def read_table(source: Source, paths: list[Path]) -> Table:
 
 
 def _download(source: Source) -> Table:
+    if source.address is None:
+        raise SettingError(_absent(source, cache_folder()))
     try:
         import datasets
     except ImportError:
@@ -83,10 +119,11 @@ def _download(source: Source) -> Table:
             f"{_absent(source, cache_folder())}; or download it with pip install 'pfedbred[data]'"
         ) from None
     try:
-        loaded = datasets.load_dataset(source.address, revision=source.revision)
+        which = (source.configuration,) if source.configuration else ()
+        loaded = datasets.load_dataset(source.address, *which, revision=source.revision)
     except Exception as problem:  # whatever goes wrong in the network or on the hub, the user needs one line
         raise SettingError(f"{_absent(source, cache_folder())}; downloading failed: {first_line(problem)}") from None
-    parts = [part for part in ("train", "test") if part in loaded]
+    parts = [part for part in source.parts if part in loaded] or list(loaded)
     tables = [loaded[part].data.table for part in parts]
     return Table.of(tables, [f"{source.address}, {part}" for part in parts], source.columns)
 
@@ -94,5 +131,8 @@ def _download(source: Source) -> Table:
 def _absent(source: Source, folder: Path) -> str:
     """Which files to put where."""
     target = folder / source.folder
+    if source.address is None:
+        columns = ", ".join(source.columns)
+        return f"{source.name} is not here: put a table with the columns {columns} as {target}/train-*.parquet"
     leaf = f", or LEAF's files as {target}/train/*.json and {target}/test/*.json" if source.leaf else ""
     return f"{source.name} is not here: put the hub's {source.address} as {target}/train-*.parquet (and test-*){leaf}"

@@ -16,22 +16,25 @@ import numpy as np
 
 from pfedbred.data.pool import Pool
 from pfedbred.data.sources.hub import Source, cache_folder
-from pfedbred.errors import SettingError, printable
+from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.io import tensors
 from pfedbred.io.shapes import COUNT, Maybe, expect
 
 _KIND = tensors.Kind("pfedbred pool 1", "cache of decoded images", "delete it, and it will be rebuilt")
-_FACTS = {"origin": [str], "classes": COUNT, "owners": Maybe([str]), "raw": bool}
+_NAMES = {name: Maybe([str]) for name in ("owners", "labels", "features")}
+_FACTS = {"origin": [str], "classes": COUNT, "raw": bool, **_NAMES}
 
 
-def cached(source: Source, paths: Sequence[Path], read: Callable[[], Pool]) -> Pool:
+def cached(source: Source, paths: Sequence[Path], read: Callable[[], Pool], columns: Sequence[str] = ()) -> Pool:
     """What ``read()`` returns, from the cache if these files (or the download) have been read before.
+
+    ``columns`` are those that are read, where the source does not decide it.
 
     The pool's normalisation must depend on its samples alone, not on which of them are for training: its result is
     cached as well, because it takes longer than everything else that is left to do.
     """
-    path = cache_folder() / "pools" / f"{source.folder}.safetensors"
-    origin = _fingerprint(source, paths)
+    path = cache_folder() / "pools" / f"{file_name(source.folder)}.safetensors"
+    origin = [*_fingerprint(source, paths), *(f"column {each}" for each in columns)]
     problem = ""
     try:
         found = _load(path, source.name, origin)
@@ -54,7 +57,7 @@ def cached(source: Source, paths: Sequence[Path], read: Callable[[], Pool]) -> P
 def _fingerprint(source: Source, paths: Sequence[Path]) -> list[str]:
     """What changes when the source changes."""
     if not paths:
-        return [f"{source.address} {source.revision}"]
+        return [f"{source.address} {source.configuration or source.revision}"]
     found = [(path.resolve(), path.stat()) for path in paths]
     return [f"{path} {facts.st_size} {facts.st_mtime_ns}" for path, facts in found]
 
@@ -64,16 +67,19 @@ def _load(path: Path, name: str, origin: list[str]) -> Pool | None:
     if not path.exists():
         return None
     facts, arrays = tensors.load(_KIND, path)
+    facts = {"labels": None, "features": None, **facts}  # older files do not have them
     expect(facts, _FACTS, path)
     if facts["origin"] != origin:
         return None
-    owners = facts["owners"]
+    owners, labels, features = (None if facts[each] is None else tuple(facts[each]) for each in _NAMES)
     pool = Pool(
         name,
         arrays["x"],
         arrays["y"],
         facts["classes"],
-        owners=None if owners is None else tuple(owners),
+        owners=owners,
+        labels=labels,
+        features=features,
         raw=facts["raw"],
         owner=arrays.get("owner"),
         is_test=arrays.get("is_test"),
@@ -83,7 +89,8 @@ def _load(path: Path, name: str, origin: list[str]) -> Pool | None:
 
 def _save(path: Path, origin: list[str], pool: Pool, shift: np.ndarray, scale: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"origin": origin, "classes": pool.classes, "owners": pool.owners, "raw": pool.raw}
+    names = {each: getattr(pool, each) for each in _NAMES}
+    facts = {"origin": origin, "classes": pool.classes, "raw": pool.raw, **names}
     arrays = {"x": pool.x, "y": pool.y, "shift": np.asarray(shift), "scale": np.asarray(scale)}
     optional = {"owner": pool.owner, "is_test": pool.is_test}
     arrays |= {name: array for name, array in optional.items() if array is not None}

@@ -102,6 +102,8 @@ class Table:
                 values = np.asarray(cells.to_numpy())
         except (TypeError, ValueError):
             values = np.array(["?"])
+        if values.dtype.kind == "f" and np.all(values == np.round(values)) and np.all(np.abs(values) < 2**53):
+            values = values.astype(np.int64)  # whole numbers, as a table made of floating-point numbers writes them
         if not np.issubdtype(values.dtype, np.integer):
             raise SettingError(f"{self.origin(0)}: column {column!r} must hold whole numbers")
         wrong = np.flatnonzero((values < 0) | (values >= 2**31))
@@ -151,6 +153,13 @@ class Table:
         kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
         return column in self.columns and any(kind(self._table.column(column).type) for kind in kinds)
 
+    def holds_lists(self, column: str) -> bool:
+        """Whether a column holds lists."""
+        from pyarrow import types
+
+        kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        return column in self.columns and any(kind(self._table.column(column).type) for kind in kinds)
+
     def texts(self, column: str) -> np.ndarray:
         """A column of texts."""
         values = self._cells(column).to_pylist()
@@ -174,8 +183,32 @@ class Table:
         row = next((row for row, value in enumerate(values) if value is not None and not is_number(value)), 0)
         return SettingError(
             f"{self.origin(row)}: column {column!r} does not hold numbers; choose columns with --features, or "
-            "name the client's with --client-column of 'pfedbred data prepare'"
+            "name the client's with --client-column"
         )
+
+    def vectors(self, column: str) -> np.ndarray:
+        """A column of lists of numbers, all of one length."""
+        import pyarrow
+
+        whole = self._cells(column).combine_chunks()
+        if not self.holds_lists(column):
+            raise SettingError(f"{self._names[0]}: column {column!r} must hold lists of numbers")
+        lengths, values = np.asarray(whole.value_lengths()), whole.flatten()
+        wrong = np.flatnonzero(lengths != lengths[:1])
+        if len(wrong):
+            row = int(wrong[0])
+            raise SettingError(f"{self.origin(row)}: {lengths[row]} numbers in {column!r}; the first has {lengths[0]}")
+        if values.null_count or not (pyarrow.types.is_integer(values.type) or pyarrow.types.is_floating(values.type)):
+            raise SettingError(f"{self._names[0]}: column {column!r} must hold lists of numbers")
+        return np.asarray(values).reshape(len(lengths), int(lengths.max(initial=0)))
+
+    def byte_strings(self, column: str) -> np.ndarray:
+        """A column of byte strings of one length, one row of bytes for each."""
+        cells = self._cells(column).to_pylist()
+        for row, cell in enumerate(cells):
+            if not isinstance(cell, bytes) or len(cell) != len(cells[0]):
+                raise SettingError(f"{self.origin(row)}: column {column!r} must hold byte strings of one length")
+        return np.frombuffer(b"".join(cells), np.uint8).reshape(len(cells), max(map(len, cells), default=0))
 
     def rows(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
         """The cells of these columns, row by row."""

@@ -120,7 +120,7 @@ def pool_from_file(
         table = read_parquet([path])
     else:
         raise SettingError(f"cannot read {path}: expected .fed, .npz, .csv, .parquet or a folder of .parquet")
-    return _pool_from_table(table, str(path), client_column, label_column, features, task, columns)
+    return pool_from_table(table, str(path), client_column, label_column, features, task, columns)
 
 
 def pool_from_dataset(
@@ -138,7 +138,7 @@ def pool_from_dataset(
             f"from_dataset takes a datasets.Dataset (one part, such as train), not a {type(dataset).__name__}"
         )
     table = dataset.with_format("arrow")[:]  # keeps the order after shuffle and select
-    return _pool_from_table(Table.of([table], [name], ()), name, client_column, label_column, features, task)
+    return pool_from_table(Table.of([table], [name], ()), name, client_column, label_column, features, task)
 
 
 def _pool_from_npz(path: Path, client_column: str | None, label: str, task: str | None) -> Pool:
@@ -154,7 +154,7 @@ def _pool_from_npz(path: Path, client_column: str | None, label: str, task: str 
     return pool_from_arrays(x, found[label], found.get(client), **given)
 
 
-def _pool_from_table(
+def pool_from_table(
     table: Table,
     where: str,
     client_column: str | None,
@@ -163,7 +163,7 @@ def _pool_from_table(
     task: str | None,
     agreed: Sequence[Column] | None = None,
 ) -> Pool:
-    """A pool whose features are columns of numbers or categories, or one column of images or texts.
+    """A pool whose features are columns of numbers or categories, or one column of images, texts or lists.
 
     Columns that are ``agreed`` on are read as they say.
     """
@@ -206,7 +206,7 @@ def label_columns(table: Table, given: str | None, task: str | None, where: str)
         if found is None:
             raise SettingError(
                 f"{where} has no column 'label' or 'y', only {', '.join(table.columns)}: name the label column with "
-                "--label-column of 'pfedbred data prepare'"
+                "--label-column"
             )
         return [found]
     return [each.strip() for each in given.split(",")] if kind_of(task) == "sets" else [given]
@@ -236,11 +236,13 @@ class TableInputs(NamedTuple):
 
 
 def inputs_of(table: Table, columns: Sequence[str], where: str) -> TableInputs:
-    """The samples in these columns: one of images or of texts, or columns of numbers and categories."""
+    """The samples in these columns: one of images, texts or lists, or columns of numbers and categories."""
     if len(columns) == 1 and table.holds_images(columns[0]):
         return TableInputs(table.images(columns[0]), to_unit_interval)
     if len(columns) == 1 and table.holds_texts(columns[0]):
         return TableInputs(table.texts(columns[0]))
+    if len(columns) == 1 and table.holds_lists(columns[0]):
+        return TableInputs(compact(table.vectors(columns[0]), where), standardise)
     x, described = features_of(table, columns)
     if np.isnan(x).any() or any(column.categories is not None for column in described):
         return TableInputs(x, columns=described)

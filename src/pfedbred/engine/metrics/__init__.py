@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from pfedbred import tasks
 from pfedbred.engine.metrics.accuracy import accuracy
@@ -15,9 +16,13 @@ from pfedbred.engine.metrics.loss import loss
 from pfedbred.engine.metrics.multi_label import exact_match, label_accuracy, micro_f1
 from pfedbred.engine.metrics.regression import mae, r2, rmse
 from pfedbred.errors import SettingError, nearest
+from pfedbred.settings.signatures import build_part
 from pfedbred.tasks import TaskKind
 
-__all__ = ["METRICS", "Metric", "Predictions", "check_task", "get", "listed", "resolve"]
+__all__ = ["METRICS", "Given", "Metric", "Predictions", "as_list", "check_task", "get", "listed", "resolve"]
+
+Given: TypeAlias = str | Metric | Callable[[], Metric]
+"""A metric by its name, as an object, or as a function that builds one."""
 
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy(),
@@ -35,8 +40,12 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def get(metric: str | Metric) -> Metric:
-    """The metric of that name; a :class:`Metric` is returned as it is."""
+def get(metric: Given) -> Metric:
+    """The metric of that name, or the one that a function builds; a :class:`Metric` is returned as it is."""
+    if callable(metric):
+        metric = build_part("metric", metric, {})
+        if not isinstance(metric, Metric):
+            raise SettingError(f"a function given as metric must return a Metric, not a {type(metric).__name__}")
     if isinstance(metric, Metric):
         if not metric.name.isidentifier():
             raise SettingError(f"a metric's name must be a plain word such as 'top_5', not {metric.name!r}")
@@ -50,10 +59,8 @@ def get(metric: str | Metric) -> Metric:
     return METRICS[metric]
 
 
-def resolve(
-    metrics: Sequence[str | Metric] | str | None, task: str | TaskKind = tasks.CLASSIFICATION
-) -> tuple[Metric, ...]:
-    """The metrics to evaluate, from names and :class:`Metric` objects, or from ``"accuracy,f1,ece"``.
+def resolve(metrics: Sequence[Given] | Given | None, task: str | TaskKind = tasks.CLASSIFICATION) -> tuple[Metric, ...]:
+    """The metrics to evaluate, one or several of what :func:`get` takes, or ``"accuracy,f1,ece"``.
 
     Those that every evaluation of the task has come first (for classification accuracy and loss), the others follow in
     the order given; None stands for the task's usual ones.
@@ -65,16 +72,21 @@ def resolve(
     return (*always, *(each for each in chosen if each not in always))
 
 
-def listed(metrics: Sequence[str | Metric] | str) -> list[Metric]:
-    """The metrics that are named, each once."""
-    if isinstance(metrics, str):
-        metrics = [name.strip() for name in metrics.split(",")] if metrics.strip() else []
-    chosen = [get(each) for each in metrics]
+def listed(metrics: Sequence[Given] | Given) -> list[Metric]:
+    """The metrics that are given, each once."""
+    chosen = [get(each) for each in as_list(metrics)]
     names = [each.name for each in chosen]
     for name in names:
         if names.count(name) > 1:
             raise SettingError(f"the metric {name!r} is given {names.count(name)} times; give each metric once")
     return chosen
+
+
+def as_list(metrics: Sequence[Given] | Given) -> list[Given]:
+    """One metric, several, or ``"accuracy,f1,ece"`` as a list."""
+    if isinstance(metrics, str):
+        return [name.strip() for name in metrics.split(",")] if metrics.strip() else []
+    return [metrics] if isinstance(metrics, Metric) or callable(metrics) else list(metrics)
 
 
 def check_task(metrics: Sequence[Metric], task: str | TaskKind) -> None:

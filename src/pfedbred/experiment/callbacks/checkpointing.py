@@ -24,19 +24,15 @@ _SHARE = 30  # and at least so many times what the last one took
 class Checkpoints(Callback):
     """A checkpoint every so many rounds, or once a minute; and before a run stops."""
 
-    def __init__(self, folder: Path, metrics: MetricsWriter, every: int | None = None, always: bool = False) -> None:
-        """``every`` is in rounds, 0 for none, None for one a minute.
-
-        With ``always``, there is also one before the first round, and after rounds that changed nothing: for a backend
-        whose clients rely on what the server remembers.
-        """
-        self._folder, self._metrics, self._every, self._always = folder, metrics, every, always
+    def __init__(self, folder: Path, metrics: MetricsWriter, every: int | None = None) -> None:
+        """``every`` is in rounds, 0 for none, None for one a minute."""
+        self._folder, self._metrics, self._every = folder, metrics, every
         self._saved_at = time.monotonic()
 
     @contextmanager
     def running(self, progress: Progress[Any]) -> Iterator[None]:
-        """Saves before the first round, if asked to."""
-        if self._always and progress.round == 0:
+        """Saves before the first round, if the backend needs it."""
+        if progress.backend.checkpoint_always and progress.round == 0:
             self._save(progress)
         yield
 
@@ -52,7 +48,8 @@ class Checkpoints(Callback):
             self._save(progress)
 
     def _due(self, progress: Progress[Any]) -> bool:
-        if not self._always and all(progress.backend.rejections(progress.state).skipped_in_row):
+        backend = progress.backend
+        if not backend.checkpoint_always and all(backend.rejections(progress.state).skipped_in_row):
             return False  # no seed learns anything any more: the checkpoint before may be better
         if self._every is None:
             return time.monotonic() - self._saved_at > max(_SECONDS, _SHARE * progress.save_seconds)
@@ -61,6 +58,7 @@ class Checkpoints(Callback):
     def _save(self, progress: Progress[Any]) -> None:
         started = time.monotonic()
         saved = progress.backend.save(progress.state)
+        chosen = progress.chosen.save() if progress.chosen else {}
         facts = {
             **saved.facts,
             "experiment": progress.experiment.plain(),
@@ -72,7 +70,7 @@ class Checkpoints(Callback):
         }
         if jax.process_index() == 0:
             with writing_into(self._folder):
-                checkpoints.write(self._folder, progress.round, facts, saved.arrays)
+                checkpoints.write(self._folder, progress.round, facts, {**saved.arrays, **chosen})
         self._saved_at = time.monotonic()
         progress.save_seconds = self._saved_at - started
 

@@ -15,7 +15,7 @@ from pfedbred.engine.metrics import Metric
 from pfedbred.experiment import progress as progress_
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.report.terminal import console
+from pfedbred.report.console import console
 
 
 class ProgressLines(Callback):

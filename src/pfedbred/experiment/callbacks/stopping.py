@@ -65,7 +65,7 @@ class Interruption(Callback):
         return self.reason
 
     def most_rounds(self, progress: Progress[Any]) -> int:
-        """About a second's."""
+        """About one second's worth of rounds."""
         self._asked = time.monotonic()
         return rounds_in_a_second(progress)
 
@@ -105,6 +105,8 @@ class Interruption(Callback):
 class Patience(Callback):
     """Finishes a run early when a metric has not improved for so many evaluations, in any seed.
 
+    It watches the validation samples if there are any, else the test samples.
+
     Example:
       >>> import pfedbred
       >>> stop = pfedbred.Patience(3, metric="loss", model="global")
@@ -114,7 +116,7 @@ class Patience(Callback):
     """
 
     def __init__(self, evaluations: int, *, metric: str | None = None, model: Which = "personal") -> None:
-        """Watches the metric on the test samples; by default the one that tables show, such as accuracy."""
+        """Watches this metric of this model; by default the one that tables show, such as accuracy."""
         if not isinstance(evaluations, int) or evaluations < 1:
             raise SettingError(f"patience must be a whole number of evaluations >= 1, not {evaluations!r}")
         self._evaluations, self._model = evaluations, model
@@ -132,7 +134,8 @@ class Patience(Callback):
 
     def on_evaluation(self, progress: Progress[Any], point: Point) -> None:
         """Compares with the best so far."""
-        values = point.scores.of(self._model).test.values
+        scores = point.scores.of(self._model)
+        values = (scores.validation or scores.test).values
         if self._metric is None:
             self._metric = progress.backend.plan.metrics[0]
         if self._metric.name not in values:
@@ -155,7 +158,10 @@ _LONGEST = 100 * 365 * 24 * 3600.0
 
 
 def process_started() -> float:
-    """When this process began, as a time of ``time.monotonic``; now, where the system does not tell."""
+    """When this process began, as a time of ``time.monotonic``; now, where the system does not tell.
+
+    psutil's create_time is a time of day, which changes when the clock is set.
+    """
     try:
         ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -165,7 +171,10 @@ def process_started() -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """A time such as 90, 90s, 30m, 1h30m or 1:30:00, in seconds."""
+    """A time such as 90, 90s, 30m, 1h30m or 1:30:00, in seconds.
+
+    pytimeparse reads these too, but has had no release since 2018, and takes what it cannot read for None.
+    """
     plain = text.strip().lower()
     clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)", plain)
     words = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", plain)

@@ -15,6 +15,7 @@ const faint = (hex) => hex + "2e";
 
 // A value of a metric, the unit it is shown in, and the same for Plotly's labels.
 const shownValue = (value, metric) => (value === null || value === undefined ? "–" : metric.percent ? value.toFixed(2) : value.toPrecision(4));
+const plusMinus = (half, metric) => (half === null || half === undefined ? "" : ` ± ${metric.percent ? half.toFixed(2) : half.toPrecision(2)}`);
 const unit = (metric) => (metric.percent ? " (%)" : "");
 const hovered = (axis, metric) => (metric.percent ? `%{${axis}:.2f} %` : `%{${axis}:.4g}`);
 
@@ -66,13 +67,17 @@ const band = (item, series, axes, hovertemplate) => {
   return data;
 };
 
+// The round chosen on validation samples, of each seed.
+const circles = (item, series, axes) => (series.chosen ? [{ x: series.chosen.rounds, y: series.chosen.values, mode: "markers", hoverinfo: "skip", showlegend: false,
+  marker: { symbol: "circle-open", color: item.shade, size: 9, line: { width: 2 } }, ...axes }] : []);
+
 // `items` have a name, rounds, seeds, a look (shade, dash), and a series for G, for P or for both.
 const byRound = (items, metric) => {
   const data = [], layout = { ...twoPanels(430, 720), hovermode: "x unified" };
   Object.keys(NAMES).forEach((model, panel) => {
     const having = items.filter((item) => item[model]);
     data.push({ x: [], y: [], hoverinfo: "skip", ...axesOf(panel) }); // else a panel without a curve has no axes
-    for (const item of having) data.push(...band(item, item[model], axesOf(panel), hovered("y", metric)));
+    for (const item of having) data.push(...band(item, item[model], axesOf(panel), hovered("y", metric)), ...circles(item, item[model], axesOf(panel)));
     const suffix = panel ? "2" : "";
     layout["xaxis" + suffix] = { title: { text: "round" } };
     layout["yaxis" + suffix] = { title: { text: plain(`test ${metric.title}${unit(metric)}`) }, ...settled(having.map((item) => item[model].mean), metric) };

@@ -14,32 +14,44 @@ const metricChoice = (parent, id) => {
   }));
 };
 
-// The run whose best value is best, among those that have one.
-const leader = (model) => runs.filter((run) => (ofMetric(run)?.[model].best ?? null) !== null).reduce((a, b) => {
+// The figure to quote of a run: at the round chosen on validation samples, if it has any, else the best one.
+const FIGURES = { chosen: "chosen round", last: "last round", best: "best on test" };
+const validated = runs.some((run) => Object.values(run.metrics).some((each) => each.P.chosen));
+const quoted = (run, model) => { const of = ofMetric(run)?.[model]; return of ? (of.figures.chosen ?? of.figures.best).mean : null; };
+
+// The run whose quoted value is best, among those that have one.
+const leader = (model) => runs.filter((run) => quoted(run, model) !== null).reduce((a, b) => {
   if (!a) return b;
-  const [first, second] = [a, b].map((run) => ofMetric(run)[model].best);
+  const [first, second] = [a, b].map((run) => quoted(run, model));
   return (metric.higher_is_better ? second > first : second < first) ? b : a;
 }, null);
 
 addSection(() => {
   if (!runs.length) return;
-  const element = section("table", "Outcome", "The best test value over the rounds, mean ± standard deviation over seeds. "
-    + "G is the global model on all test samples, P each client's personal model on its own test samples. Worst tenth: mean P over the "
+  const element = section("table", "Outcome", (validated ? "Test values, mean ± half-width of its 95 % interval: at the round that is best on the "
+    + "validation samples, at the last round, and at the round that is best on the test samples themselves, as the paper reports it. "
+    : "The best test value over the rounds, mean ± half-width of its 95 % interval over seeds. ") + "G is the global model on all test samples, P each client's personal model on its own test samples. Worst tenth: mean P over the "
     + "tenth of the clients for which it is worst, at the end.");
   metricChoice(element, "table-metric");
   const holder = element.appendChild(make("div"));
-  const measured = (model) => (!model ? "–" : model.diverged ? "diverged" : model.best === null ? "–"
-    : `${shownValue(model.best, metric)} ± ${metric.percent ? model.std.toFixed(2) : model.std.toPrecision(2)}`);
+  const shown = validated ? ["chosen", "last", "best"] : ["best"];
+  const measured = (model, figure) => {
+    const found = model?.figures[figure];
+    if (model?.diverged) return "diverged";
+    return !found || found.mean === null ? "–" : shownValue(found.mean, metric) + plusMinus(found.half, metric);
+  };
+  const figures = (run, model) => shown.map((figure) => measured(ofMetric(run)?.[model], figure));
+  const titles = (model) => shown.map((figure) => (validated ? `${model}, ${FIGURES[figure]}` : model) + unit(metric));
   const rejected = runs.some((run) => run.rejected);
   const show = () => {
     const first = leader("P");
     const worst = runs.some((run) => (ofMetric(run)?.P.worst_tenth ?? null) !== null);
-    const rows = runs.map((run) => [run.name, run.dataset, run.model, measured(ofMetric(run)?.G), measured(ofMetric(run)?.P),
+    const rows = runs.map((run) => [run.name, run.dataset, run.model, ...figures(run, "G"), ...figures(run, "P"),
       ...(worst ? [shownValue(ofMetric(run)?.P.worst_tenth, metric)] : []), String(run.seeds), String(run.rounds.at(-1)),
       ...(rejected ? [String(run.rejected)] : []), run.milliseconds.toPrecision(3)]);
-    const columns = ["method", "data", "model", "G" + unit(metric), "P" + unit(metric), ...(worst ? ["worst tenth" + unit(metric)] : []),
+    const columns = ["method", "data", "model", ...titles("G"), ...titles("P"), ...(worst ? ["worst tenth" + unit(metric)] : []),
       "seeds", "rounds", ...(rejected ? ["rejected updates"] : []), "ms per round"];
-    const isBest = (r, c) => c === 4 && runs.length > 1 && first !== null && ofMetric(runs[r])?.P.best === ofMetric(first).P.best;
+    const isBest = (r, c) => c === 3 + shown.length && runs.length > 1 && first !== null && quoted(runs[r], "P") === quoted(first, "P");
     holder.replaceChildren(table(columns, rows, `Outcome of each run: ${metric.title}`, isBest));
   };
   onMetric.push(show);
@@ -48,13 +60,13 @@ addSection(() => {
 
 addSection(() => {
   if (!runs.length) return;
-  const element = section("curves", "Curves by round", aboutSeeds(runs));
+  const element = section("curves", "Curves by round", aboutSeeds(runs) + (validated ? " Circles: the round of each seed chosen on validation samples." : ""));
   metricChoice(element, "curves-metric");
   const shown = new Set(runs.map((run) => run.name));
   const items = () => runs.filter(ofMetric).map((run) => ({ ...run, G: ofMetric(run).G, P: ofMetric(run).P }));
   const words = () => {
     const best = Object.keys(NAMES).map((model) => [model, leader(model)]).filter(([, run]) => run)
-      .map(([model, run]) => `best ${model}: ${run.name}, ${shownValue(ofMetric(run)[model].best, metric)}${metric.percent ? " %" : ""}`);
+      .map(([model, run]) => `best ${model}: ${run.name}, ${shownValue(quoted(run, model), metric)}${metric.percent ? " %" : ""}`);
     const count = items().length;
     return `Test ${metric.title} by round of ${count} run${count > 1 ? "s" : ""}; ${best.join("; ") || "all diverged"}.`;
   };

@@ -1,0 +1,103 @@
+"""Optimizers for local steps: optax's, by name with their settings, as objects, or as functions of the step size."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import optax
+
+from pfedbred.errors import SettingError, nearest
+from pfedbred.settings.signatures import parse_call
+from pfedbred.settings.values import LARGEST_FLOAT, parse_number
+
+Optimizer: TypeAlias = Callable[[Any], optax.GradientTransformation]
+"""Builds an optimizer from a method's step size, which may be traced."""
+
+Given: TypeAlias = str | dict[str, Any] | optax.GradientTransformation | Callable[..., Any]
+
+_COMMON = ("clip", "weight_decay")
+_BY_METHOD = "learning_rate"  # the step size is the method's own
+
+
+def get(given: Given) -> Optimizer | None:
+    """The optimizer of local steps; None for plain gradient descent.
+
+    Args:
+      given: ``sgd(momentum=0.9)``, ``{"name": "adam", "b1": 0.8}``, an optax optimizer, or a function that builds one
+        from the step size. Besides its own settings every name takes ``clip``, the largest norm of a gradient, and
+        ``weight_decay``: added to the gradient (as in PyTorch's SGD), or decoupled where the optimizer has its own, as
+        ``adamw`` has.
+    """
+    if isinstance(given, optax.GradientTransformation):
+        return lambda alpha: given
+    if callable(given):
+        return given
+    name, settings = parse(given)
+    if name == "sgd" and not settings:
+        return None
+    build = getattr(optax, name)
+    own = {key: value for key, value in settings.items() if key not in _COMMON or key in _settings(name)}
+    before = []
+    if "clip" in settings:
+        before.append(optax.clip_by_global_norm(settings["clip"]))
+    if "weight_decay" in settings and "weight_decay" not in own:
+        before.append(optax.add_decayed_weights(settings["weight_decay"]))
+    return lambda alpha: optax.chain(*before, build(alpha, **own))
+
+
+def parse(given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name and the settings, checked."""
+    if isinstance(given, str):
+        name, values = parse_call("local_optimizer", given)
+        settings = dict(map(_assignment, values))
+    else:
+        settings = dict(given)
+        name = settings.pop("name", None)
+    if not isinstance(name, str) or name not in names():
+        raise SettingError(f"unknown local_optimizer {name!r}{nearest(str(name), names())}")
+    known = [*_settings(name), *(each for each in _COMMON if each not in _settings(name))]
+    for key, value in settings.items():
+        if key not in known:
+            raise SettingError(f"{name} has no setting {key!r}{nearest(key, known)}")
+        if not isinstance(value, bool) and not (isinstance(value, int | float) and abs(value) < LARGEST_FLOAT):
+            raise SettingError(f"{name}'s {key} must be a number, true or false, not {value!r}")
+        if key in _COMMON and not value >= 0:
+            raise SettingError(f"{name}'s {key} must be a number >= 0, not {value!r}")
+    return name, settings
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """The name and the value of ``momentum=0.9``; what is neither a number nor true or false stays a text."""
+    name, _, value = (part.strip() for part in text.partition("="))
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    number = parse_number(value)
+    return name, value if number is None else number
+
+
+def text(given: Given) -> Any:
+    """A name with its settings as one text, as files and the command line hold it; an object unchanged."""
+    if not isinstance(given, str | Mapping):
+        return given
+    name, settings = parse(given)
+    inside = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return f"{name}({inside})" if inside else name
+
+
+def names() -> list[str]:
+    """optax's optimizers that take a step size and need nothing else."""
+    return [name for name in dir(optax) if _is_optimizer(getattr(optax, name))]
+
+
+def _is_optimizer(candidate: Any) -> bool:
+    if not inspect.isfunction(candidate):
+        return False
+    parameters = list(inspect.signature(candidate).parameters.values())
+    required = [each.name for each in parameters if each.default is inspect.Parameter.empty]
+    return required == [_BY_METHOD]
+
+
+def _settings(name: str) -> list[str]:
+    return [each for each in inspect.signature(getattr(optax, name)).parameters if each != _BY_METHOD]

@@ -1,0 +1,153 @@
+"""``pfedbred compare``."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from pfedbred import algorithms as algorithms_
+from pfedbred import settings as settings_
+from pfedbred.cli import options as options_
+from pfedbred.cli.options import File, RunOptions
+from pfedbred.cli.run import finish, opened, read_options, run_each, show
+from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment.building import Built, build, load_data
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.resume import open_folder
+from pfedbred.io.atomic import write_json, writing_into
+from pfedbred.report import curves
+from pfedbred.report.outcomes import show_differences
+from pfedbred.runs import layout
+from pfedbred.runs.comparison import comparison, pooled
+from pfedbred.runs.config_file import write_config
+from pfedbred.runs.record import RunRecord
+
+
+@options_.with_options([*options_.options_of(RunOptions), *options_.experiment_options(without=("algorithm",))])
+def compare_command(
+    file: File = None,
+    *,
+    algorithms: Annotated[
+        str | None, typer.Option(help="names separated by commas, or 'all' [default: fedavg,pfedme,mg-meta]")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="the algorithm that the others are compared with; by default the best one")
+    ] = None,
+    split_seeds: Annotated[
+        int | None, typer.Option(min=1, help="run on this many splits of the data, from --split-seed on", metavar="N")
+    ] = None,
+    **options: Any,
+) -> None:
+    """Run several algorithms on the same data and write one table, with intervals and paired differences."""
+    how, given = read_options(file, {"algorithms": algorithms, "split_seeds": split_seeds, **options})
+    in_file = [given.pop(name) for name in ("algorithms", "algorithm") if name in given]
+    names = _algorithm_names(in_file[0] if in_file else "fedavg,pfedme,mg-meta")
+    if baseline is not None and baseline not in names:
+        raise SettingError(f"the baseline {baseline!r} is not compared{nearest(baseline, names)}")
+    count = given.pop("split_seeds", None)
+    several = count if count is None else settings_.check("split_seeds", count, settings_.Count)
+    shared = given.pop("settings", {})
+    experiments = [
+        Experiment.from_mapping({**given, "algorithm": name, "settings": own})
+        for name, own in zip(names, _settings_of_each(names, shared), strict=True)
+    ]
+    splits = [None] if several is None else _split_seeds(experiments[0], several)
+    built = _build_alike(experiments, splits[0])
+    if how.dry_run:
+        print(yaml.safe_dump([each.experiment.plain() for each in built], sort_keys=False), end="")
+        return
+    common = {k: value for k, value in built[0].experiment.plain().items() if k not in ("algorithm", "settings")}
+    plain = {"algorithms": names, **common, "settings": dict(shared)}
+    whole = plain if several is None else {**plain, "split_seeds": several}
+    command = "compare" if baseline is None else f"compare --baseline {shlex.quote(baseline)}"
+    records: dict[str, list[RunRecord]] = {name: [] for name in names}
+    with opened(how, built[0], whole, "compare") as folder:
+        with writing_into(folder):
+            write_config(folder / layout.CONFIG, whole, "compare")
+        for seed in splits:
+            if seed is None:
+                found = run_each(folder, dict(zip(names, built, strict=True)), how, command)
+            else:
+                if seed != splits[0]:
+                    built = _build_alike(experiments, seed)
+                found = _run_split(folder, seed, dict(zip(names, built, strict=True)), how, command, plain)
+            for name, record in zip(names, found, strict=True):
+                records[name].append(record)
+        together = [pooled(each) for each in records.values()]
+        compared = comparison(records, None if several is None else [seed or 0 for seed in splits], baseline)
+        _write(folder, together, compared, table=several is None)
+        show(together)
+        show_differences(compared)
+    finish(folder, together)
+
+
+def _write(folder: Path, records: Sequence[RunRecord], compared: Mapping[str, Any], table: bool) -> None:
+    """What a comparison leaves; ``table`` is whether the runs are in this very folder."""
+    with writing_into(folder):
+        write_json(folder / layout.COMPARISON, compared)
+        if table:
+            write_json(folder / layout.TABLE, [record.summary for record in records])
+        curves.draw_comparison(records, folder / layout.CURVES)
+
+
+def _run_split(
+    folder: Path, seed: int, built: Mapping[str, Built[Any]], how: RunOptions, command: str, plain: Mapping[str, Any]
+) -> list[RunRecord]:
+    """A comparison on one split, in a folder of its own below."""
+    below = layout.split_name(seed)
+    print(f"split {seed}", flush=True)
+    with open_folder(folder / below, overwrite=how.overwrite, resume=how.resume):
+        with writing_into(folder / below):
+            write_config(folder / below / layout.CONFIG, {**plain, "split_seed": seed}, "compare")
+        found = run_each(folder, built, how, command, below)
+        _write(folder / below, found, comparison({name: [each] for name, each in zip(built, found, strict=True)}), True)
+    return found
+
+
+def _split_seeds(experiment: Experiment, count: int) -> list[int]:
+    first = experiment.split_seed or 0
+    return list(range(first, first + count))
+
+
+def _build_alike(experiments: Sequence[Experiment], split_seed: int | None) -> list[Built[Any]]:
+    """The experiments on the same data, split by that seed if there is one.
+
+    If one of them must keep its clients off the device, all do: runs that are compared evaluate the same clients.
+    """
+    if split_seed is not None:
+        experiments = [dataclasses.replace(each, split_seed=split_seed) for each in experiments]
+    federation = load_data(experiments[0])
+    built = [build(each, federation) for each in experiments]
+    stores = {each.backend.store for each in built}
+    if len(stores) == 1:
+        return built
+    store: Any = "file" if "file" in stores else "memory"
+    return [build(dataclasses.replace(each.experiment, store=store), federation) for each in built]
+
+
+def _algorithm_names(given: Any) -> list[str]:
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise SettingError(f"algorithms must be names such as fedavg,pfedme, not {given!r}")
+    names = [name.strip() for name in names]
+    if names == ["all"]:
+        return list(algorithms_.ALGORITHMS)
+    if len(set(names)) != len(names):
+        raise SettingError(f"an algorithm is named twice: {', '.join(names)}")
+    return names
+
+
+def _settings_of_each(names: Sequence[str], shared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each algorithm takes the shared settings it has; a setting that none of them has is a mistake."""
+    known = [settings_.declared(algorithms_.factory(name)) for name in names]
+    for setting in shared:
+        if not any(setting in each for each in known):
+            every = sorted({name for each in known for name in each})
+            raise SettingError(f"none of these algorithms has a setting {setting!r}{nearest(setting, every)}")
+    return [{name: value for name, value in shared.items() if name in each} for each in known]

@@ -1,0 +1,37 @@
+"""MNIST with the writer of each digit.
+
+Source: MNIST's images with the writers' numbers of QMNIST, which traced each digit to its form in NIST's Special
+Database 19: ``mnist_writers/train.parquet`` and ``test.parquet``, with the columns image, label and writer.
+
+Natural clients: the 539 writers of MNIST's training set, with 19 to 131 digits each; a quarter of each writer's digits,
+drawn by the split's seed, is for testing. MNIST's test set was written by 297 other people and is not used, unless as
+``mnist-writers(test)`` (they are the clients) or ``mnist-writers(all)`` (all 836 are).
+
+Usual models: mclr, dnn and cnn. Published figures to compare with: none. It is the nearest there is to FEMNIST's
+digits, of which LEAF samples 198 writers.
+
+Reference: Yadav and Bottou, "Cold Case: The Lost MNIST Digits", NeurIPS 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pfedbred.data.datasets.base import Dataset
+from pfedbred.data.partition.owners import column
+from pfedbred.data.pool import Pool, to_unit_interval
+from pfedbred.data.sources.hub import Source
+from pfedbred.data.sources.samples import table_pool
+
+SOURCE = Source("mnist-writers", None, "mnist_writers", ("image", "label", "writer"))
+
+
+def mnist_writers(
+    data_dir: str | None, clients: int | None, seed: int, *, writers: Literal["train", "test", "all"] = "train"
+) -> Pool:
+    """MNIST's digits with their writers as clients."""
+    parts = () if writers == "all" else (writers,)
+    return table_pool(SOURCE, data_dir, classes=10, normalise=to_unit_interval, parts=parts)
+
+
+DATASET = Dataset(mnist_writers, column, models=("mclr", "dnn", "cnn"))

@@ -1,0 +1,48 @@
+"""Pools of named datasets: a table with a column of samples, one of labels and, if there are any, one of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pfedbred.data.pool import Normalise, Pool
+from pfedbred.data.sources.hub import Source, find_files, read_table
+from pfedbred.data.sources.pool_cache import cached
+from pfedbred.data.sources.tables import Table
+
+
+def table_pool(
+    source: Source,
+    data_dir: str | None,
+    *,
+    classes: int,
+    read: Callable[[Table, str], np.ndarray] | None = None,
+    normalise: Normalise | None = None,
+    labels: Sequence[str] | None = None,
+    parts: Sequence[str] = (),
+) -> Pool:
+    """The samples of a dataset whose columns are (samples, label) or (samples, label, client), its files together.
+
+    Args:
+      source: the dataset.
+      data_dir: see :func:`~pfedbred.data.sources.hub.find_files`.
+      classes: number of labels.
+      read: ``read(table, column)`` returns the samples; by default the column holds images, which are decoded once and
+        stay bytes.
+      normalise: how samples become inputs.
+      labels: names of the labels.
+      parts: how the names of the files to read begin, if not all are.
+    """
+    paths = [path for path in find_files(source, data_dir).paths if not parts or path.name.startswith(tuple(parts))]
+
+    def pool() -> Pool:
+        table = read_table(source, paths)
+        column, label, *clients = source.columns
+        x, y = (read or Table.images)(table, column), table.whole_numbers(label)
+        owner, owners = table.names(clients[0]) if clients else (None, None)
+        return Pool(source.name, x, y, classes, owner=owner, owners=owners, normalise=normalise, origin=table.origin)
+
+    made = pool() if read else cached(source, paths, pool)
+    return replace(made, labels=tuple(labels) if labels else None)

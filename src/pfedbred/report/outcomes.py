@@ -1,0 +1,96 @@
+"""Tables of runs whose rounds were chosen on validation samples, and of methods side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pfedbred.report.console import new_table, print_table, shown_estimate, shown_number
+from pfedbred.runs.figures import EXPLAINED, SUMMARY_KEYS, TITLES
+from pfedbred.runs.schema import primary_info, primary_metric
+
+_LETTERS = {"global": "G", "personal": "P"}
+
+
+def show_figures(summaries: Sequence[Mapping[str, Any]], explained: str = "") -> None:
+    """Two rows for each run, of G and of P: the figures of the first metric, the chosen rounds, the time of a round."""
+    first = summaries[0]
+    metric, info = primary_metric(first), primary_info(first)
+    unit = " in %" if info["percent"] else ""
+    figures = "\n".join(f"{TITLES[figure]}: {EXPLAINED[figure]}" for figure in ("chosen", "best"))
+    table = new_table(
+        f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: test {info['title']}{unit}",
+        f"{interval_words(first)}{figures}\nworst tenth: P of the worst-off tenth of the clients "
+        f"at the last round{explained}",
+    )
+    worst = "final_worst_decile" in first["personal"]
+    for name in ("algorithm", "model"):
+        table.add_column(name)
+    for name in (*TITLES.values(), "round chosen", *(["worst tenth"] if worst else []), "ms/round"):
+        table.add_column(name, justify="right")
+    sign = 1 if info["higher_is_better"] else -1
+    means = [summary["personal"]["metrics"][metric]["chosen"]["mean"] for summary in summaries]
+    best = max((sign * mean for mean in means if mean is not None), default=None)
+    for summary, mean in zip(summaries, means, strict=True):
+        leads = len(summaries) > 1 and mean is not None and sign * mean == best
+        for model, letter in _LETTERS.items():
+            found, rounds = summary[model]["metrics"][metric], summary[model]["chosen_round"]
+            tenth = summary[model]["final_worst_decile"] if worst and model == "personal" else None
+            table.add_row(
+                summary["algorithm"] if model == "global" else "",
+                letter,
+                *(shown_estimate(found[SUMMARY_KEYS[figure]], summary["seeds"], info["percent"]) for figure in TITLES),
+                str(rounds[0]) if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}",
+                *([shown_estimate(tenth, summary["seeds"], info["percent"]) if tenth else ""] if worst else []),
+                f"{1000 * summary['seconds']['round']:.1f}" if model == "global" else "",
+                style="bold" if leads and model == "personal" else None,
+            )
+    print_table(table)
+
+
+def interval_words(summary: Mapping[str, Any], end: str = "\n") -> str:
+    """What stands beside the means of a run with several seeds, or on several splits."""
+    over = "splits" if "splits" in summary else "seeds"
+    return f"mean ± half-width of its 95 % interval over {over}{end}" if summary["seeds"] > 1 else ""
+
+
+def show_differences(comparison: Mapping[str, Any]) -> None:
+    """A row for each method: its paired difference to the best, or to the baseline; nothing if one run is all there is.
+
+    What cannot be told from the best is marked.
+    """
+    methods, splits = comparison["methods"], comparison["splits"]
+    units = len(splits) if splits else comparison["seeds"]
+    if len(methods) < 2 or units < 2:
+        return
+    figure = comparison["figures"][0]
+    metric, info = next(iter(comparison["metric_info"].items()))
+    other = comparison["baseline"] or "the best method"
+    pairs = f"{len(splits)} splits" if splits else f"{comparison['seeds']} seeds"
+    unit = " in %" if info["percent"] else ""
+    table = new_table(
+        f"paired differences to {other} over {pairs}: {info['title']}{unit}, {TITLES[figure]}",
+        "mean ± half-width of its 95 % interval\n≈: cannot be told from the best",
+    )
+    table.add_column("algorithm")
+    for letter in _LETTERS.values():
+        table.add_column(letter, justify="right")
+    for method in methods:
+        cells = (_difference(method[model][metric][figure], info["percent"]) for model in _LETTERS)
+        table.add_row(method["algorithm"], *cells)
+    print_table(table)
+
+
+def _difference(found: Mapping[str, Any], percent: bool) -> str:
+    if found["mean"] is None:
+        return "-"
+    mark = "best" if found["best"] else "≈" if found["told_from_best"] is False else ""
+    difference = found["difference"]
+    if difference is None:  # it is the method that the others are compared with
+        return mark if found["best"] else f"baseline {mark}".rstrip()
+    if difference["mean"] is None:
+        return "-"
+    sign = "" if difference["mean"] < 0 else "+"
+    half = shown_number(difference["half_width"] or 0.0, percent)
+    text = f"{sign}{shown_number(difference['mean'], percent)} ± {half}"
+    return f"{text} {mark}".rstrip()

@@ -1,0 +1,52 @@
+"""The table of a sweep in the shell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pfedbred.report.console import new_table, print_table, shown_estimate
+from pfedbred.runs.figures import EXPLAINED
+
+_MODELS = {"global": "G", "personal": "P"}
+
+
+def show_sweep(facts: Mapping[str, Any], most: int = 10) -> None:
+    """The best points of a sweep's record, by what they are chosen by, with every figure of G and P."""
+    names, points, seconds = facts["grid"], facts["points"], facts["seconds"]
+    metric, figures = facts["metric"], list(points[0]["measured"]["figures"]["personal"])
+    sign = 1 if metric["higher_is_better"] else -1
+    ranked = sorted(points, key=lambda point: _rank(point, sign), reverse=True)
+    shown = ranked[:most]
+    words = f"the best {len(shown)} of {len(points)} points" if len(points) > len(shown) else f"{len(points)} points"
+    unit = " in %" if metric["percent"] else ""
+    table = new_table(
+        f"{facts['algorithm']}, {facts['experiment']['rounds']} rounds: {words} by P on {facts['chosen_on']} samples; "
+        f"test {metric['title']}{unit}",
+        "\n".join(
+            [
+                *(f"{figure}: {EXPLAINED[figure]}" for figure in figures),
+                f"{seconds['total']:.1f} s in all, {seconds['compile']:.1f} s of it compiling",
+            ]
+        ),
+    )
+    stopped = any(point["measured"]["rounds"] < facts["experiment"]["rounds"] for point in points)
+    heads = [f"{letter} {figure}" for letter in _MODELS.values() for figure in figures]
+    for name in (*names, *(["rounds"] if stopped else []), *heads):
+        table.add_column(name, justify="right")
+    for point in shown:
+        table.add_row(
+            *(f"{point[name]:.4g}" for name in names),
+            *([str(point["measured"]["rounds"])] if stopped else []),
+            *(
+                shown_estimate(point["measured"]["figures"][model][figure], facts["seeds"], metric["percent"])
+                for model in _MODELS
+                for figure in figures
+            ),
+        )
+    print_table(table)
+
+
+def _rank(point: Mapping[str, Any], sign: int) -> float:
+    score = point["measured"]["score"]["personal"]
+    return float("-inf") if score is None else sign * score

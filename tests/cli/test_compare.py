@@ -1,0 +1,89 @@
+"""``pfedbred compare`` with validation samples, a baseline and several splits."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+SMALL = ("--clients", "8", "--rounds", "3", "--set", "R=1", "--aggregated", "3")
+
+
+def figures(folder):
+    return json.loads((folder / "comparison.json").read_text())
+
+
+@pytest.mark.full
+def test_several_splits_are_compared_pair_by_pair_and_resumed(call, tmp_path):
+    line = ("compare", "--algorithms", "fedavg,pfedme", "--split-seeds", "2", "--validation", "0.2", *SMALL)
+    code, out, err = call(*line, "--baseline", "fedavg", "--out", "here")
+    assert code == 0, err
+    compared = figures(tmp_path / "here")
+    assert (compared["splits"], compared["baseline"]) == ([0, 1], "fedavg")
+    summaries = {
+        (split, name): json.loads((tmp_path / "here" / f"split-{split}" / name / "summary.json").read_text())
+        for split in (0, 1)
+        for name in ("fedavg", "pfedme")
+    }
+    assert [summaries[split, "fedavg"]["experiment"]["split_seed"] for split in (0, 1)] == [0, 1]
+    by_hand = [
+        summaries[split, "pfedme"]["personal"]["chosen_accuracy"]["mean"]
+        - summaries[split, "fedavg"]["personal"]["chosen_accuracy"]["mean"]
+        for split in (0, 1)
+    ]
+    found = compared["methods"][1]["personal"]["accuracy"]["chosen"]["difference"]
+    assert found["mean"] == pytest.approx(np.mean(by_hand))
+    assert found["half_width"] == pytest.approx(12.7062 * np.std(by_hand, ddof=1) / np.sqrt(2), rel=1e-5)
+    assert "paired differences to fedavg over 2 splits" in out
+    assert (tmp_path / "here" / "curves.png").stat().st_size > 10_000
+
+    again = call("compare", "--resume", "--out", "here")
+    assert again[0] == 0, again[2]
+    assert again[1].count("already finished") == 4
+    assert figures(tmp_path / "here")["baseline"] is None
+    code, _, err = call("compare", "--resume", "--out", "here", "--split-seeds", "3")
+    assert (code, err) == (2, "pfedbred: here was run with other settings: split_seeds 2, now 3\n")
+    assert call("report", "here")[0] == 0
+    code, _, err = call("export", "here")
+    assert code == 2
+    assert "here is a comparison, choose one of the runs in it" in err
+    code, out, err = call("compare", "--algorithms", "local", *SMALL, "--out", "here", "--overwrite")
+    assert code == 0, err
+    assert sorted(each.name for each in (tmp_path / "here").iterdir()) == [
+        *("comparison.json", "config.yaml", "curves.png", "local", "table.json")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--baseline", "fedprox"), "the baseline 'fedprox' is not compared; choose one of: fedavg, pfedme, mg-meta"),
+        (("--dataset", "small.fed", "--split-seeds", "2"), "small.fed is already split: split_seed cannot be changed"),
+        (("--validation", "2"), "validation must be a number from 0 to 1, not '2'"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(call, prepared, tmp_path, options, words):
+    (tmp_path / "small.fed").write_bytes(prepared[1].read_bytes())
+    code, _, err = call("compare", *options, "--rounds", "1")
+    assert code == 2
+    assert err.startswith("pfedbred: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.full
+def test_a_run_with_validation_shows_three_figures_and_exports_the_chosen_one(call, tmp_path):
+    code, out, err = call(
+        "run", "--algorithm", "pfedme", "--validation", "0.2", "--seeds", "2", *SMALL, "--out", "here"
+    )
+    assert code == 0, err
+    assert re.search(r"digits: 8 clients, [\d,]+ training, [\d,]+ validation and 450 test samples", out)
+    assert re.search(r"\| algorithm \| model \| +chosen round \| +last round \| +best on test \|", out)
+    summary = json.loads((tmp_path / "here" / "summary.json").read_text())
+    chosen = summary["personal"]["chosen_round"][1]
+    code, out, _ = call("export", "here", "--client", "2", "--seed", "1")
+    assert f"client 2 (2), seed 1, after round {chosen}, chosen on validation samples" in out
+    np.save("x.npy", np.zeros((2, 64)))
+    code, _, err = call("predict", "here/client-2.safetensors", "x.npy")
+    assert code == 0
+    assert f"2's personal model of pfedme, after round {chosen}, chosen on validation samples" in err
