@@ -9,6 +9,7 @@ them, and tested after the last round. Closed forms are NumPy's; all models are 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -79,7 +80,8 @@ def federated(federation: Federation, settings: Mapping[str, float], name: str, 
 
 def chosen(data: Federation, seed: int, candidates: Sequence[Any], score: Callable[[Federation, Any], float]) -> float:
     """The test RMSE of the candidate that is best on validation samples."""
-    held = data.validation(0.2, seed)
+    split = data.with_validation(0.2, seed)
+    held = dataclasses.replace(split, test=split.validation, validation=None)
     best = candidates[0] if len(candidates) == 1 else min(candidates, key=lambda each: score(held, each))
     return score(data, best)
 
