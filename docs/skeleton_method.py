@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax
 import optax
 
-from pfedbred.algorithms.base import Algorithm, Client, Info, Task, averaging_server, descend, method
+from pfedbred.algorithms.base import Algorithm, Client, Info, Task, averaging_server, method
+from pfedbred.algorithms.local_steps import descend
 from pfedbred.data.minibatches import ClientData
 from pfedbred.settings import Count, Positive
 from pfedbred.types import Tree

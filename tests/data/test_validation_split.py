@@ -55,7 +55,7 @@ def test_what_is_wrong_with_them_is_said():
     with pytest.raises(SettingError, match="small already has validation samples: leave validation out"):
         divided.with_validation(0.5, seed=0)
     spoiled = divided.validation._replace(y=np.full_like(divided.validation.y, 9))
-    with pytest.raises(SettingError, match=r"client 0, sample 0 of the validation set has label 9, not one of 0 to 2"):
+    with pytest.raises(SettingError, match=r"client 0, sample 0 of the validation set: label 9 is not one of 0 to 2"):
         check(dataclasses.replace(divided, validation=spoiled))
     with pytest.raises(SettingError, match=r"validation = 0\.01 keeps no sample of any client"):
         pfedbred.run(federation=small_federation(), validation=0.01, rounds=1)

@@ -54,14 +54,16 @@ def test_an_experiment_made_by_hand_is_checked_and_filled_in():
 
 @pytest.mark.parametrize("given", [{"dataset": small_federation()}, {"clients": 10}], ids=["own data", "named"])
 def test_an_experiment_is_checked_once(given, monkeypatch):
-    """However it is built, and its metrics are resolved with it."""
-    checked, resolved = [], []
+    """However it is built, and a metric is built with it."""
+    checked, made = [], []
     monkeypatch.setattr(Experiment, "_settings", lambda self, algorithm: checked.append(1) or {"R": 1})
-    resolve = metrics.resolve
-    monkeypatch.setattr(metrics, "resolve", lambda given, *kind: resolved.append(given) or resolve(given, *kind))
-    build(Experiment(algorithm="fedavg", metrics="f1", **given))
-    assert len(checked) == 1
-    assert len([each for each in resolved if each != ""]) == 1  # "" stands for the metrics of training samples
+
+    def own():
+        made.append(1)
+        return metrics.get("f1")
+
+    build(Experiment(algorithm="fedavg", metrics=[own], **given))
+    assert len(checked) == len(made) == 1
 
 
 def test_a_custom_federation_must_fit():

@@ -252,7 +252,9 @@ def _decide_store(
 
 def _most_minibatches(backend: Backend[Any]) -> int:
     """In a pass of the largest client, if its size is known."""
-    return int(backend.plan.batching.per_pass(max(backend.samples.train.sizes, default=1))) if backend.samples else 1
+    if backend.samples is None:
+        return 1
+    return int(backend.plan.batching.per_pass(int(max(backend.samples.train.sizes, default=1))))
 
 
 def _check_memory(experiment: Experiment, backend: Backend[Any]) -> None:
