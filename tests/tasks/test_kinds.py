@@ -249,6 +249,20 @@ def test_fractions_are_not_classes(tmp_path):
     assert pfedbred.load(str(tmp_path / "t.csv"), task="classification").classes == 8
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("task", ["regression", "multi-label", "binary"])
+def test_clients_in_memory_learn_as_on_the_device(task):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)).astype(np.float32)
+    y = {"regression": 5 + x[:, 0], "multi-label": (x > 0).astype(int), "binary": (x[:, 0] > 0).astype(int)}[task]
+    federation = pfedbred.from_arrays(x, y, np.arange(40) % 4, task=task)
+    options = {"algorithm": "pfedme", "settings": {"R": 2, "K": 2}, "rounds": 2, "participation": "sample"}
+    device, memory = (pfedbred.run(federation=federation, store=store, **options) for store in ("device", "memory"))
+    for name in device.points[-1].scores.personal.test.values:
+        for model in ("global", "personal"):
+            np.testing.assert_allclose(memory.curve(name, model), device.curve(name, model), rtol=1e-4)
+
+
 def test_classes_without_names_can_be_taken_for_numbers():
     federation = pfedbred.load("digits", task="regression")
     assert (federation.train.y.dtype, federation.classes, federation.task) == (np.float32, 1, "regression")
