@@ -298,6 +298,7 @@ def test_what_was_not_evaluated_is_one_line():
     for wrong, problem in (
         (lambda: done.accuracy("globel"), "model must be 'global' or 'personal'"),
         (lambda: done.accuracy("global", "validation"), "there are no validation samples"),
+        (lambda: done.accuracy("global", "held"), "part must be 'train', 'validation' or 'test'"),
         (lambda: done.curve("f1", "global"), "'f1' was not evaluated"),
     ):
         with pytest.raises(pfedbred.SettingError, match=problem):

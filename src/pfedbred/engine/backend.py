@@ -200,7 +200,7 @@ class Backend(Protocol[S]):
         None in place of P where personal models stay with their clients.
         """
 
-    def announce(self, state: S, round_: int, *, last: bool = False) -> None:
+    def announce(self, state: S, round_: int, last: bool = False) -> None:
         """Tells clients that keep their own personal models which round is chosen: with the next round, or now."""
 
     def model_bytes(self) -> int | None:

@@ -338,7 +338,7 @@ class ResidentBackend:
         """Those of the state: an evaluation is done at once."""
         return self.models(states)
 
-    def announce(self, states: State, round_: int, *, last: bool = False) -> None:
+    def announce(self, states: State, round_: int, last: bool = False) -> None:
         """No client is elsewhere."""
 
     def global_model(self, states: State, seed: int = 0) -> Tree:

@@ -336,7 +336,7 @@ class StreamedBackend:
         """Those of the state: an evaluation is done at once."""
         return self.models(states)
 
-    def announce(self, states: StreamedState, round_: int, *, last: bool = False) -> None:
+    def announce(self, states: StreamedState, round_: int, last: bool = False) -> None:
         """No client is elsewhere."""
 
     def model_bytes(self) -> int | None:

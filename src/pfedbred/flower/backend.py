@@ -141,7 +141,7 @@ class DeployedBackend:
         """G alone: a round of training may have passed since clients evaluated it."""
         return jax.tree.map(lambda leaf: np.asarray(leaf)[None], self._evaluated), None
 
-    def announce(self, state: DeployedState, round_: int, *, last: bool = False) -> None:
+    def announce(self, state: DeployedState, round_: int, last: bool = False) -> None:
         """Tells clients with their next request, or now if there is none, whose round's personal model to keep."""
         state.chosen = round_
         if last and self._told != round_:
