@@ -86,7 +86,7 @@ def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Aut
 
 
 def check(folder: Path) -> None:
-    """Rejects a folder in which a file that ``make`` writes is missing or damaged, or the key is of another certificate."""
+    """Rejects a folder without all the files that ``make`` writes, intact and of one certificate."""
     keys = {}
     for name in FILES:
         path = folder / name
@@ -101,8 +101,8 @@ def check(folder: Path) -> None:
                 keys[name] = held.public_key()
         if name not in keys or (name == FILES[-1] and keys[name] != keys[FILES[1]]):
             raise SettingError(
-                f"{path} is missing or damaged: remove {', '.join(FILES)}, then run this again without --node, and give "
-                f"everyone the new {FILES[0]}"
+                f"{path} is missing or damaged: remove {', '.join(FILES)}, then run this again, and give everyone the "
+                f"new {FILES[0]}"
             )
 
 
