@@ -62,10 +62,10 @@ def _values(text: str) -> Sequence[float] | Range:
         first, last, count = parts
         if not 1 <= int(count) <= _MOST_VALUES:
             raise ValueError
-        low, high = _finite(first), _finite(last)
-        if not math.isfinite(high - low):
+        ends = _finite(first), _finite(last)
+        if not math.isfinite(ends[1] - ends[0]):
             raise ValueError
-        return [float(each) for each in np.linspace(low, high, int(count))]
+        return [float(each) for each in np.linspace(*ends, int(count))]
     return [_finite(each) for each in text.split(",")]
 
 

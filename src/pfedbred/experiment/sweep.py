@@ -96,7 +96,9 @@ def sweep(
     if not len(backend.federation.test.y):
         raise SettingError("there are no test samples to compare the points by")
     built = time.perf_counter() - started
-    sweeping = Sweeping(experiment, backend, tuple(grid), chosen, halving, choose_on_test, memory or usual_memory(), observe)
+    sweeping = Sweeping(
+        experiment, backend, tuple(grid), chosen, halving, choose_on_test, memory or usual_memory(), observe
+    )
     if keeper:
         keeper.restore(sweeping)
     sweeping.run(keeper)

@@ -143,7 +143,7 @@ class _PlainLoader(yaml.SafeLoader):
             raise _NotPlain(problem="anchors and aliases are not supported", problem_mark=event.start_mark)
         if getattr(event, "tag", None) not in (None, "!"):
             raise _NotPlain(problem="tags are not supported", problem_mark=event.start_mark)
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         if node.tag == "tag:yaml.org,2002:int" and not _DECIMAL.fullmatch(node.value):
             problem = f"{node.value} is not a decimal number: write it in decimal, or a text in quotes"
             raise _NotPlain(problem=problem, problem_mark=node.start_mark)
