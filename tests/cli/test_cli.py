@@ -189,6 +189,14 @@ MISTAKES = {
     ("run", "settings.yaml"): "settings must map names to values",
     ("run", "--out", "file/below"): "cannot create the folder",
     ("run", "--out", "file"): "not a folder",
+    ("run", "--out", ""): "it must not be empty",
+    ("export", "here", "--out", ""): "it must not be empty",
+    ("predict", "here", "there", "--out", ""): "it must not be empty",
+    ("report", "here", "--out", ""): "it must not be empty",
+    ("run", "foreign.yaml"): "the algorithm system cannot be built: TypeError: ",
+    ("run", "merge.yaml"): "not valid YAML at line 1, column 1: merge keys are not supported",
+    ("run", "octal.yaml"): "010 is not a decimal number: write it in decimal, or a text in quotes",
+    ("sweep", "--grid", "eta=-1e308:1e308:3"): "--grid takes NAME=FIRST:LAST:COUNT",
     ("compare", "--algorithms", "fedavg,fedavg"): "named twice",
     ("compare", "--algorithms", "fedavg,nope"): "unknown algorithm 'nope'",
     ("compare", "--algorithms", ","): "algorithms must be names",
@@ -215,6 +223,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, call, tmp_path):
     (tmp_path / "unknown.yaml").write_text("roundz: 3\n")
     (tmp_path / "settings.yaml").write_text("settings: 3\n")
     (tmp_path / "select.yaml").write_text("select: [0, one]\n")
+    (tmp_path / "foreign.yaml").write_text("algorithm: os:system\n")
+    (tmp_path / "merge.yaml").write_text("<<: {rounds: 3}\n")
+    (tmp_path / "octal.yaml").write_text("rounds: 010\n")
     (tmp_path / "file").write_text("")
     code, out, err = call(*arguments)
     assert code == 2
@@ -331,3 +342,22 @@ def test_the_revision_is_the_checkouts():
         return
     head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     assert revision.__wrapped__().removesuffix("-dirty") == head.stdout.strip()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (
+            "mkdir gone; cd gone; rmdir ../gone;",
+            "cannot use the current folder: No such file or directory; change to another",
+        ),
+        ("JAX_PLATFORMS=tpu", "Unable to initialize backend 'tpu'"),
+    ],
+)
+def test_what_surrounds_a_command_is_one_line_too(before, words, tmp_path):
+    line = f"{before} {sys.executable} -m pfedbred run --rounds 1 --out {tmp_path / 'here'}"
+    ended = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"pfedbred: {words}")
+    assert ended.stderr.count("\n") == 1

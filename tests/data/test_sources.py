@@ -1,5 +1,6 @@
 """Named datasets, from tiny files in the hub's layout and in LEAF's, and from the real files where there are any."""
 
+import logging
 import sys
 import types
 
@@ -77,6 +78,7 @@ def test_errors_about_absent_files_say_what_to_put_where(folder, monkeypatch):
         sent140(str(folder), 10, 0)
 
     def offline(address, revision=None):
+        assert not logging.getLogger("huggingface_hub").isEnabledFor(logging.WARNING)  # two lines for each attempt
         raise ConnectionError("no route to the hub\nand a long story")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=offline))

@@ -7,6 +7,7 @@ from conftest import small_federation
 
 import pfedbred
 from pfedbred.engine import devices
+from pfedbred.experiment import sweep
 from pfedbred.io.memory import container_limits
 
 V2 = {"proc/self/cgroup": "0::/job/step\n", "sys/fs/cgroup/job/memory.max": "3000000\n"}
@@ -48,6 +49,21 @@ def test_a_run_beyond_a_limit_is_refused_before_it_begins(limit, monkeypatch, ca
     code, _, err = call("run", "--model", "dnn", "--seeds", 2000)
     assert code == 2
     assert "GB for models and minibatches, but only 0.1 GB are available" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_points_of_a_sweep_take_no_more_than_half_of_a_small_device(monkeypatch):
+    for device, usual in ((2**31, 2**30), (2**40, 2**32)):
+        monkeypatch.setattr(devices, "device_memory", lambda found=device: found)
+        assert sweep.usual_memory() == usual
+
+
+def test_more_evaluated_clients_than_memory_holds_are_refused(call, tmp_path):
+    many = ("--dataset", "synthetic", "--clients", 10**9, "--participation", "sample", "--aggregated", 5)
+    code, _, err = call("run", *many, "--scored-clients", 10**9)
+    assert code == 2
+    assert "evaluating 1,000,000,000 clients needs about" in err
+    assert err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 

@@ -140,6 +140,39 @@ def test_keys(tmp_path):
         certificates.node_key(tmp_path / "keys" / "north")
 
 
+def test_keys_that_are_not_whole_are_not_taken_for_some(tmp_path):
+    certificates.make(tmp_path)
+    whole = {name: (tmp_path / name).read_bytes() for name in certificates.FILES}
+    other = certificates.make(tmp_path / "other").key.read_bytes()
+    for name, content in [(each, found) for each in whole for found in (b"", whole[each][:-40], None)] + [
+        ("superlink.key", other)
+    ]:
+        (tmp_path / name).unlink()
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        said = str(command("flower", "keys", tmp_path, "--node", "north").exception)
+        assert f"{name} is missing or damaged: remove ca.crt, superlink.crt, superlink.key" in said
+        assert not (tmp_path / "north").exists()
+        (tmp_path / name).write_bytes(whole[name])
+    assert command("flower", "keys", tmp_path, "--node", "north").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("keys", "k", "--host", ""), "a host must be an ASCII name or an IP address, not ''"),
+        (("keys", ""), "Invalid value for 'FOLDER': it must not be empty"),
+        (("app", "", "--out", "o"), "Invalid value for 'FOLDER': it must not be empty"),
+        (("app", "a", "--out", ""), "Invalid value for '--out': it must not be empty"),
+        (("demo", "--out", ""), "Invalid value for '--out': it must not be empty"),
+    ],
+)
+def test_nothing_is_written_without_a_name(arguments, words, call, tmp_path):
+    code, _, said = call("flower", *arguments)
+    assert (code, said) == (2, f"pfedbred: {words}\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("writes", range(10))
 def test_a_full_disk_leaves_no_half_of_the_keys(writes, tmp_path, monkeypatch):
     """The disk is full after so many writes; the same command succeeds when there is space again."""

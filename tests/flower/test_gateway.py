@@ -152,6 +152,16 @@ def test_a_gateway_that_cannot_start_is_one_line(tmp_path, call):
     code, _, said = call("flower", "gateway", tmp_path, "--superlink", "https://hub/v1")
     assert code == 2
     assert said == "pfedbred: the SuperLink's address must be HOST:PORT, not 'https://hub/v1'\n"
+    for port in ("99999", "0"):
+        code, _, said = call("flower", "gateway", tmp_path, "--superlink", f"hub:{port}")
+        assert (code, said) == (2, f"pfedbred: the SuperLink's address must be HOST:PORT, not 'hub:{port}'\n")
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        code, _, said = call("flower", "gateway", tmp_path, "--port", port)
+    assert (code, said) == (2, f"pfedbred: cannot listen on 127.0.0.1, port {port}: Address already in use\n")
+    code, _, said = call("flower", "gateway", tmp_path, "--host", "nowhere.invalid")
+    assert code == 2
+    assert re.fullmatch(r"pfedbred: cannot listen on nowhere.invalid, port 9092: [^\n]+\n", said)
 
 
 @pytest.mark.full

@@ -66,6 +66,20 @@ def test_a_stopped_process_is_waited_for(tmp_path):
     assert started.log.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_killed_lifeline_takes_its_command_along(tmp_path):
+    machine = processes.Machine(tmp_path)
+    program = "import time; print('up', flush=True); time.sleep(60)"
+    started = machine.start("child", [sys.executable, "-c", program, str(tmp_path)])
+    assert until(lambda: "\nup" in started.log.read_text(), 60, PAUSE)
+    os.kill(started.process.pid, signal.SIGKILL)
+    try:
+        assert until(lambda: not alive(f"time.sleep(60) {tmp_path}"), 10, PAUSE), alive(str(tmp_path))
+    finally:
+        started.stop(kill=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "programs"),

@@ -33,7 +33,7 @@ def test_files_and_folders_of_runs_are_private(finished):
 
 def test_a_new_folder_is_private_and_an_existing_one_is_left_as_it_is(tmp_path):
     layout.ensure_folder(tmp_path / "above" / "run")
-    assert (mode(tmp_path / "above"), mode(tmp_path / "above" / "run")) == (0o755, 0o700)
+    assert (mode(tmp_path / "above"), mode(tmp_path / "above" / "run")) == (0o700, 0o700)
     (tmp_path / "shared").mkdir()
     with locks.locked(layout.ensure_folder(tmp_path / "shared")):
         assert mode(tmp_path / "shared" / locks.LOCK) == 0o600

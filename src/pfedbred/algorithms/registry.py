@@ -139,7 +139,13 @@ def build(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[st
     """Likewise, from all of its settings, checked before."""
     if isinstance(algorithm, Algorithm):
         return algorithm
-    made = factory(algorithm)(task, **settings)
+    try:
+        made = factory(algorithm)(task, **settings)
+    except Exception as problem:
+        if isinstance(problem, SettingError) or isinstance(algorithm, str):
+            raise
+        name = getattr(algorithm, "__name__", algorithm)
+        raise SettingError(f"the algorithm {name} cannot be built: {type(problem).__name__}: {problem}") from problem
     if not isinstance(made, Algorithm):
         raise SettingError(f"a function given as algorithm must return an Algorithm, not a {type(made).__name__}")
     return made

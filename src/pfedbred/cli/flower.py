@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from pfedbred.cli.options import path
 from pfedbred.errors import SettingError, is_file_name
 from pfedbred.report.terminal import show_outcome
 from pfedbred.runs import layout
@@ -27,7 +28,7 @@ def _needs_flower() -> None:
 
 @app.command("keys")
 def keys_command(
-    folder: Annotated[Path, typer.Argument(help="folder to write them into")],
+    folder: Annotated[Path, typer.Argument(help="folder to write them into", parser=path)],
     node: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--node", help="name of a node that needs a key; repeat for more"),
@@ -43,9 +44,11 @@ def keys_command(
     for name in node or ():
         if not is_file_name(name) or name in certificates.FILES:
             raise SettingError(f"the name of a node must be of letters, digits and '-', not {name!r}")
-    if not (folder / "ca.crt").exists() or host:
+    if host or not any((folder / name).exists() for name in certificates.FILES):
         made = certificates.make(folder, host or ("127.0.0.1", "localhost"))
         print(f"authority:  {made.ca} (everyone needs it)\nsuperlink:  {made.certificate}, {made.key}")
+    else:
+        certificates.check(folder)
     for name in node or ():
         public = certificates.node_key(folder / name)
         print(f"node:       {folder / name} (stays on the node), {public} (for flwr supernode register)")
@@ -67,8 +70,8 @@ def gateway_command(
 
 @app.command("app")
 def app_command(
-    folder: Annotated[Path, typer.Argument(help="the folder of the app")],
-    out: Annotated[Path, typer.Option("--out", help="the run folder, on the server's machine")],
+    folder: Annotated[Path, typer.Argument(help="the folder of the app", parser=path)],
+    out: Annotated[Path, typer.Option("--out", help="the run folder, on the server's machine", parser=path)],
     set_: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--set", help="a key of the run config, such as algorithm=pfedme; repeat for more"),
@@ -92,7 +95,7 @@ def demo_command(
     nodes: Annotated[int, typer.Option(min=2, max=20, help="number of clients")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of training")] = 5,
     out: Annotated[
-        Path | None, typer.Option("--out", help="folder for all files; by default a new one below runs/")
+        Path | None, typer.Option("--out", help="folder for all files; by default a new one below runs/", parser=path)
     ] = None,
 ) -> None:
     """Start a whole federation on this machine, run it, and stop it."""

@@ -27,7 +27,7 @@ from pfedbred.cli.streams import lasting_streams
 from pfedbred.cli.sweep import sweep_command
 from pfedbred.data.sources.hub import cache_folder
 from pfedbred.engine import join_processes, keep_programs, use_all_cores
-from pfedbred.engine.devices import is_out_of_memory
+from pfedbred.engine.devices import is_no_device, is_out_of_memory
 from pfedbred.errors import SettingError, nearest, printable
 from pfedbred.experiment.command import command as reproducing_command
 from pfedbred.experiment.run import OutOfMemory
@@ -72,7 +72,9 @@ def export_command(
         typer.Option(help="name or number of the client whose personal model to write; by default the global model"),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="which of the run's seeds; by default the first")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="the file to write; by default in the run folder")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="the file to write; by default in the run folder", parser=options.path)
+    ] = None,
 ) -> None:
     """Write one model of a finished run as a safetensors file with named tensors."""
     path = saved_models.export(folder, client=client, seed=seed, out=out)
@@ -86,7 +88,10 @@ def predict_command(
     model: Annotated[Path, typer.Argument(help="an exported model, or a client's home folder in a real federation")],
     samples: Annotated[Path, typer.Argument(help="samples: .npz, .npy, .csv, .parquet, or a .fed's test samples")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="file for the labels, one per line; by default they are printed")
+        Path | None,
+        typer.Option(
+            "--out", help="file for the labels, one per line; by default they are printed", parser=options.path
+        ),
     ] = None,
     label_column: Annotated[
         str | None,
@@ -123,7 +128,10 @@ def report_command(
     folders: Annotated[
         list[Path], typer.Argument(help="folders of runs, comparisons, sweeps, or of 'paper'", metavar="RUN...")
     ],
-    out: Annotated[Path | None, typer.Option("--out", help="the file to write; by default in the first folder")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="the file to write; by default in the first folder", parser=options.path),
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page of finished runs."""
     path = out or folders[0] / "report.html"
@@ -147,7 +155,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a path may hold bytes that are not valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.path.append(str(Path.cwd()))  # import paths in experiment files may name the user's own modules
+    try:
+        sys.path.append(str(Path.cwd()))  # import paths in experiment files may name the user's own modules
+    except OSError as problem:  # it has been removed
+        sys.exit(_complain(f"cannot use the current folder: {problem.strerror}; change to another one"))
     use_all_cores()
     keep_programs(cache_folder() / "compiled")
     with lasting_streams() as output:
@@ -175,6 +186,8 @@ def _run_command() -> int:
     except Exception as problem:
         if is_out_of_memory(problem):
             return _complain(str(OutOfMemory()))
+        if is_no_device(problem):
+            return _complain(str(problem))
         if not hasattr(problem, "format_message"):  # not an error of the option parser, which has its own message
             raise
         message = problem.format_message()

@@ -21,12 +21,22 @@ from pfedbred.runs import layout
 from pfedbred.runs.config_file import read_config
 from pfedbred.settings.assignments import assignment
 
+
+def path(text: str) -> Path:
+    """A path that somebody gives; an empty one would be the current folder, as of a variable that is not set."""
+    if not text:
+        raise typer.BadParameter("it must not be empty")
+    return Path(text)
+
+
 File = Annotated[Path | None, typer.Argument(help="an experiment file in YAML; options given here override it")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="a hyper-parameter, such as lam=30; repeat for more", metavar="NAME=VALUE"),
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="folder for the results; by default a new one under runs/")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="folder for the results; by default a new one under runs/", parser=path)
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the run in an existing folder")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="resume the run in --out where it stopped, or start it if there is none")

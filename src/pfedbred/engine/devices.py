@@ -83,6 +83,11 @@ def is_out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, MemoryError) or "RESOURCE_EXHAUSTED" in str(problem)
 
 
+def is_no_device(problem: BaseException) -> bool:
+    """Whether this is how JAX says that the machine lacks the devices that JAX_PLATFORMS asks for."""
+    return isinstance(problem, RuntimeError) and "Unable to initialize backend" in str(problem)
+
+
 def device_memory() -> int:
     """Bytes of memory of one device; for a CPU device, its share of the machine's."""
     facts = jax.local_devices()[0].memory_stats()

@@ -240,6 +240,12 @@ def _decide_store(
                 f"the {experiment.aggregated:,} clients of a round need about {cohort / 1e9:,.1f} GB, but only "
                 f"{room / 1e9:,.1f} GB are available: average fewer clients per round (aggregated)"
             )
+        scored = (experiment.scored_clients or 0) * federation.client_bytes
+        if scored > room:
+            raise SettingError(
+                f"evaluating {experiment.scored_clients:,} clients needs about {scored / 1e9:,.1f} GB, but only "
+                f"{room / 1e9:,.1f} GB are available: evaluate fewer (scored_clients)"
+            )
         if experiment.select == "by-data":
             raise SettingError("select by-data needs the sizes of all clients, but these are generated on demand")
         if experiment.store == "device":

@@ -62,13 +62,16 @@ def _values(text: str) -> Sequence[float] | Range:
         first, last, count = parts
         if not 1 <= int(count) <= _MOST_VALUES:
             raise ValueError
-        return [float(each) for each in np.linspace(_finite(first), _finite(last), int(count))]
+        ends = _finite(first), _finite(last)
+        if not math.isfinite(ends[1] - ends[0]):
+            raise ValueError
+        return [float(each) for each in np.linspace(*ends, int(count))]
     return [_finite(each) for each in text.split(",")]
 
 
 def _range(first: str, last: str, log: bool) -> Range:
     low, high = _finite(first), _finite(last)
-    if not low < high or (log and low <= 0):
+    if not low < high or (log and low <= 0) or not math.isfinite(high - low):
         raise ValueError
     return Range(low, high, log)
 

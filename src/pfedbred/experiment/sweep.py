@@ -20,7 +20,7 @@ from pfedbred import algorithms
 from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
-from pfedbred.engine import metrics
+from pfedbred.engine import devices, metrics
 from pfedbred.engine.resident import ResidentBackend, State
 from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError, nearest
@@ -36,6 +36,11 @@ _MEMORY = 4 * 2**30  # for the states of the points that run together
 _VALIDATION = 0.2  # of each client's training samples, unless the data or the user decides it
 _BATCHES = 5  # of points from a sampler that learns
 _GENERATIONS = 3  # of points in each place, if some stop early
+
+
+def usual_memory() -> int:
+    """Bytes for the states of the points that run together: a step needs as much again."""
+    return min(_MEMORY, devices.device_memory() // 2)
 
 
 class Keeper(Protocol):
@@ -57,7 +62,7 @@ def sweep(
     sampler: str | None = None,
     halving: bool = False,
     choose_on_test: bool = False,
-    memory: int = _MEMORY,
+    memory: int | None = None,
     observe: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] | None = None,
     keeper: Keeper | None = None,
@@ -75,7 +80,7 @@ def sweep(
       sampler: ``random``, or one of Optuna's: ``tpe``, ``qmc``, ``cmaes``, ``gp``.
       halving: whether the worse half of the points stops early, several times.
       choose_on_test: whether to choose by the test samples instead, whose figures are then better than they should be.
-      memory: bytes that the states of points running together may take.
+      memory: bytes that the states of points running together may take; by default 4 GiB, or half of the device's.
       observe: called after every evaluation with how many of all points' rounds are done, and how many there are.
       note: called with what the user should know.
       keeper: writes checkpoints; see :mod:`pfedbred.experiment.sweep_folder`.
@@ -91,7 +96,9 @@ def sweep(
     if not len(backend.federation.test.y):
         raise SettingError("there are no test samples to compare the points by")
     built = time.perf_counter() - started
-    sweeping = Sweeping(experiment, backend, tuple(grid), chosen, halving, choose_on_test, memory, observe)
+    sweeping = Sweeping(
+        experiment, backend, tuple(grid), chosen, halving, choose_on_test, memory or usual_memory(), observe
+    )
     if keeper:
         keeper.restore(sweeping)
     sweeping.run(keeper)

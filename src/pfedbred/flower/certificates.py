@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pfedbred.errors import SettingError
 from pfedbred.io.atomic import replacing
+from pfedbred.io.strict import read_text
 from pfedbred.runs import layout
 
 _DAYS = 365
+_LARGEST = 2**20  # bytes of a file
 FILES = ("ca.crt", "superlink.crt", "superlink.key")
 """The authority's certificate, the SuperLink's certificate, and the SuperLink's private key."""
 
@@ -50,7 +53,7 @@ def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Aut
     paths = Authority(*(folder / name for name in FILES))
     names = [_name(host) for host in hosts]
     layout.ensure_folder(folder)
-    if paths.ca.exists():
+    if any(path.exists() for path in paths):
         raise SettingError(f"{folder} already has certificates")
     ca_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pfedbred development authority")])
@@ -82,6 +85,27 @@ def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Aut
     return paths  # the authority's key is not kept: it signs this certificate and no other
 
 
+def check(folder: Path) -> None:
+    """Rejects a folder without all the files that ``make`` writes, intact and of one certificate."""
+    keys = {}
+    for name in FILES:
+        path = folder / name
+        if path.exists():
+            content = read_text(path, _LARGEST).encode()
+            with suppress(ValueError, TypeError, UnsupportedAlgorithm):
+                held = (
+                    serialization.load_pem_private_key(content, None)
+                    if name == FILES[-1]
+                    else x509.load_pem_x509_certificate(content)
+                )
+                keys[name] = held.public_key()
+        if name not in keys or (name == FILES[-1] and keys[name] != keys[FILES[1]]):
+            raise SettingError(
+                f"{path} is missing or damaged: remove {', '.join(FILES)}, then run this again, and give everyone the "
+                f"new {FILES[0]}"
+            )
+
+
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -110,6 +134,8 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _name(host: str) -> x509.GeneralName:
+    if not host:
+        raise SettingError("a host must be an ASCII name or an IP address, not ''")
     with suppress(ValueError):  # not an address, so a name
         return x509.IPAddress(ipaddress.ip_address(host))
     try:

@@ -11,6 +11,7 @@ needs nothing that Flower does not bring along.
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -34,7 +35,7 @@ _HEADERS = ("content-type", "accept")  # and those of Flower's own: who has sign
 
 def serve(authority: Authority, superlink: str, host: str, port: int) -> None:
     """Listens until the process is ended, with the SuperLink's certificate."""
-    if not _ADDRESS.fullmatch(superlink):
+    if not _ADDRESS.fullmatch(superlink) or not 1 <= int(superlink.rpartition(":")[2]) <= 65_535:
         raise SettingError(f"the SuperLink's address must be HOST:PORT, not {superlink!r}")
     try:
         trusted = ssl.create_default_context(cafile=authority.ca)
@@ -43,15 +44,19 @@ def serve(authority: Authority, superlink: str, host: str, port: int) -> None:
         raise SettingError(
             f"cannot read certificates in {authority.ca.parent}: {problem.strerror or problem}"
         ) from None
-    uvicorn.run(
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as problem:
+        reason = str(problem.strerror).partition(" (while")[0]  # Python adds the address
+        raise SettingError(f"cannot listen on {host}, port {port}: {reason}") from None
+    config = uvicorn.Config(
         application(superlink, trusted),
-        host=host,
-        port=port,
         ssl_certfile=authority.certificate,
         ssl_keyfile=str(authority.key),
         log_level="warning",
         server_header=False,
     )
+    uvicorn.Server(config).run(sockets=[listening])
 
 
 def application(superlink: str, trusted: ssl.SSLContext) -> Starlette:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from pfedbred.errors import SettingError
 
 _DEPTH = 40  # levels of nesting; our own files have at most seven
 _LARGEST_CONFIG = 2**20
+_DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 
 
 class Unreadable(SettingError):
@@ -135,13 +137,17 @@ class _PlainLoader(yaml.SafeLoader):
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Rejects tags and aliases."""
+        """Rejects tags and aliases, and numbers such as 010, which is 8 in YAML 1.1, 0x10 and 1_0."""
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise _NotPlain(problem="anchors and aliases are not supported", problem_mark=event.start_mark)
         if getattr(event, "tag", None) not in (None, "!"):
             raise _NotPlain(problem="tags are not supported", problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
+        if node.tag == "tag:yaml.org,2002:int" and not _DECIMAL.fullmatch(node.value):
+            problem = f"{node.value} is not a decimal number: write it in decimal, or a text in quotes"
+            raise _NotPlain(problem=problem, problem_mark=node.start_mark)
+        return node
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """Reads 1:30 as a text: in YAML 1.1 it is a number to the base of sixty, which nobody means."""
@@ -153,6 +159,8 @@ class _PlainLoader(yaml.SafeLoader):
         """Rejects a name that is given twice: the last value would silently replace the first."""
         seen = set()
         for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise _NotPlain(problem="merge keys are not supported", problem_mark=key.start_mark)
             if isinstance(key, yaml.ScalarNode):  # the base class rejects others
                 if (key.tag, key.value) in seen:
                     raise _NotPlain(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)

@@ -44,11 +44,13 @@ def finished(folder: Path) -> bool:
 
 
 def ensure_folder(folder: Path) -> Path:
-    """The folder, created for its owner alone if it does not exist, checked to be writable."""
+    """The folder, created for its owner alone with what is above it if it does not exist, checked to be writable."""
     try:
         if folder.exists() and not folder.is_dir():
             raise SettingError(f"{folder} exists and is not a folder")
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        for each in (*reversed(folder.parents), folder):  # mkdir's own parents would be for everyone
+            if not each.exists():
+                each.mkdir(0o700, exist_ok=True)
     except OSError as problem:
         raise SettingError(f"cannot create the folder {folder}: {problem.strerror}") from None
     if not os.access(folder, os.W_OK):

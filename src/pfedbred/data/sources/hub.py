@@ -7,9 +7,11 @@ it is in none of them, the ``datasets`` library downloads it and shows its progr
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,12 +122,25 @@ def _download(source: Source) -> Table:
         ) from None
     try:
         which = (source.configuration,) if source.configuration else ()
-        loaded = datasets.load_dataset(source.address, *which, revision=source.revision)
+        with _quiet("huggingface_hub"):  # each of its attempts would be two lines
+            loaded = datasets.load_dataset(source.address, *which, revision=source.revision)
     except Exception as problem:  # whatever goes wrong in the network or on the hub, the user needs one line
         raise SettingError(f"{_absent(source, cache_folder())}; downloading failed: {first_line(problem)}") from None
     parts = [part for part in source.parts if part in loaded] or list(loaded)
     tables = [loaded[part].data.table for part in parts]
     return Table.of(tables, [f"{source.address}, {part}" for part in parts], source.columns)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """While open, a library's log has errors only."""
+    log = logging.getLogger(name)
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _absent(source: Source, folder: Path) -> str:
