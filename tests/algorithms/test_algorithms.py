@@ -18,7 +18,8 @@ from pfedbred.engine import selection
 from pfedbred.experiment.building import build
 
 BASES = sorted(pfedbred.ALGORITHMS)
-WRAPPED = [f"{base}+{suffix}" for base in BASES for suffix in WRAPPERS]
+OWN_SERVERS = ("fedadagrad", "fedadam", "fedamp", "fedavgm", "fedu", "fedyogi", "heurfedamp", "local")
+WRAPPED = [f"{base}+{suffix}" for base in BASES for suffix in WRAPPERS if suffix != "server" or base not in OWN_SERVERS]
 DOUBLY = [f"{base}+am+ft" for base in BASES]
 FEDERATION = small_federation()
 FEW = {"R": 2, "K": 2, "R_head": 2, "R_personal": 2, "adapt_steps": 2, "tune_steps": 2}
@@ -163,6 +164,13 @@ def test_costs():
 def test_names_are_checked(name, words):
     with pytest.raises(pfedbred.SettingError, match=words):
         algorithms.factory(name)
+
+
+@pytest.mark.parametrize("base", OWN_SERVERS)
+def test_only_servers_that_average_take_a_server_optimizer(base):
+    """Not those that mix models pairwise or have such an optimizer already."""
+    with pytest.raises(pfedbred.SettingError, match=r"needs a server that averages|has beta_1.* already"):
+        make(f"{base}+server")
 
 
 def test_settings_of_wrappers_are_known_under_the_wrapped_name():

@@ -119,6 +119,9 @@ def _wrapped(base: Factory, wrappers: list[Factory]) -> Factory:
         return algorithm
 
     parameters = [each for layer in layers for each in settings_.declared(layer).values()]
+    names = [each.name for each in parameters]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SettingError(f"the algorithm has {', '.join(twice)} already: this suffix cannot be put on top of it")
     task = inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     build.__signature__ = inspect.Signature([task, *parameters])  # type: ignore[attr-defined]
     build.__doc__ = base.__doc__
