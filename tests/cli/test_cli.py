@@ -138,7 +138,7 @@ def test_overwriting_removes_the_runs_of_a_comparison_and_nothing_else(call, tmp
     assert call("compare", "--algorithms", "fedavg,pfedme", "--out", "here", "--overwrite", *QUICK)[0] == 0
     call("compare", "--algorithms", "fedavg", "--out", "here", "--overwrite", *QUICK)
     left = sorted(path.name for path in (tmp_path / "here").iterdir())
-    assert left == ["config.yaml", "curves.png", "fedavg", "mine.txt", "table.json"]
+    assert left == ["comparison.json", "config.yaml", "curves.png", "fedavg", "mine.txt", "table.json"]
 
 
 MISTAKES = {
