@@ -31,7 +31,7 @@ def test_every_field_belongs_to_exactly_one_group():
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_has_its_metadata(name):
     metadata = FIELDS[name].metadata
-    assert metadata.keys() == {"help", "result", "identifies", "deployed", "sent", "path"}
+    assert metadata.keys() == {"help", "result", "identifies", "later", "deployed", "sent", "path"}
     assert bool(metadata["help"]) == (name != "settings")
     assert all(isinstance(metadata[each], bool) for each in metadata if each != "help")
     assert metadata["deployed"] or name == "settings" or not metadata["sent"]  # clients learn nothing that nobody sets

@@ -5,6 +5,7 @@ A field's metadata says what the rest of the library needs to know of it:
     help         for the command line
     result       whether it can change a run's results: if not, a resumed run may have another value
     identifies   whether it is part of what identifies a result of the paper's tables
+    later        whether it came after their first records: at its default it identifies nothing
     deployed     whether a real federation's run config may set it
     sent         whether it is sent to the clients of a real federation
     path         whether it is a path, recorded as an absolute one
@@ -36,6 +37,7 @@ def option(
     *,
     result: bool = True,
     identifies: bool = True,
+    later: bool = False,
     deployed: bool = False,
     sent: bool = False,
     path: bool = False,
@@ -45,6 +47,7 @@ def option(
         "help": help,
         "result": result,
         "identifies": identifies,
+        "later": later,
         "deployed": deployed,
         "sent": sent,
         "path": path,
@@ -109,6 +112,7 @@ class DataOptions:
         "fraction of each client's training samples kept out of training, to choose a round by",
         deployed=True,
         sent=True,
+        later=True,
     )
 
 
@@ -159,9 +163,10 @@ class MethodOptions:
         "optimizer of local steps, an optax one by name: sgd(momentum=0.9), adam(clip=1, weight_decay=0.001)",
         deployed=True,
         sent=True,
+        later=True,
     )
     keep_optimizer: bool = option(
-        False, "clients keep their optimizer's state from round to round", deployed=True, sent=True
+        False, "clients keep their optimizer's state from round to round", deployed=True, sent=True, later=True
     )
 
 
@@ -197,14 +202,16 @@ class ProtocolOptions:
         "directions",
         "reject updates out of line with the others by norm and direction, or by norm alone",
         deployed=True,
+        later=True,
     )
     aggregate: str | Callable[..., Any] = option(
         "mean",
         f"aggregation rule: {', '.join(RULES)}; all but mean are robust to faulty clients",
         deployed=True,
+        later=True,
     )
     outliers: Minority = option(
-        0.2, "fraction of a round's uploads that trimmed (at each end) and krum drop", deployed=True
+        0.2, "fraction of a round's uploads that trimmed (at each end) and krum drop", deployed=True, later=True
     )
     batch_size: Count = option(20, "samples in a minibatch", deployed=True, sent=True)
     last_batch: Literal["keep", "drop"] = option(
@@ -212,9 +219,10 @@ class ProtocolOptions:
         "the smaller last minibatch of a pass, in training by epochs: keep or drop it",
         deployed=True,
         sent=True,
+        later=True,
     )
     augment: str | Callable[..., Any] | None = option(
-        None, "random changes to training images: crop, flip or crop-flip", deployed=True, sent=True
+        None, "random changes to training images: crop, flip or crop-flip", deployed=True, sent=True, later=True
     )
     eval_every: Count = option(1, "rounds between evaluations", deployed=True)
     metrics: str | list[Given] | Metric | Callable[..., Any] | None = option(

@@ -15,7 +15,7 @@ from pfedbred import settings as settings_
 from pfedbred.data.federation import Federation
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.callbacks import Interruption, Stopped
-from pfedbred.experiment.configuration import Experiment, field_names
+from pfedbred.experiment.configuration import Experiment, field_names, plain_defaults
 from pfedbred.experiment.sweep import sweep
 from pfedbred.io.atomic import write_text
 from pfedbred.io.shapes import expect
@@ -147,12 +147,10 @@ def write_record(file: Path, record: Mapping[str, Any]) -> None:
 def fingerprint(experiment: Experiment) -> dict[str, Any]:
     """The settings that decide a cell's figures, without where the data lies and how the program runs."""
     plain = {name: value for name, value in experiment.plain().items() if name in field_names(identifies=True)}
-    if plain["aggregate"] == "mean":  # records from before there were other rules do not mention it
-        del plain["aggregate"], plain["outliers"]
-    if plain["validation"] is None:  # nor this
-        del plain["validation"]
-    if plain["screening"] == "directions":  # nor this; honest updates of the paper's columns are not rejected
-        del plain["screening"]
+    usual = plain_defaults()
+    for name in field_names(later=True):  # records from before there was such an option do not mention it
+        if plain[name] == usual[name]:
+            del plain[name]
     # Where only the data tells how many clients there are, records have the value for few of them.
     plain["settings"] = settings_.settled(algorithms.factory(experiment.algorithm), plain["settings"], clients=1)
     return plain
