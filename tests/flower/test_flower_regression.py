@@ -87,7 +87,7 @@ def test_a_client_with_labels_of_another_kind_is_refused(tmp_path, capsys):
     (tmp_path / "odd.csv").write_text("a,b,y\n" + "1,2,yes\n2,1,no\n" * 6)
     nodes[900] = {"dataset": str(tmp_path / "odd.csv"), "name": "odd", "home": str(tmp_path / "odd")}
     run(Loopback(nodes), tmp_path / "run", algorithm="local", task="regression", rounds=1, clients=3)
-    assert "odd does not take part: its data cannot be used: see its own log" in capsys.readouterr().out
+    assert "odd was refused: its data cannot be used: see its own log" in capsys.readouterr().out
 
 
 def test_impossible_statistics_are_refused():
