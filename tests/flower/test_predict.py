@@ -58,6 +58,7 @@ def test_predict(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_columns_are_found_by_name(tmp_path):
     """In whatever order a file has them, and others beside them."""
     rng = np.random.default_rng(0)

@@ -70,6 +70,7 @@ def test_columns_have_the_papers_settings():
 # Tables ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_table_is_run_once_and_then_completed(call, small, tmp_path, monkeypatch):
     ran = []
     real = table_.run_into
