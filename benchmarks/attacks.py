@@ -62,12 +62,12 @@ def attacked(round_: Round, classes: int, owners: np.ndarray, clients: int) -> C
     """The training of a round's clients, with what the attackers send in place of their uploads."""
     honest_training = round_.train
 
-    def train(shared: Any, items: Any) -> Any:
+    def train(shared: Any, items: Any, costs: Any) -> Any:
         own, shards = shared.settings, shared.shards
         bad_clients = attackers(own, clients)
         flips = bad_clients[owners] & (own["flips_labels"] > 0)
         labels = jnp.where(flips, classes - 1 - shards.y, shards.y)
-        trained = honest_training(shared._replace(shards=shards._replace(y=labels)), items)
+        trained = honest_training(shared._replace(shards=shards._replace(y=labels)), items, costs)
         client, server = round_.algorithm(own)[:2]
         numbers = shards.numbers[items[0]]
         bad = bad_clients[numbers]
@@ -176,7 +176,7 @@ def main(
     """Prints the tables."""
     if unscreened:
         mock.patch.object(screening, "valid", lambda norms, averaged: jnp.isfinite(norms.update)).start()
-        mock.patch.object(screening, "in_line", lambda unchanged, uploads, update, counted: counted).start()
+        mock.patch.object(screening, "in_line", lambda updates, norms, counted: counted).start()
     for split in ("iid", "paper"):
         federation = pfedbred.load("digits", split=split, clients=clients)
         print(f"\n== digits, {split}, {federation.clients} clients, FedAvg, {rounds} rounds, {seeds} seeds", flush=True)

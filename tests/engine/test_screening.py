@@ -89,7 +89,8 @@ def in_line(updates, counted=None):
     counted = np.ones(len(rows), bool) if counted is None else np.asarray(counted)
     start = np.broadcast_to(np.linspace(-1, 1, rows.shape[1]), rows.shape)
     trees = [{"a": jnp.asarray(each[:, :2]), "b": jnp.asarray(each[:, 2:, None])} for each in (start, start + rows)]
-    return screening.in_line(*trees, jnp.asarray(np.linalg.norm(rows, axis=1)), jnp.asarray(counted)).tolist()
+    norms = jnp.asarray(np.linalg.norm(rows, axis=1))
+    return screening.compare(*trees, norms, jnp.arange(len(rows)), jnp.asarray(counted), None).valid.tolist()
 
 
 def expected_in_line(updates, counted):
@@ -104,10 +105,10 @@ def expected_in_line(updates, counted):
     kept = list(counted)
     if sum(kept) < 6:
         return kept
-    copies = [
-        counted[i] and any(cosine[i, j] > 0.99999 and abs(length[i] / length[j] - 1) < 0.00001 for j in range(i))
-        for i in range(n)
-    ]
+    copies = []
+    for i in range(n):
+        same = [j for j in range(n) if cosine[i, j] > 0.99999 and abs(length[i] / length[j] - 1) < 0.00001]
+        copies.append(len(same) > 1 or any(j < i for j in same))
     if 2 * sum(copies) < sum(counted):
         kept = [keep and not copy for keep, copy in zip(kept, copies, strict=True)]
     while 2 * sum(kept) > n:
@@ -133,6 +134,8 @@ def test_which_updates_are_in_line(seed):
     updates = kinds[rng.integers(0, 3, 14)] + 0.3 * rng.normal(size=(14, 12))
     updates[rng.choice(14, 3, replace=False)] *= -1
     updates[5] = updates[2] if seed % 2 else 0
+    if seed > 3:
+        updates[[8, 9]] = updates[2]
     counted = rng.random(14) < 0.9
     with jax.enable_x64(True):
         found = in_line(updates, counted)
@@ -161,11 +164,13 @@ def test_clients_that_share_nothing_are_in_line():
     assert in_line(np.eye(8) - 1 / 8) == [True] * 8
 
 
-def test_copies_count_once_unless_all_send_the_same():
+def test_of_two_copies_one_counts_and_of_three_none_unless_all_send_the_same():
     rng = np.random.default_rng(2)
     updates = np.ones(6) + rng.normal(size=(9, 6))
-    updates[[4, 7]] = updates[1]
-    assert in_line(updates) == [i not in (4, 7) for i in range(9)]
+    updates[7] = updates[1]
+    assert in_line(updates) == [i != 7 for i in range(9)]
+    updates[4] = updates[1]
+    assert in_line(updates) == [i not in (1, 4, 7) for i in range(9)]
     assert in_line(np.ones((9, 6))) == [True] * 9
 
 
@@ -190,11 +195,12 @@ def test_large_cohorts_are_compared_with_some():
     [
         ([10] * 9 + [2**24], [True] * 10, [10] * 9 + [70]),
         ([10] * 9 + [69], [True] * 10, [10] * 9 + [69]),
-        ([10, 20, 30, 2**24, 40, 7], [True] * 5 + [False], [10, 20, 30, 105, 40, 0]),
+        ([10, 20, 30, 2**24, 40, 7], [True] * 5 + [False], [10, 20, 30, 0.7 * 5 * 25, 40, 0]),
         ([10, 20, 30, 2**24], [True] * 4, [10, 20, 30, 2**24]),
     ],
 )
 def test_a_claim_of_many_samples_counts_for_so_much(sizes, valid, expected):
+    """At most 0.7 times as many clients, times the median; of four clients the median says little."""
     key, uploads = jax.random.key(0), jnp.zeros((len(sizes), 2))
 
     def weights(name):
@@ -205,6 +211,29 @@ def test_a_claim_of_many_samples_counts_for_so_much(sizes, valid, expected):
     claimed = np.where(valid, sizes, 0)
     np.testing.assert_allclose(weights("unbounded"), claimed / claimed.sum(), rtol=1e-6)
     np.testing.assert_allclose(weights("uniform"), np.array(valid) / sum(valid), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("cohort", "limit"), [([5, 1], 0.7 * 3), ([5, 1, 2, 0], 0.7 * 4)])
+@pytest.mark.parametrize("participation", ["all", "sample"])
+def test_a_small_cohort_is_bounded_by_the_median_of_all_clients(cohort, limit, participation):
+    """Client 5 holds 200 samples, the others 10: with one step on all of them, G is the average of the updates."""
+    federation = small_federation((10, 10, 10, 10, 10, 200))
+    algorithm, task = make("fedavg", federation)
+    given = {"batch_size": 200, "participation": participation, "screening": "norms"}
+    backend = ResidentBackend(algorithm, task, federation, pfedbred.Plan(selection.fixed(cohort), **given))
+    start = backend.init([0])
+    before, kept = backend.global_model(start), copy(start)
+    found = backend.global_model(backend.advance(start, 1))
+    alone = []
+    for client in cohort:
+        one = ResidentBackend(algorithm, task, federation, pfedbred.Plan(selection.fixed([client]), **given))
+        alone.append(arrays(one.global_model(one.advance(one.init([0]), 1))))
+    weights = np.array([10 * limit] + [10] * (len(cohort) - 1))
+    for place, leaf in enumerate(arrays(found)):
+        expected = sum(w * each[place] for w, each in zip(weights / weights.sum(), alone, strict=True))
+        np.testing.assert_allclose(leaf, expected, rtol=1e-6, atol=1e-8)
+    assert not same(before, found)
+    assert kept.round.tolist() == [0]
 
 
 def test_norms():
@@ -432,7 +461,7 @@ def test_without_screening_bad_clients_do_harm(clean, monkeypatch):
     By their losses: a linear model a thousand times too large may still rank labels well, but is sure of its mistakes.
     """
     monkeypatch.setattr(screening, "valid", lambda norms, averaged: jnp.ones(norms.update.shape, bool))
-    monkeypatch.setattr(screening, "in_line", lambda unchanged, uploads, update, counted: counted)
+    monkeypatch.setattr(screening, "in_line", lambda updates, norms, counted: counted)
     ruined, reference = attacked("mean")[1], clean[1]["none"]
     for poison in ("nan", "one infinity", "scaled", "flipped ten times"):
         assert clean[1][poison] < 1.1 * reference, poison

@@ -18,6 +18,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.engine import devices, evaluation, executors, screening, selection
 from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
 from pfedbred.engine.keys import init_key, select_key
+from pfedbred.engine.responses import Responses
 from pfedbred.engine.round import (
     ClientRecord,
     Plan,
@@ -42,7 +43,7 @@ class State(NamedTuple):
 
     ``settings`` are the hyper-parameters that differ between the runs of one program, by name; usually there are none.
     ``skipped`` rounds had too few valid updates, among them the most recent ``skipped_in_row``. ``info`` holds the last
-    round's diagnostics, if they are collected.
+    round's diagnostics, if they are collected, and ``responses`` what the server remembers for screening.
     """
 
     key: Key
@@ -53,6 +54,7 @@ class State(NamedTuple):
     skipped_in_row: Array
     settings: Mapping[str, Array] = {}  # never changed
     info: Info = {}  # noqa: RUF012  (never changed)
+    responses: Responses | None = None
 
 
 class ResidentBackend:
@@ -130,7 +132,7 @@ class ResidentBackend:
 
     def _round(self, shards: Shards, state: State) -> State:
         chosen = self.plan.select(select_key(state.key, state.round), shards.sizes)
-        shared = Shared(shards, state.key, state.server, state.settings, state.round)
+        shared = Shared(shards, state.key, state.server, state.settings, state.round, state.responses)
         if self.plan.participation == "all":
             outcome = self.round.run(shared, jnp.arange(self.federation.clients), state.clients, chosen)
             clients = outcome.records
@@ -144,6 +146,7 @@ class ResidentBackend:
             skipped=state.skipped + outcome.skipped,
             skipped_in_row=jnp.where(outcome.skipped, state.skipped_in_row + 1, 0),
             info=outcome.info,
+            responses=outcome.responses,
         )
 
     def _rounds(self, shards: Shards, rounds: Array, state: State) -> State:
@@ -224,7 +227,8 @@ class ResidentBackend:
         shared = Shared(self.shards, key, server, settings)
         shapes = self.round.info_shapes(shared, jax.tree.map(itemgetter(0), clients))
         info = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), shapes)
-        return State(key, jnp.int32(0), server, clients, jnp.int32(0), jnp.int32(0), settings, info)
+        none = jnp.int32(0)
+        return State(key, none, server, clients, none, none, settings, info, self.round.no_responses(shared))
 
     def meet(self, servers: Servers) -> State:
         """This federation's clients before their first round, with servers that other clients have trained."""
@@ -303,7 +307,7 @@ class ResidentBackend:
         """The state from a checkpoint of a run with the same settings; ``settings`` as for ``init``."""
         shapes = jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32), self._settings(settings))
         like = jax.tree.map(devices.without_keys, shapes)
-        filled = tensors.refill(like, current_names(saved.arrays), "the checkpoint")
+        filled = tensors.refill(like, _with_responses(current_names(saved.arrays), like), "the checkpoint")
         states = jax.tree.map(devices.with_keys, shapes, filled)
         shardings = self._shardings(shapes)
         if shardings is None:
@@ -354,6 +358,16 @@ class ResidentBackend:
         record = jax.tree.map(lambda leaf: leaf[client], state.clients)
         shared = Shared(self.shards, state.key, state.server, state.settings, state.round)
         return self._model_one(shared, (jnp.int32(client), record))
+
+
+def _with_responses(arrays: dict[str, Any], like: State) -> dict[str, Any]:
+    """With unknown responses, if a checkpoint has none: earlier versions did not keep them."""
+    if any(name.startswith("responses.") for name in arrays):
+        return arrays
+    missing = tensors.named({"responses": like.responses})
+    return arrays | {
+        name: np.full(leaf.shape, 0 if ".step." in name else np.nan, leaf.dtype) for name, leaf in missing.items()
+    }
 
 
 @contextmanager

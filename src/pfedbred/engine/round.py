@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pfedbred.aggregation import Rule, weighted_mean
-from pfedbred.aggregation.median import masked_median
 from pfedbred.algorithms.base import Algorithm, Info, Uploads
 from pfedbred.algorithms.local_optimizers import Optimizer
 from pfedbred.algorithms.local_steps import Draws, drawn
@@ -23,6 +22,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.data.minibatches import Batching, ClientData, Inputs, Passes, Place, common, draw_rows
 from pfedbred.engine import executors, metrics, screening, selection
 from pfedbred.engine.keys import aggregation_key, augmentation_key, data_key
+from pfedbred.engine.responses import Responses
 from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.types import Array, Key, Tree
@@ -79,13 +79,17 @@ class Servers(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all clients of a round share: the samples, the run's key, the server's state, swept settings, the round."""
+    """What all clients of a round share: the samples, the run's key, the server's state, swept settings, the round.
+
+    ``responses`` are what the server remembers of how clients respond to its steps; None if it does not.
+    """
 
     shards: Shards
     key: Key
     server: Tree
     settings: Mapping[str, Array]
     round: Array | int = 0
+    responses: Responses | None = None
 
 
 @dataclass(frozen=True)
@@ -138,11 +142,21 @@ class Plan:
         """Whether screening looks at the directions of the updates."""
         return self.screening == "directions" and algorithm.server.averages and algorithm.client.comparable
 
-    def gather(self, uploads: Tree, numbers: Array, sizes: Array, valid: Array, key: Key) -> Uploads:
-        """What the server aggregates: uploads along the first axis, the clients' numbers and their sample counts."""
+    def remembers(self, algorithm: Algorithm) -> bool:
+        """Whether screening keeps how clients respond to the server's steps: not where they come and go."""
+        return self.compares(algorithm) and self.participation == "all"
+
+    def gather(
+        self, uploads: Tree, numbers: Array, sizes: Array, valid: Array, key: Key, typical: Array | float | None = None
+    ) -> Uploads:
+        """What the server aggregates: uploads along the first axis, the clients' numbers and their sample counts.
+
+        ``typical`` is the :func:`typical_size` of all clients that the server knows; by default, of these.
+        """
         amount = jnp.ones(sizes.shape) if self.weights == "uniform" else sizes.astype(jnp.result_type(float))
         if self.weights == "data":
-            amount = jnp.minimum(amount, largest_weight(amount, valid))
+            usual = typical_size(sizes) if typical is None else typical
+            amount = jnp.minimum(amount, largest_weight(jnp.sum(valid), usual))
         amount = jnp.where(valid, amount, 0)
         weight = amount / jnp.maximum(jnp.sum(amount), 1)
         # A rejected upload may be NaN, and 0 * NaN is NaN.
@@ -150,14 +164,20 @@ class Plan:
         return Uploads(uploads, numbers, weight, valid, key, self.rule)
 
 
-def largest_weight(sizes: Array, valid: Array) -> Array:
-    """The most samples a client counts for in an average of n: 0.7 n times their median.
+def typical_size(sizes: Array | np.ndarray) -> Any:
+    """The median of the clients' sample counts; infinite if there are fewer than five: that median is unreliable."""
+    if len(sizes) < 5:
+        return np.inf
+    return np.median(sizes) if isinstance(sizes, np.ndarray) else jnp.median(sizes)
 
-    If the others hold about as many as each other, that is less than half of the average (7/15 of five clients, 7/17 of
-    very many). A client's number of samples is self-reported; with fewer than five clients the median is unreliable.
+
+def largest_weight(clients: Array | int, typical: Array | float) -> Array:
+    """The most samples a client counts for in an average of n ``clients``: 0.7 max(n, 3) times the typical size.
+
+    If the others hold about that many, it is about half of the average (7/17 of very many clients, 7/15 of five, 21/41
+    of three, 21/31 of two). A client's number of samples is self-reported.
     """
-    clients = jnp.sum(valid)
-    return jnp.where(clients < 5, jnp.inf, 0.7 * clients * masked_median(sizes, valid))
+    return 0.7 * jnp.maximum(clients, 3) * typical
 
 
 def enough(valid: Array) -> Array:
@@ -173,12 +193,14 @@ class Outcome(NamedTuple):
       records: of the clients that trained.
       skipped: whether too few updates were valid, so that the server has not changed.
       info: diagnostics, averaged over the clients with a valid update; NaN if there is none.
+      responses: the shared ones after this round.
     """
 
     server: Tree
     records: ClientRecord
     skipped: Array
     info: Info
+    responses: Responses | None
 
 
 class TrainedClient(NamedTuple):
@@ -217,6 +239,7 @@ class Round:
         plan.check_rule(algorithm)
         self._plan, self._usual, self._varying = plan, algorithm, varying
         self._in_epochs = callable(algorithm.client.draws) or callable(algorithm.client.model_draws)
+        self._typical = None if sizes is None else typical_size(sizes)
         self._common = common(plan.batching, sizes)
         self._everyone = None if sizes is None else plan.batching.per_pass(sizes)
         every = partial(executors.every, executor=executor, chunk=plan.chunk, mesh=mesh)
@@ -319,10 +342,13 @@ class Round:
         if answered is not None:
             valid = valid.at[among].set(valid[among] & answered)
         uploads, counted = _pick(trained.upload, among), valid[among]
+        found, numbers, start = None, shared.shards.numbers[chosen], self._unchanged(shared, shared.server)
         if self._plan.compares(self._usual):
-            unchanged = jax.vmap(lambda number: client.unchanged(server.send(shared.server, number)))
-            numbers = shared.shards.numbers[chosen]
-            counted = screening.in_line(unchanged(numbers), uploads, trained.norms.update[among], counted)
+            by_norm, unchanged = counted, jax.vmap(start)(numbers)
+            found = screening.compare(
+                unchanged, uploads, trained.norms.update[among], numbers, by_norm, shared.responses
+            )
+            counted = found.valid
             valid = valid.at[among].set(counted)
         learns = enough(counted)
         after = _either(
@@ -330,6 +356,10 @@ class Round:
             lambda: server.aggregate(shared.server, self._gather(shared, chosen, uploads, counted)),
             lambda: before,
         )
+        heard = shared.responses
+        if found is not None and heard is not None:
+            one, end = numbers[0], self._unchanged(shared, after)
+            heard = screening.remember(found, start(one), end(one), numbers, by_norm)
         keeps = jnp.zeros_like(valid).at[among].set(counted & learns) if client.synced else valid
         kept = ClientRecord(
             # A pass over all states is hardly ever needed.
@@ -339,7 +369,18 @@ class Round:
             rejected=records.rejected + ~valid,
         )
         info = jax.tree.map(lambda leaf: jnp.mean(leaf, where=valid), trained.info)
-        return Outcome(after, kept, ~learns, info)
+        return Outcome(after, kept, ~learns, info, heard)
+
+    def _unchanged(self, shared: Shared, server: Tree) -> Callable[[Array], Tree]:
+        """What a client uploads, by its number, if training changes nothing."""
+        client, half = self.algorithm(shared.settings, shared.round)[:2]
+        return lambda number: client.unchanged(half.send(server, number))
+
+    def no_responses(self, shared: Shared) -> Responses | None:
+        """Before the first round; None if they are not kept."""
+        if not self._plan.remembers(self._usual):
+            return None
+        return screening.no_responses(self._unchanged(shared, shared.server)(jnp.int32(0)), len(shared.shards.sizes))
 
     def _prepared(self, shared: Shared, chosen: Array, records: ClientRecord) -> tuple[Shared, Array | None]:
         """The exchange before training, if there is one: the updated shared state, and which replies were finite."""
@@ -354,7 +395,7 @@ class Round:
     def _gather(self, shared: Shared, chosen: Array, uploads: Tree, valid: Array, stage: int = 0) -> Uploads:
         shards = shared.shards
         key = aggregation_key(shared.key, shared.round, stage)
-        return self._plan.gather(uploads, shards.numbers[chosen], shards.sizes[chosen], valid, key)
+        return self._plan.gather(uploads, shards.numbers[chosen], shards.sizes[chosen], valid, key, self._typical)
 
 
 def _pick(tree: Tree, places: Any) -> Tree:

@@ -7,12 +7,13 @@ nothing. Of updates that a server averages, one is out of line if
 - it is too long: m_i > exp(max(log 5, 5 s)) median_j m_j and m_i > ||unchanged|| / 10, with s the spread of the log m_j
   (1.4826 times the median deviation from their median). The second condition spares a client that still learns while
   the others have settled;
-- it repeats another one: the cosine with it is above 0.99999, and their norms differ by less than 0.001 %. The first
-  counts. Colluding clients may send identical updates;
+- it repeats another one: the cosine with it is above 0.99999, and their norms differ by less than 0.001 %. Of two such
+  the first counts, of three or more none: colluding clients may send identical updates;
 - it is opposed to the others: its cosine c_ij with at least one of them is below -0.8, and its score, sum_j c_ij^3 /
   sum_j |c_ij|^3, is below 0 and 0.3 below the median score. With few labels per client honest updates point in all
   directions, but a reversed one is nearly opposite to those of similar data, and cubes let these decide. The worst goes
-  first, then the scores are computed without it, until no update is opposed or half of them are gone.
+  first, then the scores are computed without it, until no update is opposed or half of them are gone;
+- it is reversed: where all clients train in every round, see :mod:`pfedbred.engine.responses`.
 
 Fewer than six updates have no majority to compare with: of them only the norms are looked at. The same holds for a
 method whose updates have no common direction (``comparable``), and in a run whose screening is by ``norms`` alone:
@@ -35,7 +36,9 @@ import numpy as np
 
 from pfedbred.aggregation.base import along_first, flat_rows
 from pfedbred.aggregation.median import masked_median
+from pfedbred.engine import responses
 from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.responses import Responses
 from pfedbred.types import Array, Tree
 
 FAR, LONG = 100, 5  # times the median norm, without and with an average
@@ -62,12 +65,12 @@ class Norms(NamedTuple):
 
 def measure(unchanged: Tree, upload: Tree, state: Tree) -> Norms:
     """The norms of a client's update. If ``unchanged`` has another structure, the upload itself is measured."""
-    alike = _shapes(unchanged) == _shapes(upload)
+    changes = differences(unchanged, upload)
     sent, start = _numbers(upload), _numbers(unchanged)
-    update = _norm([new - old for new, old in zip(sent, start, strict=True)] if alike else sent)
+    update = _norm(sent if changes is None else changes)
     only_kept = [leaf for leaf in _numbers(state) if not any(leaf is each for each in sent)]  # the rest is in `update`
     finite = jnp.isfinite(_norm(only_kept))
-    return Norms(jnp.where(finite, update, jnp.nan), _norm(start) if alike else jnp.zeros_like(update))
+    return Norms(jnp.where(finite, update, jnp.nan), jnp.zeros_like(update) if changes is None else _norm(start))
 
 
 def valid(norms: Norms, averaged: bool) -> Array:
@@ -83,36 +86,90 @@ def valid(norms: Norms, averaged: bool) -> Array:
     return finite & ~((update > limit) & (update > large) & (middle > 0))
 
 
-def in_line(unchanged: Tree, uploads: Tree, update: Array, counted: Array) -> Array:
-    """Which of the ``counted`` updates are no copies of others and not opposed to them.
+def differences(unchanged: Tree, uploads: Tree) -> list[Array] | None:
+    """The updates, new - old, by array; None if uploads have another structure, and so no direction to compare."""
+    if _shapes(unchanged) != _shapes(uploads):
+        return None
+    return [new - old for new, old in zip(_numbers(uploads), _numbers(unchanged), strict=True)]
 
-    ``unchanged`` and ``uploads`` have the clients along the first axis, ``update`` are the norms. Uploads of another
-    structure than ``unchanged`` have no direction to compare.
+
+class Compared(NamedTuple):
+    """What a comparison of updates finds.
+
+    Attributes:
+      valid: which of them are in line.
+      heard: the responses with those of this round; None if none are kept.
+      updates: by array; None if they have no direction.
     """
-    if len(update) < _FEWEST or _shapes(unchanged) != _shapes(uploads):
+
+    valid: Array
+    heard: Responses | None
+    updates: list[Array] | None
+
+
+def compare(
+    unchanged: Tree, uploads: Tree, norms: Array, numbers: Array, counted: Array, before: Responses | None
+) -> Compared:
+    """Which of the ``counted`` updates are in line with the others, and with how others respond to the server.
+
+    Args:
+      unchanged: uploads of clients whose training changed nothing, the clients along the first axis.
+      uploads: those they sent.
+      norms: of the updates.
+      numbers: of the clients.
+      counted: whose update is valid so far.
+      before: the responses up to the last round, if they are kept.
+    """
+    updates = differences(unchanged, uploads)
+    if updates is None:
+        return Compared(counted, before, None)
+    heard, valid = before, counted
+    if before is not None:
+        heard = responses.heard(before, updates, norms, numbers, counted)
+        valid = counted & ~responses.reversed_(heard.averages)[numbers]
+    return Compared(in_line(updates, norms, valid), heard, updates)
+
+
+def remember(found: Compared, before: Tree, after: Tree, numbers: Array, counted: Array) -> Responses | None:
+    """The responses for the next round; an unchanged client uploads ``before`` and ``after`` the server's step."""
+    step = differences(before, after)
+    if found.heard is None or found.updates is None or step is None:
+        return found.heard
+    return responses.stepped(found.heard, step, found.updates, numbers, counted)
+
+
+def no_responses(unchanged: Tree, clients: int) -> Responses:
+    """Before the first round, of so many clients that upload ``unchanged`` if their training changes nothing."""
+    return responses.unknown(_numbers(unchanged), clients)
+
+
+def in_line(updates: Sequence[Array], norms: Array, counted: Array) -> Array:
+    """Which of the ``counted`` updates, given with their norms, are no copies of others and not opposed to them."""
+    if len(norms) < _FEWEST:
         return counted
-    columns = np.unique(np.linspace(0, len(update) - 1, min(len(update), _COMPARED)).round().astype(int))
-    cosines = _cosines(unchanged, uploads, jnp.where(counted & (update > 0), update, jnp.inf), columns)
-    found = _not_opposed(cosines, columns, _not_copied(cosines, columns, update, counted))
+    columns = np.unique(np.linspace(0, len(norms) - 1, min(len(norms), _COMPARED)).round().astype(int))
+    cosines = _cosines(updates, jnp.where(counted & (norms > 0), norms, jnp.inf), columns)
+    found = _not_opposed(cosines, columns, _not_copied(cosines, columns, norms, counted))
     return jnp.where(jnp.sum(counted) < _FEWEST, counted, found)
 
 
-def _cosines(unchanged: Tree, uploads: Tree, norms: Array, columns: np.ndarray) -> Array:
+def _cosines(updates: Sequence[Array], norms: Array, columns: np.ndarray) -> Array:
     """Of each client's update (rows) with those of some (columns); 0 with itself, and where the norm is infinite."""
     found = jnp.zeros((len(norms), len(columns)), norms.dtype)
-    for new, old in zip(_numbers(uploads), _numbers(unchanged), strict=True):
+    for update in updates:
         # An update that does not count may be NaN, and NaN / inf is NaN.
-        each = jnp.where(along_first(jnp.isfinite(norms), new), (new - old) / along_first(norms, new), 0)
+        each = jnp.where(along_first(jnp.isfinite(norms), update), update / along_first(norms, update), 0)
         flat = flat_rows(each).astype(norms.dtype)
         some = flat if len(columns) == len(flat) else flat[columns]
         found += jnp.matmul(flat, some.T, precision=jax.lax.Precision.HIGHEST)
     return found.at[columns, np.arange(len(columns))].set(0)
 
 
-def _not_copied(cosines: Array, columns: np.ndarray, update: Array, counted: Array) -> Array:
-    """Of several equal updates only the first counts, unless most updates are equal."""
-    alike = (cosines > _SAME) & (jnp.abs(update[:, None] / update[columns] - 1) < 1 - _SAME) & counted[columns]
-    copies = counted & jnp.any(alike & (columns < np.arange(len(update))[:, None]), axis=1)
+def _not_copied(cosines: Array, columns: np.ndarray, norms: Array, counted: Array) -> Array:
+    """Of two equal updates the first counts, of more none, unless most updates are equal."""
+    alike = (cosines > _SAME) & (jnp.abs(norms[:, None] / norms[columns] - 1) < 1 - _SAME) & counted[columns]
+    second = jnp.any(alike & (columns < np.arange(len(norms))[:, None]), axis=1)
+    copies = counted & (second | (jnp.sum(alike, axis=1) > 1))
     return counted & ~(copies & (2 * jnp.sum(copies) < jnp.sum(counted)))
 
 

@@ -22,7 +22,8 @@ import numpy as np
 from pfedbred.engine import screening
 from pfedbred.engine.backend import Pending, Saved, check_seed
 from pfedbred.engine.evaluation import Evaluation
-from pfedbred.engine.round import Servers, enough, largest_weight
+from pfedbred.engine.responses import Responses
+from pfedbred.engine.round import Servers, enough, largest_weight, typical_size
 from pfedbred.errors import SettingError, printable
 from pfedbred.flower import server_state, wire
 from pfedbred.flower.gathering import Gathering
@@ -30,7 +31,7 @@ from pfedbred.flower.introductions import Facts
 from pfedbred.flower.messaging import Reply, Request, facts_in, has_trained, log, read_facts
 from pfedbred.flower.roster import Description
 from pfedbred.flower.run_config import ServerOptions
-from pfedbred.flower.server_half import ServerHalf
+from pfedbred.flower.server_half import Comparison, ServerHalf
 from pfedbred.flower.server_state import DeployedState
 from pfedbred.flower.tallies import evaluation_of
 from pfedbred.io.shapes import NUMBER, Each, Maybe
@@ -75,7 +76,8 @@ class DeployedBackend:
     def init(self, seeds: Sequence[int]) -> DeployedState:
         """The state before the first round, with a new id for the run."""
         self.trace(len(seeds))
-        return DeployedState(secrets.token_hex(8), 0, jax.device_get(self._half.init()))
+        server = jax.device_get(self._half.init())
+        return DeployedState(secrets.token_hex(8), 0, server, responses=self._half.no_responses(server))
 
     def advance(self, state: DeployedState, rounds: int) -> DeployedState:
         """The state ``rounds`` rounds later; fills in an evaluation that was asked for."""
@@ -122,7 +124,8 @@ class DeployedBackend:
     def load(self, saved: Saved, seeds: int) -> DeployedState:
         """The state from a checkpoint."""
         self.trace(seeds)
-        return server_state.load(saved, jax.eval_shape(self._half.init))
+        shapes = jax.eval_shape(self._half.init)
+        return server_state.load(saved, shapes, self._half.no_responses)
 
     def global_model(self, state: DeployedState, seed: int = 0) -> Tree:
         """G."""
@@ -175,7 +178,8 @@ class DeployedBackend:
         replies = {i: replies[i] for i in trains if i in replies}
         uploads, said, seconds = self._read(replies, half.shapes.upload[1], _TRAINED, chosen, number)
         compared = [i for i in chosen if i in answered]
-        valid = self._screen(server, uploads, said, compared, number) & (answered | (set(trains) - set(chosen)))
+        valid, comparison = self._screen(server, uploads, said, compared, number, state.responses)
+        valid &= answered | (set(trains) - set(chosen))
         counted = {i: uploads[i] for i in chosen if i in uploads and i in valid}
         learns = bool(enough(jnp.asarray([i in counted for i in chosen])))
         if learns:
@@ -183,6 +187,8 @@ class DeployedBackend:
             state.server = half.aggregate(server, counted, chosen, sizes, state.round, stage=0)
         else:
             log(f"round {number} is skipped: {len(counted)} of {len(chosen)} uploads are valid")
+        if comparison is not None:
+            state.responses = comparison.responses(state.server if learns else server)
         for i, reply in replies.items():
             if i not in valid:
                 state.rejected[self._roster.name(i)] += 1
@@ -271,8 +277,14 @@ class DeployedBackend:
         return uploads, said, slowest
 
     def _screen(
-        self, server: Tree, uploads: wire.Trees, said: Mapping[int, Facts], chosen: Sequence[int], number: int
-    ) -> set[int]:
+        self,
+        server: Tree,
+        uploads: wire.Trees,
+        said: Mapping[int, Facts],
+        chosen: Sequence[int],
+        number: int,
+        responses: Responses | None,
+    ) -> tuple[set[int], Comparison | None]:
         """The clients whose update is valid. The server measures uploads itself; other clients are believed."""
         norms: dict[int, screening.Norms] = {}
         for i, facts in said.items():
@@ -280,20 +292,20 @@ class DeployedBackend:
             if i in uploads and facts["update_norm"] is not None:  # else its state is not finite: only it can know
                 norms[i] = self._half.norms(server, i, uploads[i])
         if not norms:
-            return set()
+            return set(), None
         update, reference = (jnp.asarray(each, jnp.float32) for each in zip(*norms.values(), strict=True))
         found = screening.valid(screening.Norms(update, reference), self._half.algorithm.server.averages)
         valid = dict(zip(norms, np.asarray(found).tolist(), strict=True))
         self._log_rejected(number, valid, "it is not finite or far too large")
         sent = {i: (uploads[i], norms[i][0]) for i in chosen if i in uploads and valid.get(i)}
-        in_line = self._half.in_line(server, sent, chosen)
-        self._log_rejected(number, in_line, "it points against the other updates, or duplicates one")
-        return {i for i, counts in (valid | in_line).items() if counts}
+        comparison = self._half.compare(server, sent, chosen, responses)
+        in_line = comparison.in_line if comparison else {}
+        self._log_rejected(number, in_line, "it points against the other updates or is reversed, or duplicates one")
+        return {i for i, counts in (valid | in_line).items() if counts}, comparison
 
     def _log_bounded(self, number: int, clients: Sequence[int], sizes: np.ndarray) -> None:
         """Names, once each, the clients that count for less than the samples they claim."""
-        claimed = jnp.asarray(sizes[clients])
-        limit = float(largest_weight(claimed, jnp.ones(len(clients), bool)))
+        limit = float(largest_weight(len(clients), typical_size(sizes[sizes > 0])))
         for i in clients if self._half.plan.weights == "data" else ():
             if sizes[i] > limit and i not in self._bounded:
                 self._bounded.add(i)

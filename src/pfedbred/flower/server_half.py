@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,26 @@ from pfedbred.engine import screening, selection
 from pfedbred.engine.evaluation import Sums, Tallies, chosen_metrics
 from pfedbred.engine.keys import aggregation_key, init_key, select_key
 from pfedbred.engine.metrics import Predictions
+from pfedbred.engine.responses import Responses
+from pfedbred.engine.round import typical_size
 from pfedbred.experiment.building import example_batch, make_algorithm, make_plan, varying
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.task import make_task
 from pfedbred.flower import wire
 from pfedbred.flower.roster import Description
 from pfedbred.types import Array, Key, Tree
+
+
+class Comparison(NamedTuple):
+    """A round's uploads compared.
+
+    Attributes:
+      in_line: by client, whether its update is.
+      responses: given the server's next state, what it remembers of how clients respond; None if it does not.
+    """
+
+    in_line: dict[int, bool]
+    responses: Callable[[Tree], Responses | None]
 
 
 class ServerHalf:
@@ -51,22 +66,37 @@ class ServerHalf:
         self.diagnostics = self._diagnostics() if experiment.diagnostics else []
         server = self.algorithm.server
         self.key: Key = jax.random.key(np.uint32(experiment.seed))
-        self.compares = self.plan.compares(self.algorithm)
         self.prepares = bool(self.algorithm.client.prepare and server.prepare)
         self._init = jax.jit(server.init, static_argnums=1)
         self._send, self.model = jax.jit(server.send), jax.jit(server.model)
         self._sends_alike = server.welcome is None
         self._sent: tuple[Tree, Tree, ArrayRecord] | None = None
         self._aggregate = jax.jit(self._aggregate_uploads, static_argnums=0)
-        self._compare = jax.jit(self._in_line)
+        self._compare, self._remember = jax.jit(self._compare_uploads), jax.jit(self._remember_step)
         self._measure = jax.jit(
             lambda message, upload: screening.measure(self.algorithm.client.unchanged(message), upload, ())
         )
 
-    def _in_line(self, state: Tree, uploads: Tree, numbers: Array, norms: Array, counted: Array) -> Array:
+    def _unchanged(self, state: Tree, numbers: Array) -> Tree:
         client, server = self.algorithm.client, self.algorithm.server
-        unchanged = jax.vmap(lambda number: client.unchanged(server.send(state, number)))(numbers)
-        return screening.in_line(unchanged, uploads, norms, counted)
+        return jax.vmap(lambda number: client.unchanged(server.send(state, number)))(numbers)
+
+    def _compare_uploads(
+        self,
+        state: Tree,
+        uploads: Tree,
+        numbers: Array,
+        norms: Array,
+        counted: Array,
+        before: Responses | None,
+    ) -> screening.Compared:
+        return screening.compare(self._unchanged(state, numbers), uploads, norms, numbers, counted, before)
+
+    def _remember_step(
+        self, found: screening.Compared, state: Tree, after: Tree, numbers: Array, counted: Array
+    ) -> Responses | None:
+        start, end = (jax.tree.map(itemgetter(0), self._unchanged(each, numbers[:1])) for each in (state, after))
+        return screening.remember(found, start, end, numbers, counted)
 
     def _tally(self, global_: Tree, personal: Tree) -> Tallies:
         """The statistics of one sample, for their shapes."""
@@ -119,15 +149,27 @@ class ServerHalf:
         """The norms of a client's update, from the message it was sent and the upload it sent back."""
         return self._measure(self._message(state, client)[0], upload)
 
-    def in_line(self, state: Tree, sent: Mapping[int, tuple[Tree, Any]], chosen: Sequence[int]) -> dict[int, bool]:
-        """Which uploads, given with their norms, are in line with each other; see :func:`screening.in_line`."""
-        if not sent or not self.compares:
-            return {}
+    def no_responses(self, state: Tree) -> Responses | None:
+        """What is known before the first round of how clients respond; None if that is not kept."""
+        if not self.plan.remembers(self.algorithm):
+            return None
+        start = jax.tree.map(itemgetter(0), self._unchanged(state, jnp.zeros(1, jnp.int32)))
+        return jax.device_get(screening.no_responses(start, self.data.clients))
+
+    def compare(
+        self, state: Tree, sent: Mapping[int, tuple[Tree, Any]], chosen: Sequence[int], before: Responses | None
+    ) -> Comparison | None:
+        """Compares uploads, given with their norms, with each other; None if there is nothing to compare."""
+        if not sent or not self.plan.compares(self.algorithm):
+            return None
         uploads = wire.stacked({i: upload for i, (upload, _) in sent.items()}, self.shapes.upload[1], chosen)
         norms = np.asarray([sent[i][1] if i in sent else 0 for i in chosen], np.float32)
         counted = np.asarray([i in sent for i in chosen])
-        found = np.asarray(self._compare(state, uploads, np.asarray(chosen, np.int32), norms, counted))
-        return {i: bool(found[place]) for place, i in enumerate(chosen) if i in sent}
+        numbers = np.asarray(chosen, np.int32)
+        found = self._compare(state, uploads, numbers, norms, counted, before)
+        verdicts = np.asarray(found.valid)
+        in_line = {i: bool(verdicts[place]) for place, i in enumerate(chosen) if i in sent}
+        return Comparison(in_line, lambda after: jax.device_get(self._remember(found, state, after, numbers, counted)))
 
     def aggregate(
         self, state: Tree, uploads: wire.Trees, chosen: Sequence[int], sizes: np.ndarray, round_: int, stage: int
@@ -138,14 +180,24 @@ class ServerHalf:
         """
         stacked = wire.stacked(uploads, self.shapes.upload[0 if stage else 1], chosen)
         numbers, valid = np.asarray(chosen, np.int32), np.asarray([i in uploads for i in chosen])
-        after = self._aggregate(stage, state, stacked, numbers, sizes[numbers], valid, np.int32(round_))
+        typical = np.float32(typical_size(sizes[sizes > 0]))
+        after = self._aggregate(stage, state, stacked, numbers, sizes[numbers], valid, np.int32(round_), typical)
         return jax.device_get(after)
 
     def _aggregate_uploads(
-        self, stage: int, state: Tree, uploads: Tree, numbers: Array, sizes: Array, valid: Array, round_: Array
+        self,
+        stage: int,
+        state: Tree,
+        uploads: Tree,
+        numbers: Array,
+        sizes: Array,
+        valid: Array,
+        round_: Array,
+        typical: Array,
     ) -> Tree:
         """Gathers and combines in one program: a rule is a function, which cannot be passed to a compiled one."""
-        gathered = self.plan.gather(uploads, numbers, sizes, valid, aggregation_key(self.key, round_, stage))
+        key = aggregation_key(self.key, round_, stage)
+        gathered = self.plan.gather(uploads, numbers, sizes, valid, key, typical)
         server = self._varying.at(self.algorithm, {}, round_).server
         if stage:
             assert server.prepare is not None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pfedbred.engine.backend import Saved
+from pfedbred.engine.responses import Responses
 from pfedbred.engine.screening import Rejections
 from pfedbred.flower.introductions import SCHEMA
 from pfedbred.flower.roster import MEMBER, fingerprint
@@ -19,6 +21,7 @@ from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.checkpoints import Checkpoint
 from pfedbred.types import Tree
 
+_RESPONSES = "screening."  # before the names of their arrays
 _FACTS = {
     "run": str,
     "given": dict,
@@ -46,6 +49,7 @@ class DeployedState:
       verdicts: by client number, the last round it has trained in, and whether its update was accepted.
       info: the last round's diagnostics.
       chosen: the round whose personal models are the best so far on validation samples; None without such samples.
+      responses: how clients respond to the server's steps; None if that is not kept.
     """
 
     run: str
@@ -58,6 +62,7 @@ class DeployedState:
     verdicts: dict[int, tuple[int, bool]] = field(default_factory=dict)
     info: dict[str, float] = field(default_factory=dict)
     chosen: int | None = None
+    responses: Responses | None = None
 
     def rejections(self) -> Rejections:
         """As the other backends count them: one seed."""
@@ -66,6 +71,8 @@ class DeployedState:
     def save(self, given: dict[str, Any], roster: dict[str, Any]) -> Saved:
         """For a checkpoint. The names of its facts are those of the first version."""
         arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(self.server).items()}
+        kept = tensors.named(self.responses)
+        arrays |= {f"{_RESPONSES}{name}": np.asarray(leaf) for name, leaf in kept.items()}
         facts = {
             "run": self.run,
             "given": given,
@@ -96,16 +103,28 @@ def check_facts(found: Checkpoint) -> None:
     expect(found.facts, _FACTS, found.path)
 
 
-def load(saved: Saved, like: Tree) -> DeployedState:
-    """The run as a checkpoint left it; ``like`` has the shapes and types of the server's state."""
-    facts, arrays = saved.facts, dict[str, Any](saved.arrays)
+def load(saved: Saved, like: Tree, no_responses: Callable[[Tree], Responses | None]) -> DeployedState:
+    """The run as a checkpoint left it.
+
+    Args:
+      saved: what the checkpoint holds.
+      like: shapes and types of the server's state.
+      no_responses: what is known of responses before the first round, given the server's state.
+    """
+    facts, arrays, kept = saved.facts, dict[str, Any](), dict[str, Any]()
+    for name, array in saved.arrays.items():
+        (kept if name.startswith(_RESPONSES) else arrays)[name.removeprefix(_RESPONSES)] = array
+    server = tensors.refill(like, arrays, "the checkpoint")
+    responses = no_responses(server)
+    if kept and responses is not None:  # earlier versions did not keep them
+        responses = tensors.refill(responses, kept, "the checkpoint")
     info = facts.get("info", {})
     expect(info, Each(Maybe(NUMBER)), "the checkpoint", "'info'")
     expect(facts.get("chosen"), Maybe(COUNT), "the checkpoint", "'chosen'")
     return DeployedState(
         facts["run"],
         facts["round"],
-        tensors.refill(like, arrays, "the checkpoint"),
+        server,
         list(facts["client_seconds"]),
         Counter(facts["left_out"]),
         facts["skipped"],
@@ -113,4 +132,5 @@ def load(saved: Saved, like: Tree) -> DeployedState:
         {int(number): (round_, stands) for number, (round_, stands) in facts["verdicts"].items()},
         {name: np.nan if value is None else value for name, value in info.items()},
         facts.get("chosen"),
+        responses,
     )

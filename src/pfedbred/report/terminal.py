@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pfedbred.data.labels import in_words
 from pfedbred.engine.backend import Backend
-from pfedbred.engine.round import largest_weight
+from pfedbred.engine.round import largest_weight, typical_size
 from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
 from pfedbred.report.console import console, new_table, print_table, shown_estimate
@@ -59,7 +58,7 @@ def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -
         print(printable(f"  {data.about['columns']}"))
     if backend.samples is not None and backend.plan.weights == "data":
         sizes = backend.samples.train.sizes
-        limit = float(largest_weight(jnp.full(cohort, np.median(sizes)), jnp.ones(cohort, bool)))
+        limit = float(largest_weight(cohort, typical_size(sizes)))
         if large := int(np.sum(sizes > limit)):
             who = "1 client holds" if large == 1 else f"{large:,} clients hold"
             print(f"  {who} more samples than the averaging-weight cap, about {limit:,.0f}; see --weights")

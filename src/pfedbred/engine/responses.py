@@ -1,0 +1,91 @@
+r"""Responses: whether a client's updates follow the server's steps as those of a training client do.
+
+Let u_i(w) be the update of a client that starts at w, and s the server's step from one round to the next. Training
+goes downhill, so u_i is roughly minus a gradient, and the gradient of a convex loss is monotone:
+
+    r_i = <u_i(w + s) - u_i(w), s> / (||s|| ||u_i(w + s)||) <= 0
+
+whatever data the client has: no other client is needed to tell. An update with its sign flipped has r_i >= 0. A
+network's loss is not convex, and early in training all r_i may be positive; so the test is relative. Of the known
+responses, each a moving average of a client's r_i, let m be the median and d the spread (1.4826 times the median
+deviation from m). Where they agree, |m| > d, a response is reversed if it has the other sign and is not small, above
+|m| / 4.
+
+r_i is known of a client whose update the server has had in two consecutive rounds. Fewer than eight known responses
+are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.aggregation.base import flat_rows
+from pfedbred.aggregation.median import masked_median
+from pfedbred.types import Array
+
+_NEW = 0.2  # weight of the latest in a moving average
+_SMALL = 0.25
+_SIGMA = 1.4826
+_FEWEST = 8
+
+
+class Responses(NamedTuple):
+    """What the server remembers from round to round.
+
+    Attributes:
+      step: its last step, by array: how far what an unchanged client uploads has moved.
+      along: <u_i, step> of the updates before that step, by client number; NaN where there was none.
+      averages: the moving average of r_i, by client number; NaN where none is known yet.
+    """
+
+    step: list[Array]
+    along: Array
+    averages: Array
+
+
+def unknown(update: Sequence[Array], clients: int) -> Responses:
+    """Before the first round; ``update`` has the shapes of one."""
+    nothing = jnp.full(clients, jnp.nan, jnp.float32)
+    return Responses([jnp.zeros_like(leaf) for leaf in update], nothing, nothing)
+
+
+def heard(before: Responses, updates: Sequence[Array], norms: Array, numbers: Array, counted: Array) -> Responses:
+    """With the responses of a round's updates, given by array with the clients along the first axis."""
+    length = jnp.sqrt(sum((jnp.vdot(leaf, leaf) for leaf in before.step), jnp.float32(0)))
+    change = _dots(updates, before.step) - before.along[numbers]
+    found = (change / (length * norms)).astype(before.averages.dtype)
+    known = counted & (norms > 0) & jnp.isfinite(found)
+    found = jnp.clip(found, -1, 1)  # a much longer update in the round before would make it as large as one likes
+    old = before.averages[numbers]
+    new = jnp.where(jnp.isnan(old), found, old + _NEW * (found - old))
+    return before._replace(averages=before.averages.at[numbers].set(jnp.where(known, new, old)))
+
+
+def reversed_(averages: Array) -> Array:
+    """Which of the clients' responses are opposed to those of the others."""
+    known = jnp.isfinite(averages)
+    middle = masked_median(averages, known)
+    spread = _SIGMA * masked_median(jnp.abs(averages - middle), known)
+    agree = (jnp.abs(middle) > spread) & (jnp.sum(known) >= _FEWEST)
+    return known & agree & (averages * middle < 0) & (jnp.abs(averages) > _SMALL * jnp.abs(middle))
+
+
+def stepped(
+    now: Responses, step: Sequence[Array], updates: Sequence[Array], numbers: Array, counted: Array
+) -> Responses:
+    """After the server's step, which followed these updates."""
+    along = jnp.where(counted, _dots(updates, step), jnp.nan)
+    return Responses(list(step), jnp.full_like(now.along, jnp.nan).at[numbers].set(along), now.averages)
+
+
+def _dots(updates: Sequence[Array], step: Sequence[Array]) -> Array:
+    """The inner product of each client's update with the step."""
+    exact = jax.lax.Precision.HIGHEST  # a difference of two of them is what counts
+    dots = (
+        jnp.matmul(flat_rows(update), leaf.ravel(), precision=exact) for update, leaf in zip(updates, step, strict=True)
+    )
+    return sum(dots, jnp.float32(0)).astype(jnp.float32)

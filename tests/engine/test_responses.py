@@ -1,0 +1,175 @@
+"""Updates that are reversed are told by how they respond to the server's steps, whatever data the clients have."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.poison import POISONS, poisoned
+
+import pfedbred
+from pfedbred.engine import ResidentBackend, responses, selection
+
+# Against NumPy ----------------------------------------------------------------------------------------------
+
+
+def gradients(seed, clients=9, size=6):
+    """Clients with quadratic losses 1/2 (w - c_i)^T H_i (w - c_i), and their update from w: a step down."""
+    rng = np.random.default_rng(seed)
+    factors = rng.normal(size=(clients, size, size))
+    curvature, centre = np.eye(size) + factors @ factors.transpose(0, 2, 1) / size, 5 * rng.normal(size=(clients, size))
+    return lambda w: -0.01 * np.einsum("cij,cj->ci", curvature, w - centre)
+
+
+def split(rows):
+    """As two arrays, as the engine has them."""
+    return [jnp.asarray(rows[..., :2], jnp.float32), jnp.asarray(rows[..., 2:, None], jnp.float32)]
+
+
+def rounds(update_of, chosen, counted, steps=6, size=6):
+    """The responses after some rounds, by the library and by plain NumPy."""
+    w = np.ones(size)
+    heard = responses.unknown(split(w), 9)
+    averages, before, seen = np.full(9, np.nan), {}, set()
+    step = np.zeros(size)
+    for who, counts in zip(chosen[:steps], counted[:steps], strict=True):
+        updates = update_of(w)[who]
+        norms = np.linalg.norm(updates, axis=1)
+        heard = responses.heard(heard, split(updates), jnp.asarray(norms), jnp.asarray(who), jnp.asarray(counts))
+        for i, u, norm, counts_ in zip(who, updates, norms, counts, strict=True):
+            if i in before and counts_:
+                r = (u - before[i]) @ step / (np.linalg.norm(step) * norm)
+                averages[i] = 0.8 * averages[i] + 0.2 * np.clip(r, -1, 1) if i in seen else np.clip(r, -1, 1)
+                seen.add(i)
+        step = updates[counts].mean(0)
+        before = {i: u for i, u, counts_ in zip(who, updates, counts, strict=True) if counts_}
+        heard = responses.stepped(heard, split(step), split(updates), jnp.asarray(who), jnp.asarray(counts))
+        w = w + step
+    return heard, averages
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_responses_match_numpy(seed):
+    """Some clients are not selected in a round, some do not count."""
+    rng = np.random.default_rng(seed)
+    chosen = [rng.permutation(9)[:7] for _ in range(6)]
+    counted = [rng.random(7) < 0.9 for _ in range(6)]
+    heard, averages = rounds(gradients(seed), chosen, counted)
+    np.testing.assert_allclose(heard.averages, averages, rtol=2e-4, atol=1e-5)
+    assert np.isfinite(averages).sum() > 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_downhill_responses_are_negative_and_reversed_ones_positive(seed):
+    """The gradient of a convex function is monotone, whatever the clients' data."""
+    sign = np.where(np.arange(9) % 4 == 3, -1.0, 1.0)[:, None]
+    down = gradients(seed)
+    everyone = [np.arange(9)] * 6
+    heard, _ = rounds(lambda w: sign * down(w), everyone, [np.ones(9, bool)] * 6)
+    assert np.array_equal(np.asarray(heard.averages) > 0, sign[:, 0] < 0)
+    assert np.array_equal(responses.reversed_(heard.averages), sign[:, 0] < 0)
+
+
+def test_which_responses_are_reversed():
+    def found(*sums):
+        return np.flatnonzero(responses.reversed_(jnp.asarray(sums))).tolist()
+
+    honest = (-1.0, -1.1, -0.9, -1.0, -1.0, -0.8, -1.2)
+    assert found(*honest, 0.3) == [7]
+    assert found(*(-each for each in honest), -0.3) == [7]  # early in training, networks may all respond so
+    assert found(*honest, 0.2) == []  # as good as none
+    assert found(*honest, -9.0) == []  # on the same side
+    assert found(*honest[1:], 0.3) == []  # too few to tell
+    assert found(*honest[1:], 0.3, np.nan) == []
+    assert found(-0.1, -1.1, -2.9, 0.1, 1.0, -3.0, 2.0, -0.7) == []  # noise
+    assert found(*[0.0] * 7, 0.5) == []
+
+
+@pytest.mark.parametrize(("clients", "most"), [(8, 0.02), (20, 0.002), (100, 0.0)])
+def test_noise_is_hardly_ever_taken_for_an_attack(clients, most):
+    """Responses without a common sign: honest clients at the end of training, or a server that hardly moves."""
+    noise = jnp.asarray(np.random.default_rng(0).normal(size=(2_000, clients)))
+    assert np.mean(jax.vmap(responses.reversed_)(noise)) <= most
+
+
+# In a run ---------------------------------------------------------------------------------------------------
+
+BAD = [3, 7, 11, 18]
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """The paper's split: clients with three labels each, so that honest updates point in all directions."""
+    return pfedbred.load("digits", split="paper", clients=20)
+
+
+def backend_for(federation, aggregated, bad=BAD, **plan):
+    task = pfedbred.Task(pfedbred.models.mclr(federation.shape, federation.classes, dtype=jnp.float32))
+    fedavg = pfedbred.make("fedavg", task)
+    algorithm = poisoned(fedavg, bad, POISONS["flipped"]) if bad else fedavg
+    return ResidentBackend(algorithm, task, federation, pfedbred.Plan(selection.uniform(aggregated), **plan))
+
+
+def rejections(backend, states, rounds):
+    states = backend.advance(states, rounds)
+    return states, np.asarray(states.clients.rejected)[0]
+
+
+@pytest.mark.broad
+def test_a_fifth_of_reversed_clients_is_found_on_clients_of_few_labels(federation):
+    """From the third round on, in every round, and no honest client with them."""
+    backend = backend_for(federation, 20)
+    states, before = rejections(backend, backend.init([0]), 3)
+    states, after = rejections(backend, states, 17)
+    assert (after - before)[BAD].tolist() == [17] * 4
+    assert np.delete(after - before, BAD).sum() == 0
+
+
+@pytest.mark.full
+def test_reversed_clients_cost_as_much_as_absent_ones(federation):
+    def accuracy(backend):
+        return 100 * backend.evaluate(backend.advance(backend.init([0]), 60)).global_.test.accuracy[0]
+
+    clean, screened = accuracy(backend_for(federation, 20, bad=())), accuracy(backend_for(federation, 20))
+    assert accuracy(backend_for(federation, 20, screening="norms")) < clean - 10
+    assert screened > clean - 5
+
+
+@pytest.mark.full
+def test_they_are_found_in_small_cohorts_too(federation):
+    """Five of twenty are averaged: a client is heard when it is selected twice in a row, and remembered."""
+    backend = backend_for(federation, 5)
+    states, early = rejections(backend, backend.init([0]), 60)
+    _, after = rejections(backend, states, 40)
+    late = after - early
+    assert late[BAD].sum() > 30  # of about 40
+    assert np.delete(after, BAD).sum() <= 3
+
+
+@pytest.mark.broad
+def test_an_undisturbed_run_rejects_nobody_and_a_checkpoint_keeps_what_was_heard(federation):
+    backend = backend_for(federation, 20, bad=())
+    states = backend.advance(backend.init([0]), 4)
+    saved = backend.save(states)
+    whole, rejected = rejections(backend, states, 3)
+    assert rejected.sum() == 0
+    again = backend.advance(backend.load(saved, 1), 3)
+    assert all(
+        np.array_equal(a, b, equal_nan=True)
+        for a, b in zip(jax.tree.leaves(whole._replace(key=())), jax.tree.leaves(again._replace(key=())), strict=True)
+    )
+    assert np.all(np.asarray(whole.responses.averages) < 0)
+
+
+@pytest.mark.broad
+def test_a_checkpoint_of_before_is_resumed_with_unknown_responses(federation):
+    backend = backend_for(federation, 20, bad=())
+    states = backend.advance(backend.init([0]), 2)
+    saved = backend.save(states)
+    old = saved._replace(arrays={n: a for n, a in saved.arrays.items() if not n.startswith("responses.")})
+    assert len(old.arrays) < len(saved.arrays)
+    loaded = backend.load(old, 1)
+    assert np.all(np.isnan(np.asarray(loaded.responses.averages)))
+    assert all(not np.any(leaf) for leaf in loaded.responses.step)
+    ours, theirs = backend.advance(states, 2), backend.advance(loaded, 2)
+    for a, b in zip(jax.tree.leaves(ours.server), jax.tree.leaves(theirs.server), strict=True):
+        np.testing.assert_array_equal(a, b)
