@@ -1,5 +1,6 @@
 """Named datasets, from tiny files in the hub's layout and in LEAF's, and from the real files where there are any."""
 
+import json
 import logging
 import sys
 import types
@@ -176,6 +177,52 @@ def test_femnist_from_the_hub_and_from_leaf(folder):
 def tweets(rng, count):
     words = ["good", "bad", "day", "sun", "rain", "I", "don't", "like", "it", "!"]
     return [["1", "date", "NO_QUERY", "me", " ".join(rng.choice(words, 6)), "training"] for _ in range(count)]
+
+
+def write_originals(folder, **changes):
+    """CIFAR-10's layout of PNG files with a row for each image, two images each; returns the images and labels."""
+    x = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
+    files = {f"data_batch_{i + 1}.png": x[2 * i : 2 * i + 2] for i in range(5)} | {"test_batch.png": x[10:]}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, images in files.items():
+        (folder / name).write_bytes(png(images.reshape(2, 1024, 3))["bytes"])
+    y = np.arange(12) % 10
+    labels = {"train_lables.json": json.dumps(y[:10].tolist()), "test_lables.json": json.dumps(y[10:].tolist())}
+    for name, content in {**labels, **changes}.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return x, y
+
+
+def test_cifar10_prefers_the_original_pixels(folder):
+    x, y = write_originals(folder / "cifar10")
+    write_parquet(folder / "cifar10", "train", {"img": [png(x[0] // 2)] * 3, "label": [1, 2, 3]})
+    for _ in range(2):  # decoded, and from the cache
+        pool = cifar10(str(folder), 20, 1)
+        np.testing.assert_array_equal(pool.x, x)
+        np.testing.assert_array_equal(pool.y, y)
+        assert pool.source == "the original pixels"
+    federation = pfedbred.load("cifar10", data_dir=str(folder), split="iid", clients=2)
+    assert federation.facts["source"] == "the original pixels"
+    (folder / "cifar10" / "data_batch_3.png").unlink()  # incomplete
+    pool = cifar10(str(folder), 20, 1)
+    assert pool.y.tolist() == [1, 2, 3]
+    assert pool.source is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data_batch_2.png": b"GIF89"}, "data_batch_2.png does not hold an image"),
+        ({"test_batch.png": png(np.zeros((2, 1024), np.uint8))["bytes"]}, "test_batch.png: expected rows of 1,024 RGB"),
+        ({"test_lables.json": "{}"}, "test_lables.json: expected a list of labels from 0 to 9"),
+        ({"train_lables.json": "[1, 10]"}, "train_lables.json: expected a list of labels from 0 to 9"),
+        ({"test_lables.json": "[1]"}, "cifar10 has 12 samples and 11 labels"),
+    ],
+)
+def test_broken_originals_are_named(folder, changes, words):
+    write_originals(folder / "cifar10", **changes)
+    with pytest.raises(pfedbred.SettingError, match=words):
+        cifar10(str(folder), 20, 1)
 
 
 def test_sent140_from_leaf(folder):

@@ -43,6 +43,7 @@ class Pool:
       task: the usual task for the labels.
       columns: of a table with gaps or texts: what the columns of ``x`` are; see :mod:`pfedbred.data.columns`.
       agreed: whether others have the same columns, so that training samples do not change them.
+      source: which of several sources the samples are from, in words.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Pool:
     task: str = "classification"
     columns: tuple[Column, ...] | None = None
     agreed: bool = False
+    source: str | None = None
 
     def __post_init__(self) -> None:
         where = self.origin or (lambda row: f"{self.name}, row {row}")
@@ -124,6 +126,8 @@ def federate(
             raise SettingError(f"{pool.name}: client {i}{name} has no training samples")
     train = np.concatenate(trains)
     x, text, about = pool.x, pool.text, dict(about)
+    if pool.source:
+        about["source"] = pool.source
     if pool.is_text:
         words = (str(each) for each in pool.x[train])
         text = glove_vocabulary(words, glove) if glove else learned_vocabulary(words)
