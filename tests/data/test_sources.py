@@ -15,6 +15,7 @@ from pfedbred.data.datasets.cifar10 import cifar10
 from pfedbred.data.datasets.fashion_mnist import fashion_mnist
 from pfedbred.data.datasets.femnist import femnist
 from pfedbred.data.datasets.mnist import mnist
+from pfedbred.data.datasets import sent140 as sent140_
 from pfedbred.data.datasets.sent140 import sent140
 from pfedbred.data.pool import by_one_number, by_pixel, standardise, to_plus_minus_one
 from pfedbred.data.sources import tables
@@ -240,7 +241,8 @@ def test_sent140_from_leaf(folder):
     assert (federation.train.x[:, 7:] == 0).all()  # seven tokens at most, then padding
 
 
-def test_sent140_from_the_hub_is_sampled_by_leafs_rule(folder):
+def test_sent140_from_the_hub_is_sampled_by_leafs_rule(folder, monkeypatch):
+    monkeypatch.setattr(sent140_, "LEAF_SAMPLE", 8000)
     rng = np.random.default_rng(0)
     text = [each[4] for each in tweets(rng, 9000)]
     user = [f"u{i}" for i in np.repeat(np.arange(3000), 3)]
@@ -251,6 +253,51 @@ def test_sent140_from_the_hub_is_sampled_by_leafs_rule(folder):
     assert federation.clients == 10
     assert set(federation.train.y) == {0, 1}
     assert len(federation.train.y) + len(federation.test.y) == 3000  # a thousand users of three tweets
+    monkeypatch.setattr(sent140_, "LEAF_SAMPLE", 9000)  # no more than LEAF would sample
+    federation = pfedbred.load("sent140", data_dir=str(folder))
+    assert len(federation.train.y) + len(federation.test.y) == 9000
+
+
+def test_sent140_from_a_table_of_some_tweets(folder):
+    """All of them, before LEAF's files; users with few tweets are left out only on request."""
+    rng = np.random.default_rng(0)
+    user = [f"u{i}" for i in np.repeat(np.arange(200), np.arange(200) % 4 + 1)]
+    text = [each[4] for each in tweets(rng, len(user))]
+    label = rng.integers(0, 2, len(user)).tolist()
+    write_parquet(folder / "sent140" / "pieces", "all", {"text": text, "user": user, "label": label})
+    write_leaf(folder / "sent140" / "all_data.json", {"a": (tweets(rng, 2), [0, 1])})
+    federation = pfedbred.load("sent140", data_dir=str(folder))
+    assert len(federation.train.y) + len(federation.test.y) == len(user) == 500
+    assert federation.train.y.sum() + federation.test.y.sum() == sum(label)
+    few = pfedbred.load("sent140", data_dir=str(folder), split="paper(3)")
+    assert len(few.train.y) + len(few.test.y) == 50 * 3 + 50 * 4
+
+
+def test_sent140_finds_word_vectors_in_the_data_folder(folder):
+    rng = np.random.default_rng(0)
+    users = {f"user{i}": (tweets(rng, 2), rng.integers(0, 2, 2).tolist()) for i in range(100)}
+    write_leaf(folder / "sent140" / "all_data.json", users)
+    (folder / "glove6b").mkdir()
+    known = ["good", "bad", "day"]
+    vectors = rng.normal(size=(3, 60)).astype(np.float32)
+    np.savez(folder / "glove6b" / "glove.npz", words=known, vectors=vectors)
+    federation = pfedbred.load("sent140", data_dir=str(folder), clients=4)
+    assert federation.about["embedding"] == "from glove.npz, 50 principal components"
+    assert federation.text.vocabulary == ("bad", "day", "good")
+    assert federation.words.vectors.shape == (5, 50)
+    # Of three words two directions hold everything: the distances between them are those of the file.
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        places = [federation.text.vocabulary.index(known[each]) + 2 for each in (one, other)]
+        mine = federation.words.vectors[places]
+        np.testing.assert_allclose(np.linalg.norm(mine[0] - mine[1]), np.linalg.norm(vectors[one] - vectors[other]), rtol=1e-4)
+    learned = pfedbred.load("sent140(learned)", data_dir=str(folder), clients=4)
+    assert (learned.about["embedding"], learned.words.vectors) == ("learned", None)
+    (folder / "glove6b" / "glove.6B.50d.txt").write_text("".join(f"{word}{' 1.5' * 50}\n" for word in known))
+    whole = pfedbred.load("sent140", data_dir=str(folder), clients=4)
+    assert whole.about["embedding"] == "from glove.6B.50d.txt"
+    assert (whole.words.vectors[2:] == 1.5).all()
+    given = pfedbred.load("sent140", data_dir=str(folder), clients=4, glove=str(folder / "glove6b" / "glove.npz"))
+    assert given.words.vectors.shape == (5, 60)  # as they are, because they were asked for
 
 
 @pytest.mark.parametrize(
@@ -308,12 +355,17 @@ def test_real_mnist_is_normalised_on_the_device(folder):
     np.testing.assert_allclose(taken[0], by_hand, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 @needs("sent140")
+@needs("glove6b100d")
 def test_real_sent140(folder):
     federation = pfedbred.load("sent140", data_dir=str(REAL))
     assert federation.clients == 10
-    assert len(federation.train.y) + len(federation.test.y) == 8692
+    assert len(federation.train.y) + len(federation.test.y) == 57_645
     assert federation.labels == ("negative", "positive")
+    assert federation.words.vectors.shape == (federation.text.count, 50)
+    known = (federation.train.x > 1).sum() / (federation.train.x > 0).sum()
+    assert 0.84 < known < 0.86  # of the tokens, mostly without "i" and "a"
 
 
 @needs("femnist")
