@@ -11,11 +11,11 @@ import pytest
 from support.hub_files import REAL, needs, png, write_leaf, write_parquet
 
 import pfedbred
+from pfedbred.data.datasets import sent140 as sent140_
 from pfedbred.data.datasets.cifar10 import cifar10
 from pfedbred.data.datasets.fashion_mnist import fashion_mnist
 from pfedbred.data.datasets.femnist import femnist
 from pfedbred.data.datasets.mnist import mnist
-from pfedbred.data.datasets import sent140 as sent140_
 from pfedbred.data.datasets.sent140 import sent140
 from pfedbred.data.pool import by_one_number, by_pixel, standardise, to_plus_minus_one
 from pfedbred.data.sources import tables
@@ -289,7 +289,8 @@ def test_sent140_finds_word_vectors_in_the_data_folder(folder):
     for one, other in ((0, 1), (0, 2), (1, 2)):
         places = [federation.text.vocabulary.index(known[each]) + 2 for each in (one, other)]
         mine = federation.words.vectors[places]
-        np.testing.assert_allclose(np.linalg.norm(mine[0] - mine[1]), np.linalg.norm(vectors[one] - vectors[other]), rtol=1e-4)
+        distance = np.linalg.norm(vectors[one] - vectors[other])
+        np.testing.assert_allclose(np.linalg.norm(mine[0] - mine[1]), distance, rtol=1e-4)
     learned = pfedbred.load("sent140(learned)", data_dir=str(folder), clients=4)
     assert (learned.about["embedding"], learned.words.vectors) == ("learned", None)
     (folder / "glove6b" / "glove.6B.50d.txt").write_text("".join(f"{word}{' 1.5' * 50}\n" for word in known))

@@ -1,8 +1,9 @@
 """Words or characters as numbers: a tokeniser, a vocabulary, and word vectors from a file.
 
-Id 0 is padding, id 1 an unknown word; the words of the vocabulary follow. A vocabulary whose vectors are learned is made
-from training texts only, so that test texts contain unknown words, as they will in use. One with vectors from a file has
-all words that the file knows: nothing about them comes from these texts. A vocabulary of characters is given beforehand.
+Id 0 is padding, id 1 an unknown word; the words of the vocabulary follow. A vocabulary whose vectors are learned is
+made from training texts only, so that test texts contain unknown words, as they will in use. One with vectors from a
+file has all words of the texts that the file knows, as none of their meaning comes from these texts. A vocabulary of
+characters is given beforehand.
 Hugging Face's tokenizers would do this as well, but is a compiled dependency for one regular expression.
 """
 
@@ -94,9 +95,9 @@ class WordVectors(NamedTuple):
             raise SettingError(f"{self.path} has none of the {len(wanted)} words of the data")
         words = sorted(found)
         vectors = np.stack([found[word] for word in words])
-        reduced = self.dimensions is not None and vectors.shape[1] > self.dimensions
-        if reduced:
-            vectors = principal_components(vectors, self.dimensions)
+        reduced = False
+        if self.dimensions is not None and vectors.shape[1] > self.dimensions:
+            vectors, reduced = principal_components(vectors, self.dimensions), True
         special = np.zeros((_SPECIAL, vectors.shape[1]))
         return Text(tuple(words), np.concatenate([special, vectors]).astype(np.float32)), reduced
 

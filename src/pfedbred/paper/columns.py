@@ -14,9 +14,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 
 _PART_OF_FEMNIST = "a part of FEMNIST, not the writers that the paper sampled"
-_OTHER_WRITERS = (
-    "digits of 198 other writers of the same NIST forms, from MNIST; FEMNIST, whose figures are printed, has letters too"
-)
+_OTHER_WRITERS = "digits of 198 other writers of the same NIST forms; the printed figures are FEMNIST's, with letters"
 _JPEG = "a JPEG copy of the images: accuracies may be slightly lower than with the originals"
 _PART_OF_SENT140 = "a part of Sent140, with learned word vectors instead of GloVe's"
 

@@ -54,8 +54,8 @@ def by_groups(
 ) -> Assignment:
     """LEAF's Sent140 with its users in groups, whose shares of the users are drawn from Dirichlet(0.5).
 
-    Users come from LEAF's sample: 5 % of the samples, at least 3 for each user; if the pool is such a sample already, all
-    of it, or users with at least ``min_samples``. Every group has at least 10 samples.
+    Users come from LEAF's sample: 5 % of the samples, at least 3 for each user. If the pool is such a sample already,
+    all are taken, or those with at least ``min_samples``. Every group has at least 10 samples.
     """
     rng = np.random.default_rng(seed)
     if pool.owner is None or pool.owners is None:
