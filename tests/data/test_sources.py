@@ -293,7 +293,9 @@ def test_sent140_finds_word_vectors_in_the_data_folder(folder):
         np.testing.assert_allclose(np.linalg.norm(mine[0] - mine[1]), distance, rtol=1e-4)
     learned = pfedbred.load("sent140(learned)", data_dir=str(folder), clients=4)
     assert (learned.about["embedding"], learned.words.vectors) == ("learned", None)
-    (folder / "glove6b" / "glove.6B.50d.txt").write_text("".join(f"{word}{' 1.5' * 50}\n" for word in known))
+    for size in (100, 50):  # those of the paper's size come first
+        lines = "".join(f"{word}{' 1.5' * size}\n" for word in known)
+        (folder / "glove6b" / f"glove.6B.{size}d.txt").write_text(lines)
     whole = pfedbred.load("sent140", data_dir=str(folder), clients=4)
     assert whole.about["embedding"] == "from glove.6B.50d.txt"
     assert (whole.words.vectors[2:] == 1.5).all()
