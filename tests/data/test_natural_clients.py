@@ -67,6 +67,22 @@ def test_writers_of_the_training_digits_are_clients(folder):
         pfedbred.load("mnist-writers(none)", data_dir=str(folder))
 
 
+def test_writers_are_sampled_as_leaf_does(folder):
+    """So many writers at random, nine tenths of each for training; the writers and their division follow the seed."""
+    columns = {"image": shades(200, 28), "label": [0, 1] * 100, "writer": list(np.repeat(np.arange(10), 20))}
+    write(folder / "mnist_writers" / "train.parquet", columns)
+    federations = [pfedbred.load("mnist-writers-leaf", data_dir=str(folder), clients=4, seed=s) for s in (0, 0, 1)]
+    for federation in federations:
+        assert (federation.name, federation.clients) == ("mnist-writers-leaf", 4)
+        assert federation.train.sizes.tolist() == [18] * 4
+        whole = [list(range(20 * int(name), 20 * int(name) + 20)) for name in federation.names]
+        assert rows_of(federation, lambda x: int(x[0, 0])) == whole
+    assert federations[0].test.x.tolist() == federations[1].test.x.tolist() != federations[2].test.x.tolist()
+    assert federations[0].names != federations[2].names
+    with pytest.raises(pfedbred.SettingError, match="mnist-writers-leaf has 10 writers here, not 198"):
+        pfedbred.load("mnist-writers-leaf", data_dir=str(folder))
+
+
 @pytest.mark.parametrize(
     ("name", "file", "client", "side", "labels"),
     [
@@ -254,6 +270,14 @@ def test_real_data(name, folder):
         assert 0.05 < counts[1] / counts.sum() < 0.07
     if name == "cifar100":
         assert set(counts + federation.test.label_counts(classes).sum(axis=0)) == {600}
+
+
+@pytest.mark.full
+@needs("mnist_writers")
+def test_real_writers_as_many_as_the_papers(folder):
+    federation = pfedbred.load("mnist-writers-leaf", data_dir=str(REAL))
+    assert (federation.clients, len(federation.train.y), len(federation.test.y)) == (198, 20_015, 2_218)
+    assert (federation.train.sizes.min(), federation.test.sizes.min()) == (48, 5)
 
 
 @pytest.mark.full

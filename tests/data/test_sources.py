@@ -1,5 +1,6 @@
 """Named datasets, from tiny files in the hub's layout and in LEAF's, and from the real files where there are any."""
 
+import json
 import logging
 import sys
 import types
@@ -10,6 +11,7 @@ import pytest
 from support.hub_files import REAL, needs, png, write_leaf, write_parquet
 
 import pfedbred
+from pfedbred.data.datasets import sent140 as sent140_
 from pfedbred.data.datasets.cifar10 import cifar10
 from pfedbred.data.datasets.fashion_mnist import fashion_mnist
 from pfedbred.data.datasets.femnist import femnist
@@ -178,6 +180,52 @@ def tweets(rng, count):
     return [["1", "date", "NO_QUERY", "me", " ".join(rng.choice(words, 6)), "training"] for _ in range(count)]
 
 
+def write_originals(folder, **changes):
+    """CIFAR-10's layout of PNG files with a row for each image, two images each; returns the images and labels."""
+    x = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
+    files = {f"data_batch_{i + 1}.png": x[2 * i : 2 * i + 2] for i in range(5)} | {"test_batch.png": x[10:]}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, images in files.items():
+        (folder / name).write_bytes(png(images.reshape(2, 1024, 3))["bytes"])
+    y = np.arange(12) % 10
+    labels = {"train_lables.json": json.dumps(y[:10].tolist()), "test_lables.json": json.dumps(y[10:].tolist())}
+    for name, content in {**labels, **changes}.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return x, y
+
+
+def test_cifar10_prefers_the_original_pixels(folder):
+    x, y = write_originals(folder / "cifar10")
+    write_parquet(folder / "cifar10", "train", {"img": [png(x[0] // 2)] * 3, "label": [1, 2, 3]})
+    for _ in range(2):  # decoded, and from the cache
+        pool = cifar10(str(folder), 20, 1)
+        np.testing.assert_array_equal(pool.x, x)
+        np.testing.assert_array_equal(pool.y, y)
+        assert pool.source == "the original pixels"
+    federation = pfedbred.load("cifar10", data_dir=str(folder), split="iid", clients=2)
+    assert federation.facts["source"] == "the original pixels"
+    (folder / "cifar10" / "data_batch_3.png").unlink()  # incomplete
+    pool = cifar10(str(folder), 20, 1)
+    assert pool.y.tolist() == [1, 2, 3]
+    assert pool.source is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data_batch_2.png": b"GIF89"}, "data_batch_2.png does not hold an image"),
+        ({"test_batch.png": png(np.zeros((2, 1024), np.uint8))["bytes"]}, "test_batch.png: expected rows of 1,024 RGB"),
+        ({"test_lables.json": "{}"}, "test_lables.json: expected a list of labels from 0 to 9"),
+        ({"train_lables.json": "[1, 10]"}, "train_lables.json: expected a list of labels from 0 to 9"),
+        ({"test_lables.json": "[1]"}, "cifar10 has 12 samples and 11 labels"),
+    ],
+)
+def test_broken_originals_are_named(folder, changes, words):
+    write_originals(folder / "cifar10", **changes)
+    with pytest.raises(pfedbred.SettingError, match=words):
+        cifar10(str(folder), 20, 1)
+
+
 def test_sent140_from_leaf(folder):
     rng = np.random.default_rng(0)
     users = {f"user{i}": (tweets(rng, 2), rng.integers(0, 2, 2).tolist()) for i in range(200)}
@@ -193,7 +241,8 @@ def test_sent140_from_leaf(folder):
     assert (federation.train.x[:, 7:] == 0).all()  # seven tokens at most, then padding
 
 
-def test_sent140_from_the_hub_is_sampled_by_leafs_rule(folder):
+def test_sent140_from_the_hub_is_sampled_by_leafs_rule(folder, monkeypatch):
+    monkeypatch.setattr(sent140_, "LEAF_SAMPLE", 8000)
     rng = np.random.default_rng(0)
     text = [each[4] for each in tweets(rng, 9000)]
     user = [f"u{i}" for i in np.repeat(np.arange(3000), 3)]
@@ -204,6 +253,54 @@ def test_sent140_from_the_hub_is_sampled_by_leafs_rule(folder):
     assert federation.clients == 10
     assert set(federation.train.y) == {0, 1}
     assert len(federation.train.y) + len(federation.test.y) == 3000  # a thousand users of three tweets
+    monkeypatch.setattr(sent140_, "LEAF_SAMPLE", 9000)  # no more than LEAF would sample
+    federation = pfedbred.load("sent140", data_dir=str(folder))
+    assert len(federation.train.y) + len(federation.test.y) == 9000
+
+
+def test_sent140_from_a_table_of_some_tweets(folder):
+    """All of them, before LEAF's files; users with few tweets are left out only on request."""
+    rng = np.random.default_rng(0)
+    user = [f"u{i}" for i in np.repeat(np.arange(200), np.arange(200) % 4 + 1)]
+    text = [each[4] for each in tweets(rng, len(user))]
+    label = rng.integers(0, 2, len(user)).tolist()
+    write_parquet(folder / "sent140" / "pieces", "all", {"text": text, "user": user, "label": label})
+    write_leaf(folder / "sent140" / "all_data.json", {"a": (tweets(rng, 2), [0, 1])})
+    federation = pfedbred.load("sent140", data_dir=str(folder))
+    assert len(federation.train.y) + len(federation.test.y) == len(user) == 500
+    assert federation.train.y.sum() + federation.test.y.sum() == sum(label)
+    few = pfedbred.load("sent140", data_dir=str(folder), split="paper(3)")
+    assert len(few.train.y) + len(few.test.y) == 50 * 3 + 50 * 4
+
+
+def test_sent140_finds_word_vectors_in_the_data_folder(folder):
+    rng = np.random.default_rng(0)
+    users = {f"user{i}": (tweets(rng, 2), rng.integers(0, 2, 2).tolist()) for i in range(100)}
+    write_leaf(folder / "sent140" / "all_data.json", users)
+    (folder / "glove6b").mkdir()
+    known = ["good", "bad", "day"]
+    vectors = rng.normal(size=(3, 60)).astype(np.float32)
+    np.savez(folder / "glove6b" / "glove.npz", words=known, vectors=vectors)
+    federation = pfedbred.load("sent140", data_dir=str(folder), clients=4)
+    assert federation.about["embedding"] == "from glove.npz, 50 principal components"
+    assert federation.text.vocabulary == ("bad", "day", "good")
+    assert federation.words.vectors.shape == (5, 50)
+    # Of three words two directions hold everything: the distances between them are those of the file.
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        places = [federation.text.vocabulary.index(known[each]) + 2 for each in (one, other)]
+        mine = federation.words.vectors[places]
+        distance = np.linalg.norm(vectors[one] - vectors[other])
+        np.testing.assert_allclose(np.linalg.norm(mine[0] - mine[1]), distance, rtol=1e-4)
+    learned = pfedbred.load("sent140(learned)", data_dir=str(folder), clients=4)
+    assert (learned.about["embedding"], learned.words.vectors) == ("learned", None)
+    for size in (100, 50):  # those of the paper's size come first
+        lines = "".join(f"{word}{' 1.5' * size}\n" for word in known)
+        (folder / "glove6b" / f"glove.6B.{size}d.txt").write_text(lines)
+    whole = pfedbred.load("sent140", data_dir=str(folder), clients=4)
+    assert whole.about["embedding"] == "from glove.6B.50d.txt"
+    assert (whole.words.vectors[2:] == 1.5).all()
+    given = pfedbred.load("sent140", data_dir=str(folder), clients=4, glove=str(folder / "glove6b" / "glove.npz"))
+    assert given.words.vectors.shape == (5, 60)  # as they are, because they were asked for
 
 
 @pytest.mark.parametrize(
@@ -261,12 +358,17 @@ def test_real_mnist_is_normalised_on_the_device(folder):
     np.testing.assert_allclose(taken[0], by_hand, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 @needs("sent140")
+@needs("glove6b100d")
 def test_real_sent140(folder):
     federation = pfedbred.load("sent140", data_dir=str(REAL))
     assert federation.clients == 10
-    assert len(federation.train.y) + len(federation.test.y) == 8692
+    assert len(federation.train.y) + len(federation.test.y) == 57_645
     assert federation.labels == ("negative", "positive")
+    assert federation.words.vectors.shape == (federation.text.count, 50)
+    known = (federation.train.x > 1).sum() / (federation.train.x > 0).sum()
+    assert 0.84 < known < 0.86  # of the tokens, mostly without "i" and "a"
 
 
 @needs("femnist")

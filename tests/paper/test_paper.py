@@ -39,7 +39,10 @@ def test_printed_figures_stand_where_the_paper_has_them():
     assert ("mnist-mclr", "fedamp", "G") not in printed.TABLE2
     assert printed.ABLATION["femnist-dnn", "fo", "G"] == 19.74
     assert printed.AGGREGATION["fmnist-mclr", "100", "G"] == 82.72
-    assert (len(printed.TABLE2), len(printed.ABLATION), len(printed.AGGREGATION)) == (22 * 8, 4 * 8, 16)
+    assert printed.TABLE2["writers-dnn", "fedamp", "P"] == printed.TABLE2["femnist-dnn", "fedamp", "P"] == 66.75
+    whole = (printed.TABLE2, printed.ABLATION, printed.AGGREGATION)
+    assert [sum(column in columns.COLUMNS for column, _, _ in each) for each in whole] == [22 * 8, 4 * 8, 16]
+    assert [sum(column in columns.STAND_INS for column, _, _ in each) for each in whole] == [22 * 2, 4 * 2, 8]
 
 
 @pytest.mark.parametrize("table", tables.TABLES.values(), ids=tables.TABLES)
@@ -47,7 +50,7 @@ def test_every_figure_belongs_to_a_cell_that_can_be_run(table):
     for row in table.rows.values():
         factory(row.algorithm)
     for column, row, model in table.printed:
-        assert column in table.columns
+        assert column in (*table.columns, *columns.STAND_INS)
         assert model in table.models.get(row, "PG")
     assert set(tables.PRIORS.rows) == set(priors.PRIORS)
 
@@ -63,6 +66,10 @@ def test_columns_have_the_papers_settings():
     sent = columns.ALL["sent140-lstm"].experiment("fedavg", seeds=5, rounds=None)
     assert (sent.batch_size, sent.aggregated) == (400, 4)
     assert "lam" not in columns.ALL["mnist-dnn"].experiment("fedamp", seeds=1, rounds=None).settings  # its own
+    for name, femnist in (("writers-mclr", "femnist-mclr"), ("writers-dnn", "femnist-dnn")):
+        mine, theirs = (columns.ALL[each].experiment("mg-meta", seeds=5, rounds=None) for each in (name, femnist))
+        assert dataclasses.replace(mine, dataset="femnist") == theirs
+        assert columns.ALL[name].difference(90.0, 60.0) is None
     fewer = columns.ALL["fmnist-mclr"].experiment("mg-meta", seeds=1, rounds=None, aggregated=10)
     assert fewer.aggregated == 10
 

@@ -301,6 +301,11 @@ def load_own(path):
     return pfedbred.load(str(path))
 
 
+def vectors(folder):
+    np.savez(folder / "glove.npz", words=["day", "what", "else"], vectors=np.arange(9.0).reshape(3, 3))
+    return folder / "glove.npz"
+
+
 def glove(folder):
     (folder / "glove.txt").write_text("day 0.1 0.2 0.3\nwhat 1 2 3\nelse 4 5 6\n")
     return folder / "glove.txt"
@@ -344,7 +349,8 @@ READERS = {
     "csv": Reader(csv, load_own, 600),
     "parquet": Reader(parquet, load_own, 600),
     "parquet of images": Reader(parquet_of_images, load_own, 400, [damaged_image]),
-    "GloVe": Reader(glove, lambda path: text.glove_vocabulary(["what a day"], str(path)), 500),
+    "word vectors": Reader(vectors, lambda path: text.WordVectors(path, 2).vocabulary(["what a day"]), 500),
+    "GloVe": Reader(glove, lambda path: text.WordVectors(path).vocabulary(["what a day"]), 500),
     "sigma.npy": Reader(sigma, lambda path: priors.gaussian(read_sigma(str(path))), 500),
 }
 FINISHED = Path()

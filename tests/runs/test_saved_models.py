@@ -86,9 +86,13 @@ def test_normalisation_words_and_labels_travel_along(tmp_path):
 
 
 @pytest.mark.full
-def test_texts_are_given_as_texts(tmp_path):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_texts_are_given_as_texts(frozen, tmp_path):
+    """Word vectors from a file are not among the params, which are trained and sent; a file holds them once."""
     texts = np.array(["good day", "bad day", "good sun", "bad rain"] * 10, object)
-    federation = pfedbred.from_arrays(texts, np.array([1, 0, 1, 0] * 10), np.repeat([0, 1], 20))
+    (tmp_path / "glove.txt").write_text("good 1 2 3\nbad -1 0 2\nday 0 1 0\n")
+    glove = str(tmp_path / "glove.txt") if frozen else None
+    federation = pfedbred.from_arrays(texts, np.array([1, 0, 1, 0] * 10), np.repeat([0, 1], 20), glove=glove)
     run = pfedbred.run(federation=federation, model="lstm", rounds=1, settings={"R": 2, "K": 1})
     keep(run, tmp_path)
     model = pfedbred.load_model(saved_models.export(tmp_path, client=0))
@@ -96,6 +100,12 @@ def test_texts_are_given_as_texts(tmp_path):
     expected = run.backend.algorithm.predict(run.personal_model(0), encoded)
     np.testing.assert_allclose(model.logits(texts[:4]), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(model.logits(list(texts[:4])), expected, rtol=1e-5, atol=1e-6)
+    assert ("embedding" in model.params) == (not frozen)
+    with safe_open(tmp_path / "client-0.safetensors", "numpy") as file:
+        assert ("input.vectors" in file.keys()) == frozen  # noqa: SIM118  (not a mapping)
+    if frozen:
+        sun = federation.text.encode(["sun"]).tolist()  # has no vector
+        assert sun == federation.text.encode(["moon"]).tolist() != federation.text.encode(["day"]).tolist()
 
 
 def test_a_client_is_named_or_numbered(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from pfedbred.data import columns as columns_
 from pfedbred.data.columns import Column, Fill, Standardise
 from pfedbred.data.federation import Federation, check, check_classes, first_nonfinite_row, gathered
 from pfedbred.data.labels import first_wrong, kind_of, stored
-from pfedbred.data.text import Text, glove_vocabulary, learned_vocabulary
+from pfedbred.data.text import Text, WordVectors, learned_vocabulary
 from pfedbred.errors import SettingError
 
 Normalise = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -40,9 +41,11 @@ class Pool:
       origin: ``origin(row)`` says where a row was read, for errors.
       raw: whether users still have to be sampled as LEAF does.
       text: the vocabulary, if samples are ids already.
+      vectors: the word vectors to use unless others are given, if samples are texts; without them they are learned.
       task: the usual task for the labels.
       columns: of a table with gaps or texts: what the columns of ``x`` are; see :mod:`pfedbred.data.columns`.
       agreed: whether others have the same columns, so that training samples do not change them.
+      source: which of several sources the samples are from, in words.
     """
 
     name: str
@@ -58,9 +61,11 @@ class Pool:
     origin: Callable[[int], str] | None = None
     raw: bool = True
     text: Text | None = None
+    vectors: WordVectors | None = None
     task: str = "classification"
     columns: tuple[Column, ...] | None = None
     agreed: bool = False
+    source: str | None = None
 
     def __post_init__(self) -> None:
         where = self.origin or (lambda row: f"{self.name}, row {row}")
@@ -124,14 +129,15 @@ def federate(
             raise SettingError(f"{pool.name}: client {i}{name} has no training samples")
     train = np.concatenate(trains)
     x, text, about = pool.x, pool.text, dict(about)
+    if pool.source:
+        about["source"] = pool.source
+    if text:
+        about["embedding"] = "learned"
     if pool.is_text:
-        words = (str(each) for each in pool.x[train])
-        text = glove_vocabulary(words, glove) if glove else learned_vocabulary(words)
+        text, about["embedding"] = _vocabulary(pool, glove, train, np.concatenate(tests))
         x = text.encode(pool.x)
     elif glove:
         raise SettingError(f"glove is for texts, but {pool.name} has {'characters' if text else 'numbers'}")
-    if text:
-        about["embedding"] = f"from {glove}" if glove else "learned"
     y = stored(np.asarray(pool.y if assignment.y is None else assignment.y), kind_of(pool.task))
     columns = _columns(pool, standardised)
     normalise = pool.normalise if columns is None else None
@@ -164,6 +170,16 @@ def federate(
     )
     check(federation, f"{pool.name}: ")
     return federation
+
+
+def _vocabulary(pool: Pool, glove: str | None, train: np.ndarray, test: np.ndarray) -> tuple[Text, str]:
+    """The vocabulary of a pool of texts, and where its word vectors come from, in words."""
+    vectors = WordVectors(Path(glove)) if glove else pool.vectors
+    if vectors is None:
+        return learned_vocabulary(map(str, pool.x[train])), "learned"
+    text, reduced = vectors.vocabulary(map(str, pool.x[np.concatenate([train, test])]))
+    name = glove or vectors.path.name
+    return text, f"from {name}, {vectors.dimensions} principal components" if reduced else f"from {name}"
 
 
 def _columns(pool: Pool, standardised: Standardise | None) -> tuple[Column, ...] | None:

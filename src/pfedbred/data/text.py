@@ -1,7 +1,9 @@
-"""Words or characters as numbers: a tokeniser, a vocabulary, and word vectors from a GloVe file.
+"""Words or characters as numbers: a tokeniser, a vocabulary, and word vectors from a file.
 
-Id 0 is padding, id 1 an unknown word; the words of the vocabulary follow. The vocabulary is made from training texts
-only, so that test texts contain unknown words, as they will in use. A vocabulary of characters is given beforehand.
+Id 0 is padding, id 1 an unknown word; the words of the vocabulary follow. A vocabulary whose vectors are learned is
+made from training texts only, so that test texts contain unknown words, as they will in use. One with vectors from a
+file has all words of the texts that the file knows, as none of their meaning comes from these texts. A vocabulary of
+characters is given beforehand.
 Hugging Face's tokenizers would do this as well, but is a compiled dependency for one regular expression.
 """
 
@@ -12,10 +14,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from pfedbred.errors import SettingError
+from pfedbred.io.npy import Npz
 from pfedbred.io.strict import check_regular_file, reading
 
 PADDING, UNKNOWN = 0, 1
@@ -69,16 +73,59 @@ def learned_vocabulary(texts: Iterable[str], *, most: int = 10_000, at_least: in
     return Text(tuple(word for _, word in ordered[:most]))
 
 
-def glove_vocabulary(texts: Iterable[str], path: str) -> Text:
-    """The words of the texts that are in the file, with its vectors; unknown words get the mean, padding zeros."""
-    wanted = {word for text in texts for word in tokens(text)}
-    found = _read_glove(Path(path), wanted)
-    if not found:
-        raise SettingError(f"{path} has none of the {len(wanted)} words of the data")
-    words = sorted(found)
-    vectors = np.stack([found[word] for word in words])
-    special = np.stack([np.zeros_like(vectors[0]), vectors.mean(axis=0)])
-    return Text(tuple(words), np.concatenate([special, vectors]).astype(np.float32))
+class WordVectors(NamedTuple):
+    """A file of word vectors, in GloVe's format or as .npz with the arrays words and vectors.
+
+    Attributes:
+      path: the file.
+      dimensions: if its vectors have more, the number of principal components that they are reduced to.
+    """
+
+    path: Path
+    dimensions: int | None = None
+
+    def vocabulary(self, texts: Iterable[str]) -> tuple[Text, bool]:
+        """The words of the texts that are in the file, with its vectors, and whether these have been reduced.
+
+        Unknown words and padding have zeros, as in the paper's experiments.
+        """
+        wanted = {word for text in texts for word in tokens(text)}
+        found = (_read_npz if self.path.suffix == ".npz" else _read_glove)(self.path, wanted)
+        if not found:
+            raise SettingError(f"{self.path} has none of the {len(wanted)} words of the data")
+        words = sorted(found)
+        vectors = np.stack([found[word] for word in words])
+        reduced = False
+        if self.dimensions is not None and vectors.shape[1] > self.dimensions:
+            vectors, reduced = principal_components(vectors, self.dimensions), True
+        special = np.zeros((_SPECIAL, vectors.shape[1]))
+        return Text(tuple(words), np.concatenate([special, vectors]).astype(np.float32)), reduced
+
+
+def principal_components(vectors: np.ndarray, count: int) -> np.ndarray:
+    """The vectors in the directions in which they vary most, measured from their mean: (v - mean) V.
+
+    V are the leading eigenvectors of the covariance, each with the sign that makes its largest entry positive.
+    """
+    centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
+    _, directions = np.linalg.eigh(centred.T @ centred)  # by increasing eigenvalue
+    leading = directions[:, ::-1][:, :count]
+    largest = np.take_along_axis(leading, np.abs(leading).argmax(axis=0)[None], axis=0)
+    return centred @ (leading * np.sign(largest))
+
+
+def _read_npz(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
+    """The vectors of the wanted words."""
+    with Npz(path) as arrays:
+        missing = [name for name in ("words", "vectors") if name not in arrays.names]
+        if missing:
+            raise SettingError(f"{path} has no array {missing[0]!r}: word vectors are the arrays words and vectors")
+        words, vectors = arrays["words"], arrays["vectors"]
+    if words.dtype.kind != "U" or vectors.dtype.kind != "f" or vectors.ndim != 2 or words.shape != vectors.shape[:1]:
+        raise SettingError(f"{path}: expected texts in 'words', and a row of numbers for each in 'vectors'")
+    if not np.isfinite(vectors).all():
+        raise SettingError(f"{path}: a vector must be finite numbers")
+    return {word: vector for word, vector in zip(words.tolist(), vectors, strict=True) if word in wanted}
 
 
 def _read_glove(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:

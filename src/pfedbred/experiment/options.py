@@ -93,7 +93,9 @@ class DataOptions:
     features: str | list[str] | None = option(
         None, "columns of a table that are the inputs, separated by commas; by default all others", identifies=False
     )
-    glove: str | None = option(None, "file of GloVe word vectors, for text; without it they are learned", path=True)
+    glove: str | None = option(
+        None, "file of word vectors, for text; by default those of the dataset, or learned ones", path=True
+    )
     missing: Literal["mean", "median"] | None = option(
         None,
         "what fills the gaps of a table, of the client's training samples: mean or median [default: mean]",

@@ -183,7 +183,10 @@ class Participant:
         with _details_withheld("its data cannot be used"):
             data, place = client_data.load(self.node, self.home.folder, task)
             if data.text and data.text.vectors is not None:
-                raise SettingError("word vectors from a file cannot be used on a federation: the server has no copy")
+                raise SettingError(
+                    "word vectors from a file cannot be used on a federation, because the server has no copy: "
+                    "learn them, as in sent140(learned)"
+                )
             return client_data.relabelled(data, classes or data.classes, labels), place
 
     @contextmanager

@@ -38,6 +38,7 @@ DATASETS: dict[str, Dataset] = {
     "mnist": mnist.DATASET,
     "mnist-paper": mnist.PAPER_DATASET,
     "mnist-writers": mnist_writers.DATASET,
+    "mnist-writers-leaf": mnist_writers.LEAF_DATASET,
     "parkinson": parkinson.DATASET,
     "school": school.DATASET,
     "sent140": sent140.DATASET,

@@ -10,6 +10,7 @@ import numpy as np
 from pfedbred.data.partition.owners import of_owners, rows_by_owner
 from pfedbred.data.pool import Assignment, Pool, divide
 from pfedbred.errors import SettingError
+from pfedbred.settings import Count
 
 
 def sampled_owners(
@@ -48,19 +49,22 @@ def by_writer(pool: Pool, *, clients: int | None = None, seed: int, test_fractio
     return of_owners(pool, chosen, test_fraction, rng)
 
 
-def by_groups(pool: Pool, *, clients: int, seed: int, test_fraction: float = 0.1) -> Assignment:
+def by_groups(
+    pool: Pool, *, clients: int, seed: int, test_fraction: float = 0.1, min_samples: Count | None = None
+) -> Assignment:
     """LEAF's Sent140 with its users in groups, whose shares of the users are drawn from Dirichlet(0.5).
 
-    Users come from LEAF's sample: 5 % of the samples, at least 3 for each user. Every group has at least 10 samples.
+    Users come from LEAF's sample: 5 % of the samples, at least 3 for each user. If the pool is such a sample already,
+    all are taken, or those with at least ``min_samples``. Every group has at least 10 samples.
     """
     rng = np.random.default_rng(seed)
     if pool.owner is None or pool.owners is None:
         raise SettingError(f"{pool.name} does not name the writer of each sample")
-    users = np.arange(len(pool.owners))
-    if pool.raw:
-        users = sampled_owners(pool, fraction=0.05, min_samples=3, at_least=1000, rng=rng)
     rows = rows_by_owner(pool.owner, len(pool.owners))
-    sizes = np.array([len(rows[user]) for user in users])
+    users = np.flatnonzero([len(each) >= (min_samples or 0) for each in rows])
+    if pool.raw:
+        users = sampled_owners(pool, fraction=0.05, min_samples=min_samples or 3, at_least=1000, rng=rng)
+    sizes = np.array([len(rows[user]) for user in users], int)
     if sizes.sum() < 20 * clients:
         raise SettingError(f"{pool.name} has {sizes.sum()} samples, too few for {clients} groups: use fewer clients")
     for _ in range(10_000):

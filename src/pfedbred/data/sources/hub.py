@@ -33,6 +33,7 @@ class Source(NamedTuple):
       other_folder: name of another local folder that may hold it, or a part of it.
       parts: the parts to read, in this order.
       configuration: which of the hub's configurations of the dataset, if there are several.
+      preferred: names of files in another layout, which are read instead of tables where all of them are.
     """
 
     name: str
@@ -44,18 +45,20 @@ class Source(NamedTuple):
     other_folder: str | None = None
     parts: tuple[str, ...] = ("train", "test")
     configuration: str | None = None
+    preferred: tuple[str, ...] = ()
 
 
 class Files(NamedTuple):
-    """The local files of a dataset, in LEAF's layout or in the hub's; none if it has to be downloaded."""
+    """The local files of a dataset, in one layout or several; none if it has to be downloaded."""
 
     leaf: list[LeafFile]
     parquet: list[Path]
+    preferred: Sequence[Path] = ()
 
     @property
     def paths(self) -> list[Path]:
-        """All of them."""
-        return [path for path, _ in self.leaf] or self.parquet
+        """Those to read."""
+        return list(self.preferred) or [path for path, _ in self.leaf] or self.parquet
 
 
 def cache_folder() -> Path:
@@ -63,19 +66,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pfedbred"
 
 
+def folders(data_dir: str | None) -> list[Path]:
+    """The folders to look in, in this order."""
+    return [Path(each) for each in (data_dir, os.environ.get("PFEDBRED_DATA"), cache_folder()) if each]
+
+
 def find_files(source: Source, data_dir: str | None) -> Files:
     """The files in the first of the folders that has the dataset."""
     if data_dir and not Path(data_dir).is_dir():  # most likely a typing error: do not use data from elsewhere instead
         raise SettingError(_absent(source, Path(data_dir)))
-    for parent in (data_dir, os.environ.get("PFEDBRED_DATA"), cache_folder()):
-        for name in (source.folder, source.other_folder):
-            if not parent or not name:
-                continue
-            folder = Path(parent) / name
+    for parent in folders(data_dir):
+        for folder in (parent / name for name in (source.folder, source.other_folder) if name):
             leaf = leaf_files(folder) if source.leaf else []
             parquet = _parquet_files(folder, source)
-            if leaf or parquet:
-                return Files(leaf, parquet)
+            preferred = [folder / name for name in source.preferred]
+            found = Files(leaf, parquet, preferred if all(path.exists() for path in preferred) else ())
+            if found.paths:
+                return found
     if data_dir:  # chosen by the user: do not use data from elsewhere instead
         raise SettingError(_absent(source, Path(data_dir)))
     return Files([], [])

@@ -13,8 +13,9 @@ import time
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 
 from pfedbred.errors import SettingError
 from pfedbred.io.npy import refuse_bomb
-from pfedbred.io.strict import check_regular_file
+from pfedbred.io.strict import check_regular_file, reading
 
 _MOST_PIXELS = 2**24
 _PROGRESS_SECONDS = 3.0  # between two lines of progress
@@ -216,17 +217,15 @@ class Table:
 
     def images(self, column: str) -> np.ndarray:
         """A column of encoded images of one size, decoded: bytes, rows x height x width (x channels)."""
-        try:
-            from PIL import Image
-        except ImportError:
-            raise SettingError(f"reading images {_NEEDS}") from None
+        image_module = _pillow()
         cells = self._cells(column).to_pylist()
         images = np.empty(0)
         shown = time.monotonic()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about odd metadata, and about sizes that are rejected here
             for row, cell in enumerate(cells):
-                pixels = self._decode(Image, cell, row)
+                content = cell.get("bytes") if isinstance(cell, dict) else None
+                pixels = _decoded(image_module, content, partial(self.origin, row))
                 if row == 0:
                     images = np.empty((len(cells), *pixels.shape), pixels.dtype)
                 if pixels.shape != images.shape[1:] or pixels.dtype != images.dtype:
@@ -240,19 +239,37 @@ class Table:
                     print(f"decoding images: {row + 1:,} of {len(cells):,}", file=sys.stderr)
         return images
 
-    def _decode(self, image_module: Any, cell: Any, row: int) -> np.ndarray:
-        """The pixels of one image."""
-        try:
-            image = image_module.open(io.BytesIO(cell["bytes"]))
-            width, height = image.size
-            if width * height <= _MOST_PIXELS:
-                return np.asarray(image)
-        except (
-            *(image_module.DecompressionBombError, OSError, EOFError),  # OSError includes UnidentifiedImageError
-            *(LookupError, TypeError, ValueError, SyntaxError, AttributeError, struct.error, zlib.error),
-        ):
-            raise SettingError(f"{self.origin(row)} does not hold an image") from None
-        raise SettingError(f"{self.origin(row)}: an image of {width} x {height} pixels, more than {_MOST_PIXELS:,}")
+
+def _pillow() -> Any:
+    """Pillow's module of images, which is optional."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise SettingError(f"reading images {_NEEDS}") from None
+    return Image
+
+
+def _decoded(image_module: Any, content: Any, where: Callable[[], str]) -> np.ndarray:
+    """The pixels of one image; ``where()`` says where it is, for errors."""
+    try:
+        image = image_module.open(io.BytesIO(content))
+        width, height = image.size
+        if width * height <= _MOST_PIXELS:
+            return np.asarray(image)
+    except (
+        *(image_module.DecompressionBombError, OSError, EOFError),  # OSError includes UnidentifiedImageError
+        *(LookupError, TypeError, ValueError, SyntaxError, AttributeError, struct.error, zlib.error),
+    ):
+        raise SettingError(f"{where()} does not hold an image") from None
+    raise SettingError(f"{where()}: an image of {width} x {height} pixels, more than {_MOST_PIXELS:,}")
+
+
+def read_image(path: Path) -> np.ndarray:
+    """The pixels of an image file: bytes, height x width (x channels)."""
+    check_regular_file(path)
+    with reading(path):
+        content = path.read_bytes()
+    return _decoded(_pillow(), content, partial(str, path))
 
 
 def is_number(value: Any) -> bool:
