@@ -295,22 +295,25 @@ def test_a_table_on_several_splits_shares_the_records_of_another(call, small, tm
     assert cells["mg-meta", "P"]["paired"] == {}
 
 
-def test_a_record_holds_the_round_that_validation_chose(small, tmp_path, monkeypatch):
-    rows = {**tables.TABLE2.rows, "kept": Row("fedavg", {"validation": 0.3})}
+def test_a_record_holds_the_round_that_validation_chose(small, tmp_path):
+    settings = {"alpha": 0.1}
+    rows = {"kept": Row("reptile", {"validation": 0.3, "settings": settings})}
     table = dataclasses.replace(tables.TABLE2, rows=rows)
-    request = paper.Request(
-        tmp_path, paper.Federations(), ["digits"], ["kept"], seeds=2, rounds=6, say=lambda line: None
+    request = paper.Request(tmp_path, paper.Federations(), ["digits"], seeds=2, rounds=6, say=lambda line: None)
+    found, _ = table_.run_table(table, request)
+    run = pfedbred.run(
+        algorithm="reptile", rounds=6, seeds=2, aggregated=4, validation=0.3, split_seed=0, settings=settings
     )
-    (_, found) = table_.run_table(table, request)
-    run = pfedbred.run(algorithm="fedavg", rounds=6, seeds=2, aggregated=4, validation=0.3, split_seed=0)
     record = json.loads((tmp_path / "cells" / "table2" / "digits" / "kept.json").read_text())
-    on_validation, on_test = (run.accuracy("global", part) for part in ("validation", "test"))
+    on_validation, on_test = (run.accuracy("personal", part) for part in ("validation", "test"))
     place = on_validation.argmax(axis=0)
-    assert record["G"]["chosen_round"] == (place + 1).tolist()
-    assert record["G"]["chosen"] == pytest.approx(100 * on_test[place, [0, 1]], abs=0.001)
-    assert record["G"]["final"] == pytest.approx(100 * on_test[-1], abs=0.001)
-    assert found.model == "G"
-    assert found.chosen == pytest.approx(np.mean(record["G"]["chosen"]), abs=0.006)
+    assert all(place != on_test.argmax(axis=0)), "choose other settings"
+    assert all(place < 5), "choose other settings"
+    assert record["P"]["chosen_round"] == (place + 1).tolist()
+    assert record["P"]["chosen"] == pytest.approx(100 * on_test[place, [0, 1]], abs=0.001)
+    assert record["P"]["final"] == pytest.approx(100 * on_test[-1], abs=0.001)
+    assert found.model == "P"
+    assert found.chosen == pytest.approx(np.mean(record["P"]["chosen"]), abs=0.006)
 
 
 def test_what_is_not_in_the_paper_is_one_line(call, small):
@@ -413,7 +416,17 @@ def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_pat
     record = json.loads((tmp_path / "here" / "cells" / "tuning" / "digits" / "pfedme.json").read_text())
     assert record["chosen_on"] == "validation"
     assert call(*options)[0] == 0
+    # The same settings, with the round chosen on validation samples, on three splits.
+    code, out, err = call("paper", "validated", *options[2:])
+    assert code == 0, err
     assert len(seen) == 1
+    found = json.loads((tmp_path / "here" / "validated.json").read_text())
+    assert [(each["model"], each["splits"], each["chosen"] is None) for each in found] == [
+        ("P", 3, False),
+        ("G", 3, False),
+    ]
+    kept = json.loads((tmp_path / "here" / "cells" / "validated" / "digits" / "pfedme-split2.json").read_text())
+    assert (kept["fingerprint"]["validation"], kept["fingerprint"]["settings"]["alpha_m"]) == (0.2, 0.05)
 
 
 # Figures ---------------------------------------------------------------------------------------------------
@@ -456,7 +469,7 @@ def test_deviation_of_a_run_uses_each_clients_own_model():
 
 @pytest.mark.full
 def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "HYPER_GRID", {"eta": [0.01, 0.1], "lam": [5.0, 15.0]})
+    monkeypatch.setitem(figures.HYPER_GRIDS, "digits", {"eta": [0.01, 0.1]})
     rest = ("--columns", "digits", "--seeds", "1", "--rounds", "2", "--out", "here")
     pictures = {
         "hyper": ["hyper-digits-map.png", "hyper-digits-parallel.png"],

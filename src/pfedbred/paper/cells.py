@@ -12,7 +12,7 @@ from pfedbred.engine.history import Which, has_validation
 from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError
 from pfedbred.experiment.result import Run
-from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some
+from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.records import read_measured, rounded
 from pfedbred.paper.rows import Split, Table
@@ -129,7 +129,9 @@ def read_records(table: Table, out: Path, column: str, row: str) -> Records:
         if record is None:
             continue
         for model in _MODELS:
-            if len({len(record[model][name]) for name in (*_BY_SEED, "best_round")}) > 1:
+            by_seed = (*_BY_SEED, "best_round", *(["chosen"] if "chosen" in record[model] else []))
+            expect(record[model].get("chosen"), Maybe(Some(Maybe(NUMBER))), file, "'chosen'")
+            if len({len(record[model][name]) for name in by_seed}) > 1:
                 raise SettingError(f"{file} is damaged: its figures of {model} have different numbers of seeds")
         found[split] = record
     return found
