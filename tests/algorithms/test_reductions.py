@@ -56,7 +56,8 @@ GAUSSIAN_FROM_G = priors.from_log_partition(lambda s: sum(jnp.sum(leaf**2) / 2 f
 REDUCTIONS = {
     "identity + spherical = pFedMe": (("pfedbred", {"mean": "identity"}), ("pfedme", {})),
     "mfo with eta = 0 = pFedMe": (("mfo", {"eta": 0.0}), ("pfedme", {})),
-    "mg with eta = 0 = fo": (("mg", {"eta": 0.0}), ("fo", {})),
+    "mg with eta = 0, from the mean = fo": (("mg", {"eta": 0.0, "prox_start": "mean"}), ("fo", {})),
+    "mg with eta = 0 = fo from the local model": (("mg", {"eta": 0.0}), ("fo", {"prox_start": "local"})),
     "mg with eta_a = 0 = mfo": (("mg", {"eta_a": 0.0}), ("mfo", {})),
     "fo with eta_a = 0 = pFedMe": (("fo", {"eta_a": 0.0}), ("pfedme", {})),
     "Sigma = 1 = spherical": (("mg", {"sigma": 1.0}), ("mg", {})),
@@ -67,7 +68,7 @@ REDUCTIONS = {
     "optax sgd = gradient": (("mg", {"prox_solver": "sgd"}), ("mg", {})),
     "mfo: its exact Jacobian is I": (("mfo", {"jacobian": "exact"}), ("mfo", {})),
     "Phi = f is fo": (
-        ("pfedbred", {"mean": means.from_phi(lambda w, context: context.loss(w, 0), eta=0.3)}),
+        ("pfedbred", {"mean": means.from_phi(lambda w, context: context.loss(w, 0), eta=0.3), "prox_start": "mean"}),
         ("fo", {"eta_a": 0.3}),
     ),
     "Phi = 0 is pFedMe": (
@@ -100,6 +101,7 @@ def test_reduction(left, right):
 
 DIFFERENCES = {
     "mg is not fo": (("mg", {}), ("fo", {})),
+    "fo starts its proximal steps at the mean": (("fo", {}), ("fo", {"prox_start": "local"})),
     "mg is not mfo": (("mg", {}), ("mfo", {})),
     "mg-meta is not mg": (("mg-meta", {}), ("mg", {})),
     "the literal equation is not what was run": (("mg-meta", {}), ("mg-meta-literal", {})),
@@ -114,7 +116,7 @@ DIFFERENCES = {
     "where theta starts": (("mg", {"theta_init": "global"}), ("mg", {})),
     "where the proximal steps start": (("mg", {"prox_start": "theta"}), ("mg", {"prox_start": "mean"})),
 }
-SHORT = {"mg is not fo", "mg is not mfo", "beta"}
+SHORT = {"fo starts its proximal steps at the mean", "mg is not fo", "mg is not mfo", "beta"}
 
 
 @pytest.mark.parametrize(("left", "right"), cases(DIFFERENCES, DIFFERENCES.keys() - SHORT))

@@ -170,7 +170,7 @@ class Pair:
 
 
 # The others' own code is the mean strategy, which the reductions tie to these.
-REPRESENTATIVES = [("fedavg", "all", 2.0), ("pfedme", "sample", 1.0), ("mg", "sample", 2.0)]
+REPRESENTATIVES = [("fedavg", "all", 2.0), ("pfedme", "sample", 1.0), ("fo", "all", 1.0), ("mg", "sample", 2.0)]
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ditto": ("ditto", {"lam": 0.7, "alpha": 0.11, "R": 4, "R_personal": 3}),
     "apfl": ("apfl", {"mixing": 0.37, "alpha": 0.13, "eta_mixing": 0.21, "R": 4}),
     "per-fedavg-first": ("per-fedavg", _PER_FEDAVG | {"order": "first"}),
-    "per-fedavg-hessian-free": ("per-fedavg", _PER_FEDAVG | {"order": "hessian-free"}),
-    "per-fedavg-exact": ("per-fedavg", _PER_FEDAVG | {"order": "exact"}),
+    "per-fedavg-hessian-free": ("per-fedavg", _PER_FEDAVG | {"order": "hessian-free", "adapt_steps": 2}),
+    "per-fedavg-exact": ("per-fedavg", _PER_FEDAVG | {"order": "exact", "adapt_steps": 3}),
     "reptile": ("reptile", {"epsilon": 0.6, "alpha": 0.11, "R": 4, "adapt_steps": 3}),
 }
 FULL = 6  # in the full-batch federation, the size of every client and of the minibatch

@@ -18,7 +18,7 @@ from pfedbred.engine import ResidentBackend, StreamedBackend, screening, selecti
 from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.screening import Norms, Rejections
 from pfedbred.engine.varying import Varying
-from pfedbred.paper import table
+from pfedbred.paper import cells
 
 SIZES = (7, 12, 5, 20, 9)
 
@@ -511,7 +511,7 @@ def test_a_run_that_diverges_stops_with_what_it_has():
     assert [point.round for point in result.points] == [4, 8, 12]
     assert result.rejections.skipped == [12]
     assert all(np.all(np.isfinite(leaf)) for leaf in arrays((result.state.server, result.state.clients)))
-    assert not table._measured(result)["P"]["finite"]  # a cell without a number in the paper's table
+    assert not cells.measured(result)["P"]["finite"]  # a cell without a number in the paper's table
 
 
 def evaluation_with(global_loss, personal_loss):

@@ -15,9 +15,11 @@ from pfedbred.engine import ResidentBackend
 from pfedbred.experiment.callbacks import Interruption, checkpointing
 from pfedbred.paper import columns, complexity, figures, printed, records, tables, tuned
 from pfedbred.paper import table as table_
+from pfedbred.paper.cells import Cell
 from pfedbred.paper.columns import Column
 from pfedbred.paper.deviation import deviation, deviations
-from pfedbred.paper.table import Cell, markdown
+from pfedbred.paper.markdown import markdown
+from pfedbred.paper.rows import Row, curvature_at_zero
 
 
 @pytest.fixture
@@ -52,7 +54,16 @@ def test_every_figure_belongs_to_a_cell_that_can_be_run(table):
     for column, row, model in table.printed:
         assert column in (*table.columns, *columns.STAND_INS)
         assert model in table.models.get(row, "PG")
-    assert set(tables.PRIORS.rows) == set(priors.PRIORS)
+    for row, other in table.compared.items():
+        assert {row, other} <= table.rows.keys()
+    for row in table.rows.values():
+        if row.source:  # the same experiment
+            there = tables.TABLES[row.source.table].rows[row.source.row]
+            for column in table.columns:
+                mine, theirs = (
+                    each.experiment(columns.ALL[column], seeds=5, rounds=None).checked() for each in (row, there)
+                )
+                assert records.fingerprint(mine) == records.fingerprint(theirs)
 
 
 def test_columns_have_the_papers_settings():
@@ -72,6 +83,21 @@ def test_columns_have_the_papers_settings():
         assert columns.ALL[name].difference(90.0, 60.0) is None
     fewer = columns.ALL["fmnist-mclr"].experiment("mg-meta", seeds=1, rounds=None, aggregated=10)
     assert fewer.aggregated == 10
+
+
+def test_priors_are_compared_at_the_same_strength():
+    """lambda g''(0) is the Gaussian's lambda; for the exponential family, whose parameter is u = ln(mean), s = -e^-u:
+    g''(s) s'(u)^2 = (1 / s^2) e^-2u = 1."""
+    assert {name: curvature_at_zero(name) for name in priors.PRIORS} == {
+        "gaussian": 1.0,
+        "bernoulli": 0.25,  # p (1 - p) at p = 1/2
+        "poisson": 1.0,
+        "exponential": 1.0,
+    }
+    rows, mnist = tables.PRIORS.rows, columns.ALL["mnist-mclr"]
+    lam = {name: row.experiment(mnist, seeds=5, rounds=None).settings["lam"] for name, row in rows.items()}
+    assert (lam["gaussian-15"], lam["bernoulli-15"], lam["bernoulli-1"], lam["bernoulli-3.75"]) == (15, 60, 4, 15)
+    assert {name.partition("-")[0] for name in rows} == set(priors.PRIORS)
 
 
 # Tables ----------------------------------------------------------------------------------------------------
@@ -195,16 +221,106 @@ def test_a_cell_begun_with_other_settings_is_left_alone(call, small):
     assert call(*options, "--rounds", "6")[0] == 0
 
 
-def test_measured_and_printed_figures_are_shown_with_their_difference():
-    def cell(column, paper, mean):
-        return Cell(column, "fedavg", "G", paper, mean, 0.1, 5, 200, 17, 3.0, 80.0, 60.0)
+def cell(column, row, model, paper, mean, last=None, **more):
+    return Cell(column, row, model, paper, mean, 0.1, 5, 200, 17, 3.0, 80.0, 60.0, last, 0.2, **more)
 
-    cells = [cell("mnist-mclr", 86.96, 87.31), cell("femnist-mclr", 53.96, 50.0), cell("mnist-dnn", 88.74, None)]
+
+def test_measured_and_printed_figures_are_shown_with_their_difference():
+    cells = [
+        cell("mnist-mclr", "fedavg", "G", 86.96, 87.31, 87.0),
+        cell("femnist-mclr", "fedavg", "G", 53.96, 50.0),
+        cell("mnist-dnn", "fedavg", "G", 88.74, None),
+    ]
     text = markdown(tables.TABLE2, cells)
-    assert "| fedavg | G | 87.31 ± 0.10 | 86.96 | +0.35 | 5 | 200 | 17 | 80.00 | 60.00 |" in text
-    assert "| fedavg | G | 50.00 ± 0.10 | 53.96 |  | 5 |" in text  # a subset: no difference
+    assert "| fedavg | G | 87.31 ± 0.10 | 86.96 | +0.35 | 87.00 ± 0.20 | 5 | 200 | 17 | 80.00 | 60.00 |" in text
+    assert "| fedavg | G | 50.00 ± 0.10 | 53.96 |  |  | 5 |" in text  # a subset: no difference
     assert "part of FEMNIST" in text
-    assert "| diverged | 88.74 |  |" in text
+    assert "| diverged | 88.74 |  | diverged |" in text
+    assert "chosen round" not in text  # no run had validation samples
+    chosen = markdown(
+        tables.TABLE2, [cell("mnist-mclr", "fedavg", "G", None, 87.31, 87.0, chosen=86.5, chosen_std=0.3)]
+    )
+    assert "| last round | chosen round | seeds |" in chosen
+    assert "| 87.00 ± 0.20 | 86.50 ± 0.30 | 5 |" in chosen
+
+
+def test_the_fit_is_the_mean_distance_from_the_printed_figures():
+    """Over the columns that can be compared, which a part of FEMNIST cannot."""
+    cells = [
+        cell("mnist-mclr", "two-steps", "P", 87.0, 88.0, 87.5),
+        cell("mnist-dnn", "two-steps", "P", 91.0, 90.5, 90.0),
+        cell("femnist-mclr", "two-steps", "P", 54.0, 80.0, 80.0),
+        cell("mnist-mclr", "two-steps", "G", 86.0, 86.25, 86.0),
+    ]
+    text = markdown(tables.PER_FEDAVG, cells)
+    assert text.splitlines()[-3:] == [
+        "| method | P, best | G, best | P, last round | G, last round | columns |",
+        "|---|---|---|---|---|---|",
+        "| two-steps | 0.75 | 0.25 | 0.75 | 0.00 | 2 |",
+    ]
+
+
+@pytest.mark.full
+def test_a_table_on_several_splits_shares_the_records_of_another(call, small, tmp_path, monkeypatch):
+    """The first split is Table 2's; deviations are over all runs, and differences are paired by split and seed."""
+    monkeypatch.setitem(
+        paper.ARTIFACTS,
+        "splits",
+        paper.Artifact("", lambda request: table_.run_table(tables.SPLITS, request), runs=True),
+    )
+    options = ("--columns", "digits", "--rows", "pfedme,mg-meta", "--seeds", "2", "--out", "here")
+    assert call("paper", "table2", *options)[0] == 0
+    assert call("paper", "splits", *options, "--no-run")[0] == 2  # it has nothing of its own yet
+    code, out, err = call("paper", "splits", *options)
+    assert code == 0, err
+    assert out.count("already done") == 2
+    folder = tmp_path / "here" / "cells"
+    assert sorted(file.name for file in (folder / "splits" / "digits").iterdir()) == [
+        f"{row}-split{seed}.json" for row in ("mg-meta", "pfedme") for seed in (2, 3)
+    ]
+
+    def best(row, seed):
+        settings = {"lam": 15.0}
+        run = pfedbred.run(algorithm=row, rounds=3, seeds=2, aggregated=4, settings=settings, split_seed=seed)
+        return 100 * run.accuracy("personal")
+
+    runs = {row: [best(row, seed) for seed in (None, 2, 3)] for row in ("pfedme", "mg-meta")}
+    assert not np.array_equal(runs["pfedme"][0], runs["pfedme"][1])
+    cells = {(each["row"], each["model"]): each for each in json.loads((tmp_path / "here" / "splits.json").read_text())}
+    found = cells["pfedme", "P"]
+    highest = {row: np.array([each.max(axis=0) for each in runs[row]]) for row in runs}
+    last = np.array([each[-1] for each in runs["pfedme"]])
+    assert (found["n"], found["splits"]) == (2, 3)
+    assert found["mean"] == pytest.approx(highest["pfedme"].mean(), abs=0.006)
+    assert found["std"] == pytest.approx(highest["pfedme"].std(ddof=1), abs=0.006)
+    assert found["last"] == pytest.approx(last.mean(), abs=0.006)
+    by_split = (highest["pfedme"] - highest["mg-meta"]).mean(axis=1)
+    assert found["compared_with"] == "mg-meta"
+    assert found["paired"]["best"]["mean"] == pytest.approx(by_split.mean(), abs=0.002)
+    half_width = 4.3027 * by_split.std(ddof=1) / np.sqrt(3)  # t of 2 degrees of freedom, from a table
+    assert found["paired"]["best"]["half_width"] == pytest.approx(half_width, abs=0.005)
+    assert cells["mg-meta", "P"]["paired"] == {}
+
+
+def test_a_record_holds_the_round_that_validation_chose(small, tmp_path):
+    settings = {"alpha": 0.1}
+    rows = {"kept": Row("reptile", {"validation": 0.3, "settings": settings})}
+    table = dataclasses.replace(tables.TABLE2, rows=rows)
+    request = paper.Request(tmp_path, paper.Federations(), ["digits"], seeds=2, rounds=6, say=lambda line: None)
+    found, _ = table_.run_table(table, request)
+    run = pfedbred.run(
+        algorithm="reptile", rounds=6, seeds=2, aggregated=4, validation=0.3, split_seed=0, settings=settings
+    )
+    record = json.loads((tmp_path / "cells" / "table2" / "digits" / "kept.json").read_text())
+    on_validation, on_test = (run.accuracy("personal", part) for part in ("validation", "test"))
+    place = on_validation.argmax(axis=0)
+    assert all(place != on_test.argmax(axis=0)), "choose other settings"
+    assert all(place < 5), "choose other settings"
+    assert record["P"]["chosen_round"] == (place + 1).tolist()
+    assert record["P"]["chosen"] == pytest.approx(100 * on_test[place, [0, 1]], abs=0.001)
+    assert record["P"]["final"] == pytest.approx(100 * on_test[-1], abs=0.001)
+    assert found.model == "P"
+    assert found.chosen == pytest.approx(np.mean(record["P"]["chosen"]), abs=0.006)
 
 
 def test_what_is_not_in_the_paper_is_one_line(call, small):
@@ -214,6 +330,8 @@ def test_what_is_not_in_the_paper_is_one_line(call, small):
         ("table2", "--columns", "digits", "--rows", "fedavgg"): "did you mean 'fedavg'",
         ("table2", "--columns", "digits", "--federations", "nowhere"): "no folder nowhere",
         ("complexity", "--rows", "scaffold"): "there is no row 'scaffold'",
+        ("hyper", "--no-run"): "--run and --no-run do not apply to hyper",
+        ("table2", "--no-run"): "results has no records of the table table2",
     }.items():
         code, _, err = call("paper", *arguments)
         assert code == 2
@@ -243,7 +361,7 @@ def test_prepared_federations_are_used(call, small, tmp_path):
 @pytest.mark.full
 def test_a_run_that_diverged_is_not_given_a_figure(call, small, tmp_path, monkeypatch):
     """Its loss is no number at the end, whatever its accuracy was before."""
-    rows = {**tables.TABLE2.rows, "wild": paper.table.Row("mg-meta", {"settings": {"lam": 450.0}})}
+    rows = {**tables.TABLE2.rows, "wild": Row("mg-meta", {"settings": {"lam": 450.0}})}
     monkeypatch.setitem(paper.TABLES, "table2", dataclasses.replace(tables.TABLE2, rows=rows))
     request = paper.Request(tmp_path, paper.Federations(), ["digits"], ["wild"], seeds=1, say=lambda line: None)
     cells = paper.table.run_table(paper.TABLES["table2"], request)
@@ -305,7 +423,17 @@ def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_pat
     record = json.loads((tmp_path / "here" / "cells" / "tuning" / "digits" / "pfedme.json").read_text())
     assert record["chosen_on"] == "validation"
     assert call(*options)[0] == 0
+    # The same settings, with the round chosen on validation samples, on three splits.
+    code, out, err = call("paper", "validated", *options[2:])
+    assert code == 0, err
     assert len(seen) == 1
+    found = json.loads((tmp_path / "here" / "validated.json").read_text())
+    assert [(each["model"], each["splits"], each["chosen"] is None) for each in found] == [
+        ("P", 3, False),
+        ("G", 3, False),
+    ]
+    kept = json.loads((tmp_path / "here" / "cells" / "validated" / "digits" / "pfedme-split2.json").read_text())
+    assert (kept["fingerprint"]["validation"], kept["fingerprint"]["settings"]["alpha_m"]) == (0.2, 0.05)
 
 
 # Figures ---------------------------------------------------------------------------------------------------
@@ -348,7 +476,7 @@ def test_deviation_of_a_run_uses_each_clients_own_model():
 
 @pytest.mark.full
 def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "HYPER_GRID", {"eta": [0.01, 0.1], "lam": [5.0, 15.0]})
+    monkeypatch.setitem(figures.HYPER_GRIDS, "digits", {"eta": [0.01, 0.1]})
     rest = ("--columns", "digits", "--seeds", "1", "--rounds", "2", "--out", "here")
     pictures = {
         "hyper": ["hyper-digits-map.png", "hyper-digits-parallel.png"],
@@ -356,7 +484,7 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
         "noniid": ["noniid-digits.png"],
         "curves": ["curves-digits.png"],
     }
-    rows = {"deviation": ("--rows", "pfedme,mg-meta"), "curves": ("--rows", "fedavg,pfedme")}
+    rows = {"deviation": ("--rows", "pfedme,mg-meta"), "curves": ("--rows", "fedavg,pfedme", "--run")}
     for name, files in pictures.items():
         code, _, err = call("paper", name, *rest, *rows.get(name, ()))
         assert code == 0, err
@@ -372,6 +500,38 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
     monkeypatch.setattr(table_, "run_into", no_more)
     for name in pictures:
         assert call("paper", name, *rest, *rows.get(name, ()))[0] == 0
+
+
+@pytest.mark.full
+def test_curves_are_drawn_of_what_was_run(call, small, tmp_path, monkeypatch):
+    options = ("--columns", "digits", "--seeds", "1", "--out", "here")
+    code, _, err = call("paper", "curves", *options)
+    assert (code, "here has no records of these cells" in err) == (2, True)
+    assert call("paper", "table2", *options, "--rows", "fedavg")[0] == 0
+    monkeypatch.setattr(table_, "run_into", None)  # nothing is run
+    code, out, err = call("paper", "curves", *options, "--rows", "fedavg,pfedme")
+    assert code == 0, err
+    assert "curves digits: no records of pfedme (--run runs what is missing)" in out
+    assert (tmp_path / "here" / "curves-digits.png").exists()
+
+
+def test_the_figure_of_settings_has_the_papers_ranges(small, tmp_path, monkeypatch):
+    """eta up to 1, 0.5 on CIFAR-10 and 0.4 on Sent140; on CIFAR-10 the paper varies eta alone."""
+    seen = {}
+
+    def watched(file, name, column, experiment, grid, *given, **more):
+        seen[file.stem] = grid
+        raise StopIteration
+
+    monkeypatch.setattr(figures, "load_or_sweep", watched)
+    for column in columns.COLUMNS:
+        with pytest.raises(StopIteration):
+            figures.draw_hyper(paper.Request(tmp_path, paper.Federations(), [column]))
+    assert seen.keys() == {f"hyper-{column}" for column in columns.COLUMNS}
+    highest = {name.removeprefix("hyper-"): {key: max(grid[key]) for key in grid} for name, grid in seen.items()}
+    assert highest.pop("cifar10-cnn") == {"eta": 0.5}
+    assert highest.pop("sent140-lstm") == {"eta": 0.4, "lam": 100.0}
+    assert all(each == {"eta": 1.0, "lam": 100.0} for each in highest.values())
 
 
 @pytest.mark.full

@@ -30,6 +30,7 @@ def test_the_page_shows_what_the_folder_holds(folder):
     figures = [(each["row"], each["model"]) for each in first["cells"]]
     assert figures == [("fedavg", "G"), *((row, model) for row in ("mg-meta", "mg-meta+am") for model in "PG")]
     assert (first["other_data"], first["cells"][0]["difference"]) == (None, 1.0)
+    assert [first["cells"][0][name] for name in ("last", "chosen")] == [79.5, None]
     assert second["other_data"].startswith("a part of FEMNIST")
     assert [len(each["points"]) for each in content["sweeps"]] == [4]
     assert [each["name"] for each in content["federations"]] == ["mnist-paper"]

@@ -40,7 +40,8 @@ from pfedbred.experiment.sigma import read_sigma
 from pfedbred.io import tensors
 from pfedbred.io.atomic import write_json
 from pfedbred.io.strict import parse_yaml
-from pfedbred.paper import records, table, tables
+from pfedbred.paper import cells, records, tables
+from pfedbred.paper.markdown import markdown
 from pfedbred.paper.page import section as paper_section
 from pfedbred.report import page, terminal
 from pfedbred.runs import checkpoints, saved_models
@@ -201,8 +202,8 @@ def compared(folder):
 
 
 def paper_table(folder):
-    cells = [table.Cell("mnist-mclr", "fedavg", "G", 80.0, 81.0, 0.1, 5, 100, 90, 3.0, 80.0, 70.0)._asdict()] * 2
-    write_json(folder / "table2.json", cells)
+    cell = cells.Cell("mnist-mclr", "fedavg", "G", 80.0, 81.0, 0.1, 5, 100, 90, 3.0, 80.0, 70.0, 80.5, 0.2)
+    write_json(folder / "table2.json", [cell.plain()] * 2)
     return folder / "table2.json"
 
 
@@ -212,6 +213,7 @@ PLATFORM = {"device": "cpu", "backend": "cpu", "jax": "0.10"}
 def record(folder):
     file = records.record_file(folder, "table2", "mnist-mclr", "fedavg")
     of_model = {"best": [90.0, 91.0], "best_round": [1, 2], "final": [90.0, 90.5], "client_mean": [89.0, None]}
+    of_model |= {"chosen": [89.5, 90.0], "chosen_round": [1, 1]}
     of_model |= {
         "worst_decile": [70.0, 71.0],
         "curve": [80.0, 90.0],
@@ -226,9 +228,9 @@ def record(folder):
 
 
 def read_record(path):
-    cells = table.read_cells(tables.TABLE2, path.parents[3])
+    found = cells.read_cells(tables.TABLE2, path.parents[3])
     page.embedded(page.gather([path.parents[3]], [paper_section()]))
-    return table.markdown(tables.TABLE2, cells), records.load_or_measure(path, {"R": 1}, dict, table.CELL)
+    return markdown(tables.TABLE2, found), records.load_or_measure(path, {"R": 1}, dict, cells.CELL)
 
 
 def deviation(folder):

@@ -26,6 +26,11 @@ def fixed(task, **settings):
     return base(task, lam=1.0, **settings)
 
 
+@same_settings(base, without=())
+def longer(task, *, R: Count = 40, **settings):
+    return base(task, R=R, **settings)
+
+
 def needs(task, *, alpha: Positive):
     return task, alpha
 
@@ -33,6 +38,9 @@ def needs(task, *, alpha: Positive):
 def test_declared_settings_and_those_of_a_function_that_passes_them_on():
     assert list(declared(base)) == ["lam", "R"]
     assert list(declared(fixed)) == ["R"]
+    assert resolve(longer, {}) == {"lam": 15.0, "R": 40}  # its own default, in the base's place
+    assert longer("task") == ("task", 15.0, 40)
+    assert longer("task", **resolve(longer, {"R": 3})) == ("task", 15.0, 3)
     assert [is_whole_number(each.annotation) for each in declared(base).values()] == [False, True]
     assert is_whole_number(Count | None)
 

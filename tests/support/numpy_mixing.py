@@ -237,7 +237,7 @@ def scaffold(run: Run, start: Vector) -> tuple[Vector, list[Vector]]:
 
 
 def per_fedavg(run: Run, start: Vector) -> tuple[Vector, list[Vector]]:
-    """First-order Per-FedAvg; P is w after steps alpha and alpha_m on the next two minibatches, left unused."""
+    """First-order Per-FedAvg; P is w after a step of size alpha on the next minibatch, left unused."""
     settings = run.settings
     w = start
     for chosen in run.chosen_by_round:
@@ -251,11 +251,7 @@ def per_fedavg(run: Run, start: Vector) -> tuple[Vector, list[Vector]]:
                     v = v - settings.alpha_m * gradient(adapted, batches[2 * r + 1])
                 local[i] = v
         w = run.momentum(w, run.average(local, chosen))
-    personal = []
-    for i in run.clients:
-        v = w - settings.alpha * gradient(w, run.ahead(i, 0))
-        personal.append(v - settings.alpha_m * gradient(v, run.ahead(i, 1)))
-    return w, personal
+    return w, [w - settings.alpha * gradient(w, run.ahead(i, 0)) for i in run.clients]
 
 
 def sample_losses(v: Vector, batch: Batch) -> Vector:
@@ -313,7 +309,7 @@ METHODS = {
     "scaffold": scaffold,
     "per-fedavg": per_fedavg,
 }
-OWN_MINIBATCHES = {"per-fedavg": 2}  # those that P itself reads, before fine-tuning does
+OWN_MINIBATCHES = {"per-fedavg": 1}  # those that P itself reads, before fine-tuning does
 
 
 # Fine-tuning -----------------------------------------------------------------------------------------------

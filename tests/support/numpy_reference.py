@@ -194,7 +194,7 @@ def _local_step(
         else:
             raise ValueError(name)
 
-    theta = w
+    theta = mu if name == "fo" else w  # in the authors' code, fo's step to the mean moves the model in place
     for _ in range(settings.K):
         pull = settings.lam * regulariser_in_personal(settings, theta, mu)
         theta = theta - settings.alpha * (gradient(theta, batch) + pull)

@@ -4,7 +4,7 @@ Local training, FedProx (Li et al. 2020, Algorithm 2), Ditto (Li et al. 2021, Al
 2020, Algorithm 1 and Eq. 10), Per-FedAvg (Fallah et al. 2020, Algorithm 1 and Section 5) and Reptile (Nichol et
 al. 2018, Algorithm 2). The loss and its gradient are those of ``numpy_reference``; nothing comes from the
 library. What a paper leaves open follows the library's documentation: clients average by training samples, P of
-APFL mixes with the global model, and Per-FedAvg adapts by two steps.
+APFL mixes with the global model, and Per-FedAvg adapts by one step of size alpha and further ones of size alpha_m.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def personal(name: str, w: Vector, client: Client, unread: Sequence[Batch], s: S
         return client.share * client.v + (1.0 - client.share) * w
     if name == "per-fedavg":
         ahead = w - s["alpha"] * gradient(w, unread[0])
-        return ahead - s["alpha_m"] * gradient(ahead, unread[1])
+        return sgd(ahead, unread[1 : s.get("adapt_steps", 1)], s["alpha_m"])
     if name == "reptile":
         return sgd(w, unread[: s["adapt_steps"]], s["alpha"])
     return w

@@ -18,7 +18,7 @@ from pfedbred.types import Tree
     paper="Fallah et al., Personalized Federated Learning: A Meta-Learning Approach",
     year=2020,
     G="w",
-    P="w after two local steps",
+    P="w after a local step",
 )
 def per_fedavg(
     task: Task,
@@ -27,6 +27,7 @@ def per_fedavg(
     alpha_m: NonNegative = 0.01,
     R: Count = 20,
     epochs: Epochs = None,
+    adapt_steps: Count = 1,
     order: Literal["first", "hessian-free", "exact"] = "first",
     delta: Positive = 0.001,
 ) -> Algorithm:
@@ -40,8 +41,8 @@ def per_fedavg(
     ``first`` drops the Hessian, as the pFedBreD paper does; ``hessian-free`` takes
     Hess f v = (grad f(w + delta v) - grad f(w - delta v)) / (2 delta); ``exact`` computes one Hessian-vector product.
 
-    G is w. P is w after two steps on two local training minibatches, of sizes alpha and alpha_m, as in the pFedBreD
-    paper's appendix. With alpha = 0 training is FedAvg's.
+    G is w. P is w after one step of size alpha on a local training minibatch, as in F_i. Further steps, of size
+    alpha_m, are an option: the pFedBreD paper's appendix takes two steps. With alpha = 0 training is FedAvg's.
 
     Args:
       task: model and loss f.
@@ -49,6 +50,7 @@ def per_fedavg(
       alpha_m: the outer step size, the paper's beta.
       R: local steps, the paper's tau.
       epochs: passes over the client's samples, in place of R.
+      adapt_steps: steps from w to a personal model, the first of size alpha and the others of size alpha_m.
       order: how the Hessian is treated.
       delta: step of the finite difference.
 
@@ -73,8 +75,9 @@ def per_fedavg(
         return local_steps(step, w, data, alpha=alpha_m, work=work).params, state
 
     def model(w: Tree, state: Tree, data: ClientData) -> Tree:
-        w = optax.tree.add_scale(w, -alpha, grad(w, data.batch(0)))
-        return optax.tree.add_scale(w, -alpha_m, grad(w, data.batch(1)))
+        for j in range(adapt_steps):
+            w = optax.tree.add_scale(w, -alpha_m if j else -alpha, grad(w, data.batch(j)))
+        return w
 
-    client = Client(init=lambda w: (), train=train, model=model, draws=draws(work), model_draws=2)
+    client = Client(init=lambda w: (), train=train, model=model, draws=draws(work), model_draws=adapt_steps)
     return Algorithm(client, averaging_server(task), task.model.apply)

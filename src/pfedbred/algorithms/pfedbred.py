@@ -46,6 +46,10 @@ STARTS: dict[str, Start] = {
 }
 
 
+ProxStart = Literal["local", "theta", "mean"]
+"""Where the proximal steps start: at the local model, at theta_i or at the mean mu_i."""
+
+
 @method(paper=PAPER, year=2022, G="w", P="theta_i")
 def pfedbred(
     task: Task,
@@ -64,7 +68,7 @@ def pfedbred(
     beta: Positive = 1.0,
     w_init: Literal["global", "theta", "memory"] | Start = "global",
     theta_init: Literal["global", "theta", "memory"] | Start = "theta",
-    prox_start: Literal["local", "theta", "mean"] = "local",
+    prox_start: ProxStart = "local",
     prox_solver: str | Solver | optax.GradientTransformation = "gradient",
     tol: NonNegative = 0.0,
     envelope: Literal["exact", "first-order"] = "exact",
@@ -99,7 +103,7 @@ def pfedbred(
       beta: coefficient of the new average; 2 is the paper's aggregation momentum.
       w_init: where w_i starts a round (line 5); the paper: the global model.
       theta_init: where theta_i starts a round (line 6); the paper: where it ended the previous one.
-      prox_start: where the proximal steps start; the experiments: at the local model.
+      prox_start: where the proximal steps start; the experiments: at the local model, but for ``fo`` at the mean.
       prox_solver: ``gradient``, ``mirror``, an optax optimizer by name or as object, or a Solver.
       tol: stop the proximal steps when the gradient norm falls to it; 0 takes all K.
       envelope: the envelope's gradient in mu: exact, or lam (mu - theta) in params; equal for the spherical Gaussian.

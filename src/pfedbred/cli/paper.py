@@ -24,6 +24,10 @@ def paper_command(
     rows: Annotated[str | None, typer.Option(help="rows of the tables, separated by commas; by default all")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="repetitions, side by side")] = 5,
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds of training; by default the paper's")] = None,
+    run: Annotated[
+        bool | None,
+        typer.Option("--run/--no-run", help="run the cells that are missing; by default tables do and curves do not"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder for records, tables and pictures")] = Path("results"),
     data_dir: Annotated[str | None, typer.Option(help="folder with the data")] = None,
     federations: Annotated[
@@ -50,6 +54,8 @@ def paper_command(
         raise SettingError(f"the paper has no {name!r}{nearest(name, paper.ARTIFACTS)}")
     if rows and not paper.ARTIFACTS[name].has_rows:
         raise SettingError(f"--rows does not apply to {name}: it has no rows")
+    if run is not None and paper.ARTIFACTS[name].runs is None:
+        raise SettingError(f"--run and --no-run do not apply to {name}: it always runs what is missing")
     interruption = Interruption(parse_seconds(time_limit) if time_limit else None, process_started())
     ensure_folder(out)
     request = paper.Request(
@@ -59,6 +65,7 @@ def paper_command(
         rows=_names(rows),
         seeds=seeds,
         rounds=rounds,
+        run=bool(paper.ARTIFACTS[name].runs if run is None else run),
         say=lambda line: print(line, flush=True),
         progress=terminal.progress,
         interruption=interruption,

@@ -12,27 +12,40 @@ from pfedbred.paper.complexity import run_complexity
 from pfedbred.paper.records import Request
 from pfedbred.paper.table import run_table
 from pfedbred.paper.tables import TABLES
-from pfedbred.paper.tuned import run_tuned
+from pfedbred.paper.tuned import run_tuned, run_validated
 
 __all__ = ["ALL", "ARTIFACTS", "COLUMNS", "TABLES", "Artifact", "Federations", "Request"]
 
 
 class Artifact(NamedTuple):
-    """A table or figure: one line that describes it, the function that makes it, whether rows can be chosen."""
+    """A table or figure.
+
+    Attributes:
+      words: one line that describes it.
+      make: the function that makes it.
+      has_rows: whether rows can be chosen.
+      runs: whether it runs what is missing, unless the user says otherwise; None if it always does.
+    """
 
     words: str
     make: Callable[[Request], object]
     has_rows: bool = True
+    runs: bool | None = None
 
 
 ARTIFACTS: dict[str, Artifact] = {
-    **{name: Artifact(table.title, partial(run_table, table)) for name, table in TABLES.items()},
-    "tuned": Artifact("Beyond the paper: every method with its settings tuned on validation samples", run_tuned),
+    **{name: Artifact(table.title, partial(run_table, table), runs=True) for name, table in TABLES.items()},
+    "tuned": Artifact(
+        "Beyond the paper: every method with its settings tuned on validation samples", run_tuned, runs=True
+    ),
+    "validated": Artifact(
+        "Beyond the paper: the same with the round chosen on them, on three splits", run_validated, runs=True
+    ),
     "hyper": Artifact(
         "accuracy by eta and lambda: parallel coordinates and a heat map", figures.draw_hyper, has_rows=False
     ),
     "deviation": Artifact("Delta G and Delta L of the first client, by label", figures.draw_deviation),
     "noniid": Artifact("the data distribution: samples by client and label", figures.draw_noniid, has_rows=False),
-    "curves": Artifact("accuracy by round of the methods of Table 2", figures.draw_curves),
+    "curves": Artifact("accuracy by round of the methods of Table 2", figures.draw_curves, runs=False),
     "complexity": Artifact("time and memory against N, T, R, K and M, compared with the paper's O(.)", run_complexity),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,82 +10,125 @@ from typing import Any
 import numpy as np
 
 from pfedbred.data.federation import Federation
+from pfedbred.errors import SettingError
 from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
-from pfedbred.paper.columns import ALL
+from pfedbred.paper.cells import CELL, best_of
+from pfedbred.paper.columns import ALL, COLUMNS
 from pfedbred.paper.deviation import DEVIATION, deviation
-from pfedbred.paper.records import Request, chosen, fingerprint, load_or_measure, load_or_sweep, record_file, rounded
-from pfedbred.paper.table import best_of, run_cell
+from pfedbred.paper.records import (
+    Request,
+    chosen,
+    fingerprint,
+    load_or_measure,
+    load_or_sweep,
+    read_measured,
+    record_file,
+    rounded,
+)
+from pfedbred.paper.table import run_cell
 from pfedbred.paper.tables import TABLE2
 from pfedbred.report import curves as curves_
 from pfedbred.report import heatmap, parallel
 from pfedbred.report.distribution import draw_distribution
 from pfedbred.runs.data_file import write_data
 
-HYPER_GRID = {
-    "eta": [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0],
-    "lam": [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 100.0],
+_ETAS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2]
+_LAMBDAS = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 100.0]
+HYPER_GRID = {"eta": [*_ETAS, 0.5, 1.0], "lam": _LAMBDAS}
+HYPER_GRIDS: dict[str, dict[str, list[float]]] = {
+    "cifar10-cnn": {"eta": [*_ETAS, 0.3, 0.4, 0.5]},
+    "sent140-lstm": {"eta": [*_ETAS, 0.3, 0.4], "lam": _LAMBDAS},
 }
+"""The columns for which the paper has other ranges."""
+
 _DEVIATING = ("pfedme", "per-fedavg", "fedamp", "fo", "mfo", "mg-meta")
 
 
 def draw_curves(request: Request) -> None:
-    """Draws accuracy by round of the methods of Table 2, one picture per column; runs the missing cells."""
-    for column in chosen("column", ALL, request.columns or ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")):
-        rows = chosen("row", TABLE2.rows, request.rows)
-        found = {row: run_cell(TABLE2, column, row, request) for row in rows}
-        path = request.out / f"curves-{column}.png"
-        figure, panels = curves_.new_figure(2, 5.0, width=6.8)
-        methods = list(dict.fromkeys(row.partition("+")[0] for row in TABLE2.rows))
-        for axes, model, title in zip(panels, "GP", curves_.NAMES.values(), strict=True):
-            shown = {row: record for row, record in found.items() if model in TABLE2.models.get(row, "PG")}
-            for row, record in shown.items():
-                mean, low, high = (np.array(record[model][name], float) for name in ("curve", "low", "high"))
-                best, _ = best_of(record[model])
-                label = f"{row}  {'diverged' if best is None else f'{best:.1f}'}"
-                method, _, variant = row.partition("+")
-                style = curves_.Style(methods.index(method), ("", "ft", "am").index(variant))
-                curves_.draw_band(axes, record["rounds"], mean, low, high, label, style, crowded=len(shown) > 6)
-            both = [record[model][name] for record in shown.values() for name in ("curve", "high")]
-            curves_.settle(axes, [np.array(each, float) for each in both])
-            axes.set_title(title, fontsize=11)
-            if shown:
-                beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-                axes.legend(**beside, frameon=False, fontsize=8, title="best (%)", alignment="left")
-        figure.suptitle(f"{ALL[column].title}: mean and range of {request.seeds} seeds", fontsize=11)
-        curves_.save(figure, path)
-        request.say(f"picture: {path}")
+    """Draws accuracy by round of the methods of Table 2, one picture per column: those that were run.
+
+    Those that were not are named, or run if the request says so.
+    """
+    rows, drawn = chosen("row", TABLE2.rows, request.rows), False
+    for column in chosen("column", ALL, request.columns or (TABLE2.columns if request.run else None)):
+        if request.run:
+            found = {row: run_cell(TABLE2, column, row, request) for row in rows}
+        else:
+            read = {row: read_measured(TABLE2.record_file(request.out, column, row), CELL) for row in rows}
+            found = {row: record for row, record in read.items() if record is not None}
+        missing = [row for row in rows if row not in found]
+        if missing:
+            which = f" of {', '.join(missing)}" if found else ""
+            request.say(f"curves {column}: no records{which} (--run runs what is missing)")
+        if found:
+            _curves_picture(found, column, request)
+            drawn = True
+    if not drawn:
+        raise SettingError(
+            f"{request.out} has no records of these cells: run them with --run, or pfedbred paper table2"
+        )
+
+
+def _curves_picture(found: Mapping[str, Any], column: str, request: Request) -> None:
+    path = request.out / f"curves-{column}.png"
+    figure, panels = curves_.new_figure(2, 5.0, width=6.8)
+    methods = list(dict.fromkeys(row.partition("+")[0] for row in TABLE2.rows))
+    for axes, model, title in zip(panels, "GP", curves_.NAMES.values(), strict=True):
+        shown = {row: record for row, record in found.items() if model in TABLE2.models.get(row, "PG")}
+        for row, record in shown.items():
+            mean, low, high = (np.array(record[model][name], float) for name in ("curve", "low", "high"))
+            best, _ = best_of(record[model])
+            label = f"{row}  {'diverged' if best is None else f'{best:.1f}'}"
+            method, _, variant = row.partition("+")
+            style = curves_.Style(methods.index(method), ("", "ft", "am").index(variant))
+            curves_.draw_band(axes, record["rounds"], mean, low, high, label, style, crowded=len(shown) > 6)
+        both = [record[model][name] for record in shown.values() for name in ("curve", "high")]
+        curves_.settle(axes, [np.array(each, float) for each in both])
+        axes.set_title(title, fontsize=11)
+        if shown:
+            beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+            axes.legend(**beside, frameon=False, fontsize=8, title="best (%)", alignment="left")
+    seeds = " or ".join(map(str, sorted({len(record["G"]["best"]) for record in found.values()})))
+    figure.suptitle(f"{ALL[column].title}: mean and range of {seeds} seeds", fontsize=11)
+    curves_.save(figure, path)
+    request.say(f"picture: {path}")
 
 
 def draw_hyper(request: Request) -> None:
     """Draws the accuracy of mg-meta by eta and lambda, over a grid: as parallel coordinates and as a map."""
-    for column in chosen("column", ALL, request.columns or ("mnist-mclr",)):
-        path = request.out / f"hyper-{column}.json"
-        experiment = ALL[column].experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
-        federation = partial(request.federations.of, ALL[column])
-        name = f"hyper {column}"
-        facts, _ = load_or_sweep(path, name, experiment, HYPER_GRID, federation, request, choose_on_test=True)
-        pictures = [request.out / f"hyper-{column}-{kind}.png" for kind in ("map", "parallel")]
+    for name in chosen("column", ALL, request.columns or tuple(COLUMNS)):
+        column, path = ALL[name], request.out / f"hyper-{name}.json"
+        experiment = column.experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
+        grid, federation = HYPER_GRIDS.get(name, HYPER_GRID), partial(request.federations.of, column)
+        facts, _ = load_or_sweep(
+            path, f"hyper {name}", column, experiment, grid, federation, request, choose_on_test=True
+        )
+        pictures = [request.out / f"hyper-{name}-{kind}.png" for kind in ("map", "parallel")]
         heatmap.draw_points(facts, pictures[0])
         parallel.draw_points(facts, pictures[1])
-        best = ", ".join(f"{name} = {value:.4g}" for name, value in facts["best"].items())
+        best = ", ".join(f"{setting} = {value:.4g}" for setting, value in facts["best"].items())
         highest = 100 * max(point["personal"] or 0.0 for point in facts["points"])
-        request.say(f"hyper {column}: best P {highest:.2f} at {best}")
+        request.say(f"hyper {name}: best P {highest:.2f} at {best}")
         request.say(f"pictures: {pictures[0]}, {pictures[1]}")
 
 
 def draw_deviation(request: Request) -> None:
     """Draws Delta G and Delta L of the first client by label, over the histogram of its labels."""
-    for column in chosen("column", ALL, request.columns or ("mnist-mclr", "mnist-dnn")):
+    for column in chosen("column", ALL, request.columns or tuple(COLUMNS)):
         federation = request.federations.of(ALL[column])
         found: dict[str, Any] = {}
         for row in chosen("row", _DEVIATING, request.rows):
             experiment = ALL[column].experiment(row, seeds=1, rounds=request.rounds)
 
-            def measure(experiment: Experiment = experiment, federation: Federation = federation) -> dict[str, Any]:
+            def measure(
+                experiment: Experiment = experiment,
+                federation: Federation = federation,
+                fitted: Callable[[Experiment, Federation], Experiment] = ALL[column].fitted,
+            ) -> dict[str, Any]:
                 request.stop_if_wanted(f"deviation {experiment.algorithm}")
-                of_all = deviation(train(build(experiment, federation)))
+                of_all = deviation(train(build(fitted(experiment, federation), federation)))
                 first = {"global": of_all.global_[0], "local": of_all.local[0]}
                 counts = federation.test.label_counts(federation.classes)
                 return {

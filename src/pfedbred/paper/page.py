@@ -12,22 +12,23 @@ from pfedbred.errors import SettingError, is_file_name
 from pfedbred.experiment.command import command
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
 from pfedbred.io.strict import read_json
+from pfedbred.paper.cells import CELL
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.deviation import DEVIATION
 from pfedbred.paper.records import read_measured, record_file, rounded
-from pfedbred.paper.table import CELL
 from pfedbred.paper.tables import TABLES
-from pfedbred.paper.tuned import TITLE as TUNED
+from pfedbred.paper.tuned import TITLES as TUNED
 from pfedbred.report.content import Content, add_federations, add_sweep, platform_name, read_federation
 from pfedbred.report.page import Section
 
-_TITLES = {**{name: table.title for name, table in TABLES.items()}, "tuned": TUNED}  # of NAME.json in a folder
+_TITLES = {**{name: table.title for name, table in TABLES.items()}, **TUNED}  # of NAME.json in a folder
 
 _FIGURE = {
     **dict.fromkeys(("column", "row", "model"), str),
     **dict.fromkeys(("mean", "std", "paper"), Maybe(NUMBER)),
     **dict.fromkeys(("n", "rounds"), COUNT),
 }
+_ALSO = ("last", "last_std", "chosen", "chosen_std")  # tables written earlier do not have these
 
 
 def section() -> Section:
@@ -67,6 +68,8 @@ def _gather_table(folder: Path, name: str, content: Content) -> None:
     """Adds a table, column by column, and the commands that reproduce it."""
     figures = read_json(folder / f"{name}.json")
     expect(figures, Some(_FIGURE), folder / f"{name}.json")
+    also = [{name: figure.get(name) for name in _ALSO} for figure in figures]
+    expect(also, [dict.fromkeys(_ALSO, Maybe(NUMBER))], folder / f"{name}.json")
     by_column: dict[str, list[dict[str, Any]]] = {}
     for figure in figures:
         by_column.setdefault(figure["column"], []).append(figure)
@@ -117,7 +120,11 @@ def _records(folder: Path, name: str, column: str, rows: Sequence[str]) -> dict[
     """The records of a column's cells, by row; a cell may have none."""
     found = {}
     for row in dict.fromkeys(rows):
-        file = record_file(folder, name, column, row)
+        table = TABLES.get(name)
+        if table and row in table.rows:
+            file = table.record_file(folder, column, row)
+        else:
+            file = record_file(folder, name, column, row)
         known = is_file_name(column) and is_file_name(row)  # else the path could lead elsewhere
         record = read_measured(file, CELL) if known else None
         if record is None:
@@ -144,7 +151,7 @@ def beside_paper(cell: Mapping[str, Any]) -> dict[str, Any]:
     """A cell with its rounds, and its difference from the printed figure where both are of the same data."""
     column = ALL.get(cell["column"])
     (difference,) = rounded([column.difference(cell["mean"], cell["paper"]) if column else None], 2)
-    kept = {name: cell[name] for name in ("row", "model", "mean", "std", "paper", "n")}
+    kept = {name: cell.get(name) for name in ("row", "model", "mean", "std", "paper", "n", *_ALSO)}
     rounds = f"{cell['rounds']} of {column.rounds}" if column and _unusual_rounds(cell) else str(cell["rounds"])
     return {**kept, "rounds": rounds, "difference": difference}
 

@@ -20,7 +20,7 @@ from pfedbred.experiment.sweep import sweep
 from pfedbred.io.atomic import write_text
 from pfedbred.io.shapes import expect
 from pfedbred.io.strict import finite_or_none, read_json
-from pfedbred.paper.columns import Federations
+from pfedbred.paper.columns import Column, Federations
 from pfedbred.runs.layout import ensure_folder
 from pfedbred.runs.provenance import provenance
 from pfedbred.runs.schema import SWEEP, check_sweep
@@ -41,6 +41,7 @@ class Request:
     rows: Sequence[str] | None = None
     seeds: int = 5
     rounds: int | None = None
+    run: bool = True  # what is missing; else only what is recorded is shown
     say: Callable[[str], None] = print
     progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _silently
     interruption: Interruption | None = None
@@ -100,6 +101,7 @@ def load_or_measure(
 def load_or_sweep(
     file: Path,
     name: str,
+    column: Column,
     experiment: Experiment,
     grid: Mapping[str, list[float]],
     federation: Callable[[], Federation],
@@ -116,7 +118,13 @@ def load_or_sweep(
         request.stop_if_wanted(name)
         samples = federation()
         with request.progress(name) as advance:
-            found = sweep(experiment, grid, federation=samples, choose_on_test=choose_on_test, observe=advance)
+            found = sweep(
+                column.fitted(experiment, samples),
+                grid,
+                federation=samples,
+                choose_on_test=choose_on_test,
+                observe=advance,
+            )
             return found.record()
 
     wanted = {**fingerprint(experiment.checked()), "grid": grid, **more}

@@ -1,11 +1,11 @@
-"""The paper's tables, and two beyond it."""
+"""The paper's tables, and some beyond it."""
 
 from __future__ import annotations
 
 from pfedbred.bregman import priors
 from pfedbred.paper import printed
 from pfedbred.paper.columns import COLUMNS
-from pfedbred.paper.table import Row, Table
+from pfedbred.paper.rows import Row, Source, Table
 
 _METHODS = (
     "fedavg",
@@ -22,6 +22,8 @@ _METHODS = (
     "mg-meta+ft",
     "mg-meta+am",
 )
+_MODELS = {"fedavg": "G", "fedavg+am": "G", "fedem": "GP", "fedamp": "P"}
+_IMAGES = ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")
 
 TABLE2 = Table(
     "table2",
@@ -29,7 +31,7 @@ TABLE2 = Table(
     {name: Row(name) for name in _METHODS},
     tuple(COLUMNS),
     printed.TABLE2,
-    models={"fedavg": "G", "fedavg+am": "G", "fedem": "GP", "fedamp": "P"},
+    models=_MODELS,
 )
 
 ABLATION = Table(
@@ -48,27 +50,94 @@ AGGREGATION = Table(
     printed.AGGREGATION,
 )
 
-PRIORS = Table(
-    "priors",
-    "Beyond the paper: mg-meta with every prior",
-    {name: Row("mg-meta", {"settings": {"prior": name}}) for name in priors.PRIORS},
-    ("mnist-mclr",),
+FO_STEP = Table(
+    "fo-step",
+    "fo with the paper's eta_alpha, and with twice as much",
+    {
+        "eta_a=0.01": Row("fo", source=Source("ablation", "fo")),
+        "eta_a=0.02": Row("fo", {"settings": {"eta_a": 0.02}}),
+    },
+    _IMAGES,
+    compared={"eta_a=0.02": "eta_a=0.01"},
 )
 
-_PER_FEDAVG = {f"one-step-{steps}": steps for steps in (20, 40)}
+SPLITS = Table(
+    "splits",
+    "Beyond the paper: Table 2 on three splits of the data",
+    {name: Row(name, source=Source("table2", name)) for name in _METHODS},
+    _IMAGES,
+    {(column, row, model): figure for (column, row, model), figure in printed.TABLE2.items() if column in _IMAGES},
+    models=_MODELS,
+    splits=(None, 2, 3),
+    compared={name: "mg-meta" for name in _METHODS if name != "mg-meta"},
+)
+
+_STRENGTHS = (15.0, 1.0, 0.1)
+
+PRIORS = Table(
+    "priors",
+    "Beyond the paper: mg-meta with every prior, at the same strength",
+    {
+        f"{name}-{strength:g}": Row("mg-meta", {"settings": {"prior": name}}, strength)
+        for strength in _STRENGTHS
+        for name in priors.PRIORS
+    }
+    | {"bernoulli-3.75": Row("mg-meta", {"settings": {"prior": "bernoulli"}}, 3.75)},
+    ("mnist-mclr", "fmnist-mclr"),
+    about=(
+        "A row is a prior and its strength: lambda times the curvature of its penalty at zero, which is 1/4 for the",
+        "Bernoulli family and 1 for the others. bernoulli-3.75 has the Gaussian's lambda, 15.",
+    ),
+    compared={
+        f"{name}-{strength:g}": f"gaussian-{strength:g}"
+        for strength in _STRENGTHS
+        for name in priors.PRIORS
+        if name != "gaussian"
+    }
+    | {"bernoulli-3.75": "gaussian-15"},
+)
+
+_PER_FEDAVG = ("per-fedavg", "per-fedavg+ft", "per-fedavg+am")
+_VARIANTS: dict[str, tuple[Row, str]] = {  # with the row of Table 2 that a variant is an explanation of
+    **{name: (Row(name, source=Source("table2", name)), name) for name in _PER_FEDAVG},
+    **{
+        name.replace("per-fedavg", "two-steps"): (Row(name, {"settings": {"adapt_steps": 2}}), name)
+        for name in _PER_FEDAVG
+    },
+    **{
+        f"one-step-{steps}": (Row("reptile", {"settings": {"adapt_steps": 1, "R": steps}}), "per-fedavg")
+        for steps in (20, 40)
+    },
+}
 _PER_FEDAVG_COLUMNS = ("fmnist-mclr", "fmnist-dnn", "mnist-mclr", "mnist-dnn", "cifar10-cnn")
 
 PER_FEDAVG = Table(
     "per-fedavg",
-    "Beyond the paper: Per-FedAvg as FedAvg with one step before the test",
-    {row: Row("reptile", {"settings": {"adapt_steps": 1, "R": steps}}) for row, steps in _PER_FEDAVG.items()},
+    "Beyond the paper: variants of Per-FedAvg",
+    {name: row for name, (row, _) in _VARIANTS.items()},
     _PER_FEDAVG_COLUMNS,
     {
-        (column, row, model): printed.TABLE2[column, "per-fedavg", model]
+        (column, name, model): printed.TABLE2[column, meant, model]
         for column in _PER_FEDAVG_COLUMNS
-        for row in _PER_FEDAVG
+        for name, (_, meant) in _VARIANTS.items()
         for model in "GP"
     },
+    about=(
+        "per-fedavg: the method's own definition, one step before the test. two-steps: as the paper's appendix has it.",
+        "one-step-20 and one-step-40: FedAvg with so many local steps, and one step before the test.",
+    ),
+    shows_fit=True,
 )
 
-TABLES = {table.name: table for table in (TABLE2, ABLATION, AGGREGATION, PRIORS, PER_FEDAVG)}
+FEDEM = Table(
+    "fedem",
+    "FedEM by the number of components",
+    {
+        f"M={count}": Row("fedem", {"settings": {"M": count}}, source=Source("table2", "fedem") if count == 3 else None)
+        for count in (2, 3, 5)
+    },
+    _IMAGES,
+    {(column, f"M={count}", "G"): printed.TABLE2[column, "fedem", "G"] for column in _IMAGES for count in (2, 3, 5)},
+)
+
+TABLES = {table.name: table for table in (TABLE2, ABLATION, AGGREGATION, FO_STEP, PER_FEDAVG, FEDEM, PRIORS, SPLITS)}

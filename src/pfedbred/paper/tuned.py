@@ -1,19 +1,28 @@
 """Beyond the paper: every method with its step sizes and lambda tuned by a sweep, for a fair comparison.
 
 The paper tunes nothing. Here the settings of each method are chosen by P (by G for FedAvg, which has no P) on a
-validation split, a fifth of each client's training samples. The method then runs on the data and seeds of Table 2.
+validation split, a fifth of each client's training samples. Two tables show the methods with these settings:
+
+tuned        on the data and seeds of Table 2, at the best round
+validated    on three splits of the data, without the validation samples, on which the round is chosen, too
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.records import Request, chosen, load_or_sweep, record_file
-from pfedbred.paper.table import Row, Table, run_table
+from pfedbred.paper.rows import Row, Table
+from pfedbred.paper.table import run_table
 from pfedbred.runs.schema import point_score
 
-TITLE = "Beyond the paper: settings tuned on validation samples"
+TITLES = {
+    "tuned": "Beyond the paper: settings tuned on validation samples",
+    "validated": "Beyond the paper: settings and rounds chosen on validation samples, three splits of the data",
+}
 _COLUMNS = ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")
 _FRACTION, _SEED, _SEEDS = 0.2, 0, 2
 _STEPS = [0.005, 0.01, 0.02, 0.05, 0.1]
@@ -32,16 +41,25 @@ GRIDS: dict[str, dict[str, list[float]]] = {
 
 def run_tuned(request: Request) -> None:
     """Sweeps on the validation split, then a table of the chosen settings on the test samples."""
-    names = chosen("row", GRIDS, request.rows)
+    _run("tuned", request)
+
+
+def run_validated(request: Request) -> None:
+    """The same, with the validation samples kept out of training, to choose the round by."""
+    splits, compared = (None, 2, 3), {name: "mg-meta" for name in GRIDS if name != "mg-meta"}
+    _run("validated", request, {"validation": _FRACTION}, splits=splits, compared=compared)
+
+
+def _run(name: str, request: Request, options: Mapping[str, Any] = {}, **more: Any) -> None:
+    asked = chosen("row", GRIDS, request.rows)
     for column in chosen("column", ALL, request.columns or _COLUMNS):
-        table = Table(
-            "tuned",
-            TITLE,
-            {name: Row(name, {"settings": _best(column, name, request)} if name in names else {}) for name in GRIDS},
-            (column,),
-            models={"fedavg": "G", "fedem": "GP", "fedamp": "P"},
-        )
-        run_table(table, dataclasses.replace(request, columns=[column], rows=names))
+        wanted = asked if request.run else ()  # nothing else depends on the settings
+        rows = {
+            row: Row(row, {"settings": _best(column, row, request), **options} if row in wanted else {})
+            for row in GRIDS
+        }
+        table = Table(name, TITLES[name], rows, (column,), models={"fedavg": "G", "fedem": "GP", "fedamp": "P"}, **more)
+        run_table(table, dataclasses.replace(request, columns=[column], rows=asked))
 
 
 def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
@@ -55,6 +73,7 @@ def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
     facts, new = load_or_sweep(
         record_file(request.out, "tuning", column_name, name),
         f"tuning {column_name} {name}",
+        column,
         experiment,
         grid,
         lambda: request.federations.of(column).with_validation(_FRACTION, _SEED),

@@ -27,13 +27,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def same_settings(
     base: Callable[..., Any], *more: Callable[..., Any], without: tuple[str, ...]
 ) -> Callable[[Function], Function]:
-    """Declares that a function passes its settings on to ``base`` and ``more``, except those it fixes itself."""
+    """Declares that a function passes its settings on to ``base`` and ``more``, except those it fixes itself.
+
+    A setting that the function declares itself, with a default of its own, replaces that of the same name.
+    """
     signature = inspect.signature(base, eval_str=True)
     parameters = [*signature.parameters.values(), *(each for other in more for each in declared(other).values())]
     kept = [each for each in parameters if each.name not in without]
 
     def declare(function: Function) -> Function:
-        function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        own = declared(function)
+        replaced = [own.get(each.name, each) for each in kept]
+        function.__signature__ = signature.replace(parameters=replaced)  # type: ignore[attr-defined]
         return function
 
     return declare

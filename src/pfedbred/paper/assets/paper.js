@@ -50,10 +50,15 @@ const inDetail = (parent, each, rows, id) => {
     return `${current.title}: ${leaders.filter(Boolean).join("; ") || "all diverged"}.`;
   };
   const words = make("p", { id: id + "-summary", "aria-live": "polite", text: summary() });
-  const figures = () => numbers(["method", "model", "measured (%)", "printed (%)", "difference", "seeds", "rounds"],
-    current.cells.map((cell) => [cell.row, cell.model, cell.mean === null ? "diverged" : `${fixed(cell.mean)} ± ${fixed(cell.std)}`, fixed(cell.paper),
-      current.other_data ? "different data" : cell.difference === null ? "" : signed(cell.difference), String(cell.n), cell.rounds]),
-    `${each.title}: ${current.title}`);
+  const withStd = (mean, std) => (mean === null ? "–" : `${fixed(mean)} ± ${fixed(std)}`);
+  const figures = () => {
+    const chosen = current.cells.some((cell) => cell.chosen !== null); // only runs with validation samples have a chosen round
+    return numbers(["method", "model", "best (%)", "printed (%)", "difference", "last round (%)", ...(chosen ? ["chosen round (%)"] : []), "seeds", "rounds"],
+      current.cells.map((cell) => [cell.row, cell.model, cell.mean === null ? "diverged" : withStd(cell.mean, cell.std), fixed(cell.paper),
+        current.other_data ? "different data" : cell.difference === null ? "" : signed(cell.difference), withStd(cell.last, cell.last_std),
+        ...(chosen ? [withStd(cell.chosen, cell.chosen_std)] : []), String(cell.n), cell.rounds]),
+      `${each.title}: ${current.title}`);
+  };
   const ofColumn = []; // functions that update the charts of the chosen column
   if (each.columns.length > 1) {
     dropdown(parent, id + "-column", `${each.title}, in detail:`, each.columns.map((column) => column.title), each.columns.indexOf(current), (index) => {

@@ -1,0 +1,100 @@
+"""What a table of the paper consists of: its rows, and the files that hold the records of its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.bregman import priors
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.paper.columns import Column
+from pfedbred.paper.printed import Printed
+from pfedbred.paper.records import record_file
+
+Split = int | None
+"""The seed of a split; None is the dataset's own."""
+
+
+class Source(NamedTuple):
+    """A row of another table that is the same experiment, so that its records serve both."""
+
+    table: str
+    row: str
+
+
+class Row(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+      algorithm: by name.
+      options: in which its experiment differs.
+      strength: of its prior, whose lambda then is ``strength`` divided by the prior's curvature at zero.
+      source: whose records it shares.
+    """
+
+    algorithm: str
+    options: Mapping[str, Any] = {}  # never mutated
+    strength: float | None = None
+    source: Source | None = None
+
+    def experiment(self, column: Column, *, seeds: int, rounds: int | None) -> Experiment:
+        """The row's experiment in a column."""
+        options = dict(self.options)
+        if self.strength is not None:
+            settings = options.get("settings", {})
+            lam = self.strength / curvature_at_zero(settings["prior"])
+            options["settings"] = {**settings, "lam": lam}
+        return column.experiment(self.algorithm, seeds=seeds, rounds=rounds, **options)
+
+
+def curvature_at_zero(prior: str) -> float:
+    """g''(s) s'(u)^2 at u = 0: the curvature of a prior's penalty in a parameter u whose natural parameter is s(u).
+
+    Near zero the penalty of every family is quadratic: lambda times this curvature is the lambda of the spherical
+    Gaussian that it then equals. s is u itself, but for the exponential family.
+    """
+    family = priors.get(prior)
+    s, slope = jax.jvp(family.to_natural, (jnp.zeros(()),), (jnp.ones(()),))
+    _, curvature = jax.jvp(family.grad_g, (s,), (slope,))
+    return float(slope * curvature)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+      name: of its files.
+      title: its heading.
+      rows: by name, in order.
+      columns: names of the columns to run unless others are requested.
+      printed: the paper's figures.
+      models: which of G and P to show for a row; both if the row is not listed.
+      about: lines that say what its rows are.
+      splits: of the data, on each of which a cell is run with all seeds.
+      compared: the row that a row is compared with, by differences paired by split and seed.
+      shows_fit: whether it ends with how far each row is from the printed figures.
+    """
+
+    name: str
+    title: str
+    rows: Mapping[str, Row]
+    columns: tuple[str, ...]
+    printed: Printed = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=dict)
+    about: tuple[str, ...] = ()
+    splits: tuple[Split, ...] = (None,)
+    compared: Mapping[str, str] = field(default_factory=dict)
+    shows_fit: bool = False
+
+    def record_file(self, out: Path, column: str, row: str, split: Split = None) -> Path:
+        """The file of a cell's record on a split."""
+        source = self.rows[row].source
+        if split is not None:
+            return record_file(out, self.name, column, f"{row}-split{split}")
+        return record_file(out, *(source.table, column, source.row) if source else (self.name, column, row))
