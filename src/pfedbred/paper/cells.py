@@ -35,11 +35,15 @@ _MODELS: dict[str, Which] = {"G": "global", "P": "personal"}
 
 
 def measured(finished: Run[Any]) -> dict[str, Any]:
-    """Accuracies of both models, by seed: the best and its round, the last, the chosen one if any; and the curve."""
+    """Accuracies of both models, by seed: the best and its round, the last, the chosen one if any; and the curve.
+
+    And how many updates were rejected, by seed.
+    """
     points = finished.points
     rounds = np.array([point.round for point in points])
     keep = evenly_spaced(len(rounds), _CURVE)
-    found: dict[str, Any] = {"rounds": rounds[keep].tolist()}
+    rejected = [sum(times.values()) for times in finished.rejections.rejected]
+    found: dict[str, Any] = {"rounds": rounds[keep].tolist(), "rejected": rejected}
     moving = not np.any(stalled(points[-1].rejections.skipped_in_row, finished.experiment.rounds))
     for name, model in _MODELS.items():
         accuracy, scores = 100 * finished.accuracy(model), points[-1].scores.of(model).test
