@@ -1,6 +1,8 @@
 """What messages hold, and what is refused of what arrives."""
 
+import dataclasses
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from conftest import small_federation
 from flwr.app import Array, ArrayRecord, Error, Message
 from support.flower_grid import (
     ALL,
+    Killed,
     Loopback,
+    assert_close,
     exchanged,
     facts_in,
     kept,
@@ -23,8 +27,11 @@ from support.flower_grid import (
     with_facts,
     with_tally,
 )
+from support.poison import POISONS, poisoned
 
+import pfedbred
 from pfedbred.data import prepared as prepared_file
+from pfedbred.flower.backend import DeployedBackend
 from pfedbred.io import tensors
 from pfedbred.runs import saved_models
 
@@ -165,13 +172,56 @@ def test_updates_are_compared_with_the_others_and_weights_bounded(tmp_path, caps
     copy = "clinic-4" if "clinic-4" in summary["rejected"][0] else "clinic-5"  # whichever was selected second
     assert summary["rejected"] == [{"clinic-3": 1, copy: 1}]
     for clinic in ("clinic-3", copy):
-        assert f"the update of {clinic} is rejected: it points against the other updates, or duplicates one" in said
+        why = "it points against the other updates or is reversed, or duplicates one"
+        assert f"the update of {clinic} is rejected: {why}" in said
     assert "clinic-6 claims 16,777,216 samples; its weight in the average is that of 28" in said  # 0.7 * 5 * 8
     model = tensors.named(saved_models.load_model(tmp_path / "run" / "global.safetensors").params)
     weights = {100: 8 / 60, 101: 8 / 60, 102: 8 / 60, 104: 8 / 60, 106: 28 / 60}
     for name, array in model.items():
         expected = sum(weight * uploads[node][name] for node, weight in weights.items())
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_reversed_client_is_found_as_in_the_simulation(tmp_path):
+    """By its responses: they outlast a restart of the server, and what the server does not know yet it does not use."""
+    made = small_federation((8, 9, 10, 11, 12, 13, 14, 15, 16))
+    made = dataclasses.replace(made, train=made.train._replace(x=made.train.x.astype(np.float32)))
+    path = tmp_path / "nine.fed"
+    prepared_file.save(made, path)
+
+    def tamper(node, message, reply):
+        if node == 104 and "upload" in reply.content:
+            record = reply.content["upload"]
+            for name, start in message.content["message"].items():
+                record[name] = Array(2 * start.numpy() - record[name].numpy())
+        return reply
+
+    options = {"algorithm": "fedavg", "clients": 9, "aggregated": 9, "rounds": 8}
+    grid = Loopback(nodes_of(path, 9, tmp_path), tamper)
+    with mock.patch.object(DeployedBackend, "_round", killed_after(5)), pytest.raises(Killed):
+        run(grid, tmp_path / "run", **options)
+    summary = run(grid, tmp_path / "run", **options)
+    task = pfedbred.Task(pfedbred.models.mclr(made.shape, made.classes))
+    reversed_ = poisoned(pfedbred.make("fedavg", task), [4], POISONS["flipped"])
+    simulated = pfedbred.run(federation=made, algorithm=reversed_, rounds=8, aggregated=9, batch_size=4)
+    (found,) = simulated.rejections.rejected
+    assert summary["rejected"] == [{f"clinic-{name}": times for name, times in found.items()}]
+    assert found["4"] >= 6
+    assert_close(
+        saved_models.load_model(tmp_path / "run" / "global.safetensors").params, simulated.global_model(), 1e-4
+    )
+
+
+def killed_after(rounds):
+    """A round of the server that is not begun after so many."""
+    usual = DeployedBackend._round
+
+    def round_(self, state):
+        if state.round == rounds:
+            raise Killed
+        usual(self, state)
+
+    return round_
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("mg-meta", marks=pytest.mark.full)])
