@@ -8,6 +8,7 @@ from conftest import small_federation
 import pfedbred
 from pfedbred.engine import devices
 from pfedbred.experiment import sweep
+from pfedbred.experiment.building import build
 from pfedbred.io.memory import container_limits
 
 V2 = {"proc/self/cgroup": "0::/job/step\n", "sys/fs/cgroup/job/memory.max": "3000000\n"}
@@ -50,6 +51,19 @@ def test_a_run_beyond_a_limit_is_refused_before_it_begins(limit, monkeypatch, ca
     assert code == 2
     assert "GB for models and minibatches, but only 0.1 GB are available" in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("store", ["device", "memory"])
+def test_a_program_that_needs_more_than_there_is_never_starts(store, monkeypatch, tmp_path):
+    """Beyond the models, which are counted before: what the compiler needs between them."""
+    federation = small_federation((40,) * 8, features=200)
+    options = {"algorithm": "fedavg", "rounds": 2, "store": store, "batch_size": 400}
+    options |= {"participation": "sample" if store == "memory" else "all", "aggregated": 8}
+    built = build(pfedbred.Experiment("small", **options), federation).backend  # the models alone fit
+    room = built.state_bytes() + 4 * 20 * 400 + 4 * 201 * 400
+    monkeypatch.setattr(devices, "device_memory", lambda: room)
+    with pytest.raises(pfedbred.SettingError, match=r"the compiled program needs .* GB on each device"):
+        pfedbred.run(federation=federation, **options)
 
 
 def test_the_points_of_a_sweep_take_no_more_than_half_of_a_small_device(monkeypatch):

@@ -78,6 +78,22 @@ def compiler_options() -> dict[str, Any]:
     return {"xla_gpu_dot_merger_threshold_mb": 0} if jax.default_backend() == "gpu" else {}
 
 
+def compiled(traced: Any) -> Any:
+    """A traced program, compiled; rejected if the compiler says that it needs more memory than a device has."""
+    program = traced.lower().compile(compiler_options())
+    stats = program.memory_analysis()
+    if stats is not None:  # not every backend tells
+        needed = stats.argument_size_in_bytes + stats.temp_size_in_bytes
+        needed += stats.output_size_in_bytes - stats.alias_size_in_bytes
+        room = device_memory()
+        if needed > room:
+            raise SettingError(
+                f"the compiled program needs {needed / 1e9:,.1f} GB on each device, but only {room / 1e9:,.1f} GB are "
+                "available: use fewer clients or seeds, a smaller batch_size or model, or a smaller chunk"
+            )
+    return program
+
+
 def is_out_of_memory(problem: BaseException) -> bool:
     """Whether this is how NumPy or JAX says that there is no memory left."""
     return isinstance(problem, MemoryError) or "RESOURCE_EXHAUSTED" in str(problem)

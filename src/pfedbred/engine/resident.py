@@ -417,7 +417,7 @@ class _SeedProgram:
         if count not in self._programs:
             started = time.perf_counter()
             self.trace(shards, extra, states)
-            self._programs[count] = self._traced.pop(count).lower().compile(devices.compiler_options())
+            self._programs[count] = devices.compiled(self._traced.pop(count))
             backend.compile_seconds += time.perf_counter() - started
         return self._programs[count](shards, extra, states)
 

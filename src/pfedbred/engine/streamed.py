@@ -146,7 +146,7 @@ class StreamedBackend:
         if name not in self._programs:
             started = time.perf_counter()
             self._trace_program(function, shared, *rest)
-            self._programs[name] = self._traced.pop(name).lower().compile(devices.compiler_options())
+            self._programs[name] = devices.compiled(self._traced.pop(name))
             self.compile_seconds += time.perf_counter() - started
         return self._programs[name](shared, *rest)
 
