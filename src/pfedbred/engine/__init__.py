@@ -3,8 +3,8 @@
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.devices import join_processes, keep_programs, use_all_cores
 from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.plan import Plan
 from pfedbred.engine.resident import ResidentBackend, State
-from pfedbred.engine.round import Plan
 from pfedbred.engine.streamed import StreamedBackend
 
 __all__ = [

@@ -18,7 +18,8 @@ from pfedbred.data.columns import Encoding
 from pfedbred.data.federation import Federation
 from pfedbred.data.text import Text
 from pfedbred.engine.evaluation import Evaluation
-from pfedbred.engine.round import Plan, Servers
+from pfedbred.engine.plan import Plan
+from pfedbred.engine.round import Servers
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.io.tensors import Pieces

@@ -18,10 +18,10 @@ from pfedbred.data.federation import Federation
 from pfedbred.engine import devices, evaluation, executors, screening, selection
 from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
 from pfedbred.engine.keys import init_key, select_key
+from pfedbred.engine.plan import Plan
 from pfedbred.engine.responses import Responses
 from pfedbred.engine.round import (
     ClientRecord,
-    Plan,
     Round,
     Servers,
     Shards,

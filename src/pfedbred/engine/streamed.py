@@ -25,7 +25,8 @@ from pfedbred.engine import devices, evaluation, executors, screening, selection
 from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
 from pfedbred.engine.keys import init_key, select_key
-from pfedbred.engine.round import ClientRecord, Outcome, Plan, Round, Servers, Shards, Shared, new_record, shards_of
+from pfedbred.engine.plan import Plan
+from pfedbred.engine.round import ClientRecord, Outcome, Round, Servers, Shards, Shared, new_record, shards_of
 from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors

@@ -22,8 +22,9 @@ import numpy as np
 from pfedbred.engine import screening
 from pfedbred.engine.backend import Pending, Saved, check_seed
 from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.plan import largest_weight, typical_size
 from pfedbred.engine.responses import Responses
-from pfedbred.engine.round import Servers, enough, largest_weight, typical_size
+from pfedbred.engine.round import Servers, enough
 from pfedbred.errors import SettingError, printable
 from pfedbred.flower import server_state, wire
 from pfedbred.flower.gathering import Gathering

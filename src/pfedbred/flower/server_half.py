@@ -19,8 +19,8 @@ from pfedbred.engine import screening, selection
 from pfedbred.engine.evaluation import Sums, Tallies, chosen_metrics
 from pfedbred.engine.keys import aggregation_key, init_key, select_key
 from pfedbred.engine.metrics import Predictions
+from pfedbred.engine.plan import typical_size
 from pfedbred.engine.responses import Responses
-from pfedbred.engine.round import typical_size
 from pfedbred.experiment.building import example_batch, make_algorithm, make_plan, varying
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.task import make_task

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pfedbred.data.labels import in_words
 from pfedbred.engine.backend import Backend
-from pfedbred.engine.round import largest_weight, typical_size
+from pfedbred.engine.plan import largest_weight, typical_size
 from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
 from pfedbred.report.console import console, new_table, print_table, shown_estimate
