@@ -240,7 +240,7 @@ def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_pixel(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x - mean) / (std + 0.001) for each pixel over the whole pool, test samples too, x in bytes: the paper's MNIST."""
+    """(x - mean) / (std + 0.001) for each pixel over the whole pool, test samples too: the paper's MNIST."""
     mean, spread = _moments(x)
     return mean, 1 / (spread + 0.001)
 
