@@ -11,6 +11,7 @@ trained on all training samples, and tested at the end. Closed forms are NumPy's
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -140,8 +141,9 @@ def main(datasets: str = "school,parkinson", divisions: int = 5, trials: int = 8
         for method, values in found.items():
             difference = "" if method == BASE else shown(paired_difference(values, found[BASE]))
             print(f"| {method} | {shown(estimate(values))} | {difference} |")
-        less = shown(paired_difference(found["mg-meta, P"], found["ditto, P"]))
-        print(f"\nmg-meta less ditto: {less}\n", flush=True)
+        for one, other in itertools.combinations(reversed(METHODS), 2):
+            print(f"\n{one} less {other}: {shown(paired_difference(found[one], found[other]))}", flush=True)
+        print()
 
 
 if __name__ == "__main__":
