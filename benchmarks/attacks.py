@@ -28,6 +28,7 @@ pfedbred.use_all_cores()
 from pfedbred import aggregation  # noqa: E402
 from pfedbred.engine import screening, selection  # noqa: E402
 from pfedbred.engine.round import Round  # noqa: E402
+from pfedbred.engine.varying import Varying  # noqa: E402
 
 
 class Attack(NamedTuple):
@@ -99,7 +100,7 @@ def simulate(federation: Any, plan: Any, settings: dict[str, np.ndarray], rounds
     """All runs with one plan, in one program."""
     task = pfedbred.Task(pfedbred.models.mclr(federation.shape, federation.classes))
     fedavg = pfedbred.make("fedavg", task)
-    backend = pfedbred.ResidentBackend(fedavg, task, federation, plan, lambda own: fedavg)
+    backend = pfedbred.ResidentBackend(fedavg, task, federation, plan, Varying(lambda own: fedavg))
     owners = np.repeat(np.arange(federation.clients), federation.train.sizes)
     backend.round.train = attacked(backend.round, federation.classes, owners, federation.clients)
     seeds = settings["pick"].astype(int).tolist()

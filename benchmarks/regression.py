@@ -1,22 +1,23 @@
 """Regression on natural clients: personal models beside least squares of each client and of all together.
 
-    python benchmarks/regression.py [--datasets school,parkinson] [--divisions 5] [--rounds 80]
+    python benchmarks/regression.py [--datasets school,parkinson] [--divisions 5] [--trials 8]
 
-Each division into training and test samples (three quarters and one) has its own seed, the same for all methods. A
-method's setting is chosen by the RMSE on a fifth of the training samples of that division; then it is trained on all of
-them, and tested after the last round. Closed forms are NumPy's; all models are linear.
+Each division into training and test samples (three quarters and one) has its own seed, the same for all methods. On
+each of them, every method chooses among the same number of settings by the RMSE on a fifth of the training samples:
+ridge its strength, the federated ones their step sizes, lambda and number of rounds, drawn at random. Then it is
+trained on all training samples, and tested at the end. Closed forms are NumPy's; all models are linear.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import itertools
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import typer
-from scipy import stats
 
 import pfedbred
 
@@ -25,18 +26,26 @@ pfedbred.use_all_cores()
 from pfedbred.data.federation import Federation, Split  # noqa: E402
 from pfedbred.data.sources.hub import cache_folder  # noqa: E402
 from pfedbred.engine import keep_programs  # noqa: E402
+from pfedbred.engine.history import Which  # noqa: E402
+from pfedbred.experiment.space import Range, Space  # noqa: E402
+from pfedbred.runs.statistics import Estimate, estimate, paired_difference  # noqa: E402
 
-RIDGES = (0.1, 1.0, 10.0, 100.0)
-STEPS = {"school": 0.01, "parkinson": 0.003}
-"""The largest that is stable for each dataset: some recordings of parkinson are far out."""
+BASE = "each client, ridge"
+ROUNDS = {"school": 60, "parkinson": 160}
+"""The most that can be chosen; evaluated 20 times."""
 
-TRIED: dict[str, tuple[str, str, Sequence[Mapping[str, float]]]] = {
-    "fedavg, G": ("fedavg", "global", [{"R": 20}]),
-    "apfl, P": ("apfl", "personal", [{"R": 20}]),
-    "ditto, P": ("ditto", "personal", [{"R": 10, "R_personal": 20, "lam": each} for each in (0.01, 3.0)]),
-    "mg-meta, P": ("mg-meta", "personal", [{"R": 10, "K": 5, "lam": 1.0, "alpha_m": 0.05}]),
+STEP, LAM = Range(0.0005, 0.05, log=True), Range(0.001, 10, log=True)
+METHODS: dict[str, tuple[str, Which, Sequence[Mapping[str, Any]], Space]] = {
+    "fedavg, G": ("fedavg", "global", [{"R": 20}], {"alpha": STEP}),
+    "ditto, P": ("ditto", "personal", [{"R": 10, "R_personal": 20}], {"alpha": STEP, "lam": LAM}),
+    "mg-meta, P": (
+        "mg-meta",
+        "personal",
+        [{"R": 10, "K": 5, "prox_start": start} for start in ("local", "theta")],
+        {"alpha": STEP, "eta_a": STEP, "lam": LAM},
+    ),
 }
-"""By name: the method, which of its models, and the settings to choose from."""
+"""By name: the method, which of its models, variants that share the trials, and what each trial draws from."""
 
 
 def samples(federation: Federation, split: Split, client: int) -> tuple[np.ndarray, np.ndarray]:
@@ -69,60 +78,72 @@ def closed_form(federation: Federation, strength: float, together: bool) -> floa
     return float(np.sqrt(np.mean(np.concatenate(errors) ** 2)))
 
 
-def federated(federation: Federation, settings: Mapping[str, float], name: str, rounds: int) -> float:
-    """RMSE of a method on the test samples after the last round."""
-    algorithm, model, _ = TRIED[name]
-    settings = {"alpha": STEPS[federation.name], **settings}
-    options: dict[str, Any] = {"aggregated": federation.clients, "eval_every": rounds, "screening": "norms"}
-    run = pfedbred.run(federation=federation, algorithm=algorithm, settings=settings, rounds=rounds, **options)
-    return float(run.curve("rmse", model)[-1, 0])  # type: ignore[arg-type]
+def chosen_ridge(data: Federation, held: Federation, trials: int) -> float:
+    """The test RMSE of the strength that is best on validation samples."""
+    validated = dataclasses.replace(held, test=held.parts["validation"], validation=None)
+    strengths = np.logspace(-2, 3, trials)
+    best = min(strengths, key=lambda each: closed_form(validated, each, together=False))
+    return closed_form(data, best, together=False)
 
 
-def chosen(data: Federation, seed: int, candidates: Sequence[Any], score: Callable[[Federation, Any], float]) -> float:
-    """The test RMSE of the candidate that is best on validation samples."""
-    split = data.with_validation(0.2, seed)
-    held = dataclasses.replace(split, test=split.validation, validation=None)
-    best = candidates[0] if len(candidates) == 1 else min(candidates, key=lambda each: score(held, each))
-    return score(data, best)
+def federated(name: str, data: Federation, held: Federation, trials: int) -> tuple[float, str]:
+    """The test RMSE of the settings and the round that are best on validation samples, and what they are."""
+    algorithm, model, variants, space = METHODS[name]
+    options: dict[str, Any] = {"algorithm": algorithm, "aggregated": data.clients, "screening": "norms"}
+    most = ROUNDS[data.name]
+    found: list[tuple[float, dict[str, Any], int]] = []
+    for shared in variants:
+        experiment = pfedbred.Experiment(**options, settings=shared, rounds=most, eval_every=most // 20)
+        tried = pfedbred.sweep(experiment, space, federation=held, points=trials // len(variants))
+        assert tried.validation is not None
+        scores = np.nan_to_num(tried.validation[model][:, :, 0], nan=np.inf)
+        point, place = np.unravel_index(np.argmin(scores), scores.shape)
+        settings = {**shared, **dict(zip(tried.names, map(float, tried.points[point]), strict=True))}
+        found.append((float(scores[point, place]), settings, tried.rounds[place]))
+    _, settings, rounds = min(found, key=lambda each: each[0])
+    run = pfedbred.run(federation=data, **options, settings=settings, rounds=rounds, eval_every=rounds)
+    words = ", ".join(
+        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in settings.items()
+    )
+    return float(run.curve("rmse", model)[-1, 0]), f"{words}, {rounds} rounds"
 
 
-def division(name: str, seed: int, rounds: int) -> dict[str, float]:
+def division(name: str, seed: int, trials: int) -> dict[str, float]:
     """The test RMSE of everything on one division."""
     data = pfedbred.load(name, seed=seed)
+    held = data.with_validation(0.2, seed)
     found = {
         "standard deviation of the labels": float(np.std(data.test.y)),
         "one model, least squares": closed_form(data, 0, together=True),
         "each client, least squares": closed_form(data, 0, together=False),
-        BASE: chosen(data, seed, RIDGES, partial(closed_form, together=False)),
+        BASE: chosen_ridge(data, held, trials),
     }
-    for method, (_, _, settings) in TRIED.items():
-        found[method] = chosen(data, seed, settings, partial(federated, name=method, rounds=rounds))
+    for method in METHODS:
+        begin = time.process_time()
+        found[method], words = federated(method, data, held, trials)
+        seconds = time.process_time() - begin
+        print(f"{name} {seed}, {method}: {found[method]:.3f} with {words}; {seconds:.0f} s of CPU", flush=True)
     return found
 
 
-BASE = "each client, ridge"
-
-
-def interval(values: np.ndarray) -> str:
+def shown(found: Estimate) -> str:
     """Mean and 95 % interval over divisions."""
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return f"{np.mean(values):.3f} ± {half:.3f}"
+    return f"{found.mean:.3f} ± {found.half_width:.3f}"
 
 
-def main(datasets: str = "school,parkinson", divisions: int = 5, rounds: int = 80) -> None:
+def main(datasets: str = "school,parkinson", divisions: int = 5, trials: int = 8) -> None:
     """Prints a table for each dataset."""
     keep_programs(cache_folder() / "compiled")  # one for all divisions
     for name in datasets.split(","):
-        found: dict[str, list[float]] = {}
-        for seed in range(divisions):
-            measured = division(name, seed, rounds)
-            for method, value in measured.items():
-                found.setdefault(method, []).append(value)
-            print(f"{name}, division {seed}: " + ", ".join(f"{k} {v:.3f}" for k, v in measured.items()), flush=True)
+        every = [division(name, seed, trials) for seed in range(divisions)]
+        found = {method: np.array([each[method] for each in every]) for method in every[0]}
         print(f"\n| {name} | test RMSE | less {BASE} |\n|---|---|---|")
         for method, values in found.items():
-            print(f"| {method} | {interval(np.array(values))} | {interval(np.array(values) - found[BASE])} |")
-        print(flush=True)
+            difference = "" if method == BASE else shown(paired_difference(values, found[BASE]))
+            print(f"| {method} | {shown(estimate(values))} | {difference} |")
+        for one, other in itertools.combinations(reversed(METHODS), 2):
+            print(f"\n{one} less {other}: {shown(paired_difference(found[one], found[other]))}", flush=True)
+        print()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import pfedbred
+from pfedbred.report import distribution
 from pfedbred.report.distribution import draw_distribution
 
 QUICK = ["--rounds", "2", "--set", "R=2"]
@@ -106,6 +107,21 @@ def test_mistakes_get_one_line(arguments, words, call, tmp_path):
     assert err.count("\n") == 1
     assert "Traceback" not in err + out
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_picture_shows_validation_samples_too(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(distribution, "save", lambda figure, path: drawn.append(figure))
+    federation = pfedbred.load("digits", clients=5)
+    for each in (federation, federation.with_validation(0.25, 0)):
+        draw_distribution(each, tmp_path / "x.png")
+    titles = [[panel.get_title("left").split(" samples")[0] for panel in figure.axes] for figure in drawn]
+    train, test = len(federation.train.y), len(federation.test.y)
+    held = sum(round(0.25 * size) for size in federation.train.sizes)
+    assert titles == [
+        [f"training: {train:,}", f"test: {test:,}"],
+        [f"training: {train - held:,}", f"validation: {held:,}", f"test: {test:,}"],
+    ]
 
 
 @pytest.mark.parametrize("clients", [1, 100, 450])

@@ -9,6 +9,7 @@ from conftest import small_federation
 import pfedbred
 from pfedbred import data
 from pfedbred.data.federation import check
+from pfedbred.data.pool import Assignment, by_pixel, federate
 from pfedbred.errors import SettingError
 
 
@@ -59,3 +60,71 @@ def test_what_is_wrong_with_them_is_said():
         check(dataclasses.replace(divided, validation=spoiled))
     with pytest.raises(SettingError, match=r"validation = 0\.01 keeps no sample of any client"):
         pfedbred.run(federation=small_federation(), validation=0.01, rounds=1)
+
+
+# What training samples decide ----------------------------------------------------------------------------------------
+
+NUMBERS = [[float(row), float(row % 5)] for row in range(24)]
+TABLES = {
+    "numbers": (("a", "b"), NUMBERS, [1e6, -1e6], {}),
+    "by client": (("a", "b"), NUMBERS, [1e6, -1e6], {"standardise": "client"}),
+    "gaps and texts": (
+        ("a", "b"),
+        [["" if row % 4 == 1 else row, "red" if row % 3 else "blue"] for row in range(24)],
+        [1e6, "never seen"],
+        {"missing": "median"},
+    ),
+    "texts": (("text",), [["good day" if row % 2 else "bad day"] for row in range(24)], ["unheard words"], {}),
+}
+
+
+def table(path, names, rows):
+    """A CSV file of four clients, in which the label of a sample is the number of its row."""
+    lines = [",".join(["client", "label", *names])]
+    lines += [",".join(map(str, [f"c{number % 4}", number, *row])) for number, row in enumerate(rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def decided(federation):
+    """All that training samples decide."""
+    found = {name: getattr(federation, name) for name in ("shift", "scale", "features")}
+    found |= {} if federation.encoding is None else federation.encoding.arrays()
+    found |= {"columns": federation.encoding and repr(federation.encoding.columns)}
+    found |= {"vocabulary": federation.text and federation.text.vocabulary}
+    return {**found, "train": federation.train.x, "test": federation.test.x, "target": federation.target}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_validation_and_test_samples_decide_nothing_of_the_inputs(kind, tmp_path):
+    """Whatever is in them: the training samples alone say what inputs, and the models' targets, are."""
+    names, rows, odd, options = TABLES[kind]
+    task = None if kind == "texts" else "regression"
+    for part in ("validation", "test"):
+        before = pfedbred.load(table(tmp_path / "a.csv", names, rows), task=task, **options).with_validation(0.4, 7)
+        held = set(before.parts[part].y.astype(int).tolist())
+        assert len(held) >= 4
+        changed = [odd if number in held else row for number, row in enumerate(rows)]
+        after = pfedbred.load(table(tmp_path / "b.csv", names, changed), task=task, **options).with_validation(0.4, 7)
+        assert set(after.parts[part].y.astype(int).tolist()) == held
+        one, other = decided(before), decided(after)
+        for name in one.keys() - ({"test"} if part == "test" else set()):
+            np.testing.assert_array_equal(one[name], other[name], err_msg=f"{part}: {name}")
+
+
+def test_the_mean_is_that_of_the_remaining_samples(tmp_path):
+    whole = pfedbred.load(table(tmp_path / "a.csv", ("a", "b"), NUMBERS), task="regression")
+    divided = whole.for_task("regression").with_validation(0.4, 7)
+    used = np.asarray(NUMBERS)[divided.train.y.astype(int)]
+    np.testing.assert_allclose(divided.shift, used.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(1 / divided.scale, used.std(axis=0), rtol=1e-6)
+    np.testing.assert_array_equal(divided.test.x, whole.test.x)  # as they are stored, before shift and scale
+    assert not np.allclose(divided.shift, whole.shift)
+
+
+def test_the_papers_pixels_are_normalised_over_all_of_them():
+    """As the paper did, test samples included: what is kept for validation changes nothing."""
+    pool = data.Pool("p", np.arange(24, dtype=np.uint8).reshape(12, 2), np.arange(12) % 2, 2, normalise=by_pixel)
+    whole = federate(pool, Assignment([np.arange(8)], [np.arange(8, 12)]), about={})
+    np.testing.assert_array_equal(whole.shift, pool.x.mean(axis=0))
+    np.testing.assert_array_equal(whole.with_validation(0.5, 0).shift, whole.shift)

@@ -227,3 +227,11 @@ def test_regression_metrics_of_a_regression_task():
     assert found.test.values["r2"][0] == pytest.approx(1 - np.mean(errors**2) / np.var(data.test.y))
     assert found.test.clients["rmse"].shape == (1, data.clients)
     assert found.test.worst_decile[0] == found.test.clients["rmse"][0].max()  # of four clients, the worst one
+
+
+def test_a_run_that_diverges_beside_another_warns_of_nothing(recwarn):
+    """Its clients' errors are infinite: the deviation is unknown, and numpy says nothing on the terminal."""
+    found = evaluation._spread(np.array([[[1.0, 3.0]], [[np.inf, np.inf]]]), higher_is_better=False)
+    np.testing.assert_array_equal(found["client_std"], [[1.0], [np.nan]])
+    np.testing.assert_array_equal(found["worst_decile"], [[3.0], [np.inf]])
+    assert not recwarn.list

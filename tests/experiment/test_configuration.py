@@ -54,9 +54,12 @@ def test_an_experiment_made_by_hand_is_checked_and_filled_in():
 
 @pytest.mark.parametrize("given", [{"dataset": small_federation()}, {"clients": 10}], ids=["own data", "named"])
 def test_an_experiment_is_checked_once(given, monkeypatch):
-    """However it is built, and a metric is built with it."""
-    checked, made = [], []
+    """However it is built, and its metrics are resolved with it."""
+    checked, resolved = [], []
     monkeypatch.setattr(Experiment, "_settings", lambda self, algorithm: checked.append(1) or {"R": 1})
+    resolve = metrics.resolve
+    monkeypatch.setattr(metrics, "resolve", lambda given, *kind: resolved.append(given) or resolve(given, *kind))
+    made = []
 
     def own():
         made.append(1)
@@ -64,6 +67,7 @@ def test_an_experiment_is_checked_once(given, monkeypatch):
 
     build(Experiment(algorithm="fedavg", metrics=[own], **given))
     assert len(checked) == len(made) == 1
+    assert len([each for each in resolved if each]) == 1, resolved  # "" stands for the metrics of training samples
 
 
 def test_a_custom_federation_must_fit():

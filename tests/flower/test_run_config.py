@@ -46,6 +46,11 @@ def test_options_and_fields():
     assert options.clients is None
 
 
+def test_a_setting_can_have_a_schedule():
+    _, fields = parse({"out": "x", "settings": "  lam=30 alpha={schedule: steps, start: 0.1, at: [2, 3]}  R=5"})
+    assert fields["settings"] == {"lam": 30, "alpha": {"schedule": "steps", "start": 0.1, "at": [2, 3]}, "R": 5}
+
+
 def test_the_defaults_can_be_run():
     options, fields = parse({**DEFAULTS, "out": "x"})
     assert (options.clients, options.classes, options.labels) == (None, 0, None)

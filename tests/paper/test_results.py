@@ -1,6 +1,8 @@
 """The repository's ``results``: its records belong to the current settings, and its pages match its records."""
 
 import json
+import re
+import runpy
 from itertools import product
 from pathlib import Path
 
@@ -52,3 +54,17 @@ def test_the_readme_shows_the_figures_of_the_records(model, rows):
             cell = measured[keys[title], _SHORT.get(method, method) + plus + variant]
             compared = "" if cell.paper is None else f" ({cell.mean - cell.paper:+.2f})"
             assert figure == f"{cell.mean:.2f}{compared}", (name, title)
+
+
+def test_the_differences_in_the_readme_are_those_of_the_records():
+    """Every mean with its interval is one that ``benchmarks/claims.py`` computes, but for those of the sweep."""
+    claims = runpy.run_path(str(RESULTS.parent / "benchmarks" / "claims.py"))
+    computed = {
+        claims["shown"](claims["difference"](RESULTS, claim, key)).strip("+-≈ ")
+        for claim in claims["CLAIMS"]
+        for key in claim.keys
+    }
+    text = (RESULTS / "README.md").read_text().partition("Accuracy by eta and lambda")[0]
+    said = [" ".join(each.split()) for each in re.findall(r"\d+\.\d\d\s±\s\d+\.\d\d", text)]
+    assert len(said) > 30
+    assert set(said) <= computed

@@ -156,8 +156,11 @@ def test_odd_files_beside_the_lines_are_refused(tmp_path):
     scored = {"numbers": [0], "clients": 1, "took_part": [1, 1]}
     assert "scored 1 clients, not 3" in refused("summary.json", lambda all_: all_.update(scored=scored))
     assert "train table does not fit" in refused("data.json", lambda all_: all_["train"].pop())
+    assert "validation table does not fit" in refused("data.json", lambda all_: all_["validation"].pop())
+    assert "'validation'" in refused("data.json", lambda all_: all_.update(validation="none"))
+    parts = {part: [[1, 2]] for part in ("train", "validation", "test")}
     assert "does not belong to this run" in refused(
-        "data.json", lambda all_: all_.update(clients=1, names=["a"], train=[[1, 2]], test=[[1, 2]])
+        "data.json", lambda all_: all_.update(clients=1, names=["a"], **parts)
     )
     write_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("\n")

@@ -58,7 +58,7 @@ def page(browser, root):
 def test_it_opens_without_an_error_and_nothing_overflows(page, width, theme):
     browser, charts = page(width, theme)
     assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
-    assert len(charts) == 2 + 2 + 2 + 4 + 1 + 2  # curves, clients; diagnostics; table; sweeps; deviation; data
+    assert len(charts) == 2 + 2 + 2 + 4 + 1 + 5  # curves, clients; diagnostics; table; sweeps; deviation; data by part
     sections = browser.execute_script("return [...document.querySelectorAll('main section')].map((each) => each.id)")
     assert sections == ["table", "curves", "clients", "diagnostics", "paper", "deviation", "sweeps", "data", "settings"]
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width

@@ -131,6 +131,17 @@ def test_a_model_needs_no_file_of_its_prior(tmp_path):
     assert pfedbred.load_model(saved_models.export(tmp_path, client=1)).logits(np.zeros((1, 64))).shape == (1, 10)
 
 
+def halved(round_):
+    return 0.1 / 2**round_
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "cosine", "start": 0.1}, halved], ids=["named", "function"])
+def test_a_model_trained_with_a_schedule(schedule, tmp_path):
+    run = finished(tmp_path, algorithm="fedavg", settings={"R": 2, "alpha": schedule})
+    model = pfedbred.load_model(saved_models.export(tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, model.params, run.global_model())
+
+
 def test_a_custom_network(tmp_path):
     own = models.Model(lambda key: {"w": jax.random.normal(key, (10, 64))}, lambda w, x: x @ w["w"].T)
     run = finished(tmp_path, model=own, algorithm="local", seeds=1)

@@ -76,7 +76,8 @@ def write_run(
     write_lines(folder, lines)
     counts = [[2 * i, 3] for i in range(len(clients))]
     data = {"name": "mine", "clients": len(clients), "names": list(clients), "labels": ["0", "1"]}
-    write_json(folder / "data.json", {**data, "train": counts, "test": counts})
+    parts = dict.fromkeys(("train", "validation", "test"), counts)
+    write_json(folder / "data.json", {**data, **parts})
     return lines
 
 

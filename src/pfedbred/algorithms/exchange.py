@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.algorithms.local_optimizers import Optimizer
 from pfedbred.data.minibatches import Batch, example_data
 from pfedbred.types import Key, Tree, tree_bytes
 
@@ -42,14 +43,14 @@ def received(algorithm: Algorithm) -> Received:
     return jax.eval_shape(first_message, jax.random.key(0))
 
 
-def exchange(algorithm: Algorithm, task: Task, sample: Batch) -> Exchange:
-    """What the algorithm exchanges, without computing it; ``sample`` is a batch of one sample."""
+def exchange(algorithm: Algorithm, task: Task, sample: Batch, optimizer: Optimizer | None = None) -> Exchange:
+    """What the algorithm exchanges with this local optimizer, without computing it; ``sample`` is a batch of one."""
 
     def one_round(key: Key) -> Exchange:
         client, server = algorithm.client, algorithm.server
         state = server.init(key, 2)
         message = server.send(state, jnp.int32(0))
-        data = example_data(sample)
+        data = example_data(sample)._replace(optimizer=optimizer)
         kept = client.init(message)
         upload = client.train(message, kept, data)[0]
         return Exchange(

@@ -45,7 +45,7 @@ class FileOptions(NamedTuple):
 
 
 _with_options = with_options(
-    [*experiment_options(DataOptions, without=("dataset", "held_out_clients", "validation")), *options_of(FileOptions)]
+    [*experiment_options(DataOptions, without=("dataset", "held_out_clients")), *options_of(FileOptions)]
 )
 
 
@@ -97,12 +97,14 @@ def _stem(name: str) -> str:
     return file_name(data.short_name(name))
 
 
-def _load(name: str, *, split_seed: int | None, **options: Any) -> Federation:
+def _load(name: str, *, split_seed: int | None, validation: Any, **options: Any) -> Federation:
     hints = settings_.hints(DataOptions)
     for option, value in {**options, "split_seed": split_seed}.items():
         settings_.check(option, value, hints.get(option, Any))
+    held = settings_.check("validation", validation, hints["validation"])
     with console.status(f"reading {name}") if console.is_terminal else nullcontext():
-        return data.load(name, seed=split_seed, **options)
+        federation = data.load(name, seed=split_seed, **options)
+    return federation.with_validation(held, federation.about.get("seed", 0)) if held else federation
 
 
 def describe(federation: Federation) -> None:

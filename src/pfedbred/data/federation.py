@@ -51,6 +51,24 @@ class Split(NamedTuple):
         return gathered(self.x, self.y, [np.arange(self.offsets[i], self.offsets[i + 1]) for i in clients])
 
 
+class Fitted(NamedTuple):
+    """What training samples decide of a federation.
+
+    Attributes:
+      x: the samples of each part as they are stored.
+      fields: of the federation: shift, scale, text, features, encoding.
+      about: what people are told of them.
+    """
+
+    x: list[np.ndarray]
+    fields: dict[str, Any]
+    about: dict[str, Any]
+
+
+Refit = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], Fitted]
+"""``refit(kept, held)``: with these training samples of each client only, and those for validation."""
+
+
 @dataclass(frozen=True)
 class Federation:
     """Clients with their own training and test samples, and perhaps samples to choose rounds and settings by.
@@ -70,6 +88,7 @@ class Federation:
       task: the usual task for its labels.
       encoding: of a table with gaps or texts: how cells have become the inputs that are stored.
       validation: validation samples, if some are kept out of training; see :meth:`with_validation`.
+      refit: of a table or of texts: what training samples decide, decided anew by fewer of them; see :class:`Refit`.
     """
 
     name: str
@@ -86,6 +105,7 @@ class Federation:
     task: str = "classification"
     encoding: Encoding | None = None
     validation: Split | None = None
+    refit: Refit | None = field(default=None, repr=False, compare=False)
 
     @property
     def parts(self) -> dict[Part, Split]:
@@ -175,6 +195,8 @@ class Federation:
         """The same clients with a fraction of their training samples as validation samples, drawn by the seed.
 
         Every client keeps at least one training sample. ``numbers`` are the clients' own, if they are not their places.
+        What training samples decide of the inputs (means, categories, words) the remaining ones decide anew, if the
+        samples were read from their source; a prepared file has lost what that takes, and stays as it was prepared.
         """
         if self.validation is not None:
             raise SettingError(f"{self.name} already has validation samples: leave validation out")
@@ -188,13 +210,19 @@ class Federation:
             kept.append(rows[count:])
         train, validation = (gathered(self.train.x, self.train.y, rows) for rows in (kept, held))
         about = {**self.about, "validation": fraction}
-        return dataclasses.replace(self, train=train, validation=validation, about=about)
+        divided = dataclasses.replace(self, train=train, validation=validation, about=about, refit=None)
+        if self.refit is None:
+            return divided
+        fitted = self.refit(kept, held)
+        xs = dict(zip(divided.parts, fitted.x, strict=True))
+        changed: dict[str, Any] = {name: split._replace(x=xs[name]) for name, split in divided.parts.items()}
+        return dataclasses.replace(divided, **changed, **fitted.fields, about={**about, **fitted.about})
 
     def take(self, clients: np.ndarray) -> Federation:
         """The federation of these clients only; those without a name are named by their number here."""
         names = tuple(self.names[i] if self.names else str(i) for i in clients)
         encoding = None if self.encoding is None else self.encoding.take(clients)
-        return self.each_part(lambda split: split.take(clients), names=names, encoding=encoding)
+        return self.each_part(lambda split: split.take(clients), names=names, encoding=encoding, refit=None)
 
     def ordered(self, features: Sequence[str], where: str) -> Federation:
         """The same federation with these columns only, in this order; ``where`` starts the error message."""
@@ -206,7 +234,7 @@ class Federation:
         shift, scale = (
             None if each is None else np.broadcast_to(each, self.shape)[places] for each in (self.shift, self.scale)
         )
-        named = {"shift": shift, "scale": scale, "features": tuple(features)}
+        named = {"shift": shift, "scale": scale, "features": tuple(features), "refit": None}
         return self.each_part(lambda split: split._replace(x=split.x[:, places]), **named)
 
     def client_name(self, i: int) -> str:

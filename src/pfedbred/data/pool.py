@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,15 @@ import numpy as np
 
 from pfedbred.data import columns as columns_
 from pfedbred.data.columns import Column, Fill, Standardise
-from pfedbred.data.federation import Federation, check, check_classes, first_nonfinite_row, gathered
+from pfedbred.data.federation import (
+    Federation,
+    Fitted,
+    Split,
+    check,
+    check_classes,
+    first_nonfinite_row,
+    offsets_of,
+)
 from pfedbred.data.labels import first_wrong, kind_of, stored
 from pfedbred.data.text import Text, WordVectors, learned_vocabulary
 from pfedbred.errors import SettingError
@@ -127,57 +136,81 @@ def federate(
         if not len(rows):
             name = f" ({assignment.names[i]!r})" if assignment.names else ""
             raise SettingError(f"{pool.name}: client {i}{name} has no training samples")
-    train = np.concatenate(trains)
-    x, text, about = pool.x, pool.text, dict(about)
-    if pool.source:
-        about["source"] = pool.source
-    if text:
-        about["embedding"] = "learned"
-    if pool.is_text:
-        text, about["embedding"] = _vocabulary(pool, glove, train, np.concatenate(tests))
-        x = text.encode(pool.x)
-    elif glove:
-        raise SettingError(f"glove is for texts, but {pool.name} has {'characters' if text else 'numbers'}")
     y = stored(np.asarray(pool.y if assignment.y is None else assignment.y), kind_of(pool.task))
-    columns = _columns(pool, standardised)
-    normalise = pool.normalise if columns is None else None
-    shift, scale = normalise(x, train) if normalise else (None, None)
-    parts = [gathered(x, y, trains), gathered(x, y, tests)]
-    encoding, features = None, pool.features
-    if columns is not None:
-        fill, how = missing or "mean", standardised or "all"
-        encoding, numbers = columns_.fit(x.astype(np.float64), columns, trains, fill, how, pool.agreed)
-        parts = [
-            part._replace(x=np.concatenate([encoding.encode(numbers[own], i) for i, own in enumerate(rows)]))
-            for part, rows in zip(parts, (trains, tests), strict=True)
-        ]
-        features = encoding.names
-        about["columns"] = columns_.in_words(encoding, fill, how)
+    fit = partial(_fit, pool, glove=glove, missing=missing, standardised=standardised)
+    fitted = fit([trains, tests])
+    rows = np.concatenate(trains)
+
+    def refit(kept: Sequence[np.ndarray], held: Sequence[np.ndarray]) -> Fitted:
+        return fit([[rows[each] for each in kept], [rows[each] for each in held], tests])
+
     federation = Federation(
         name=pool.name,
-        train=parts[0],
-        test=parts[1],
+        train=Split(fitted.x[0], y[rows], offsets_of([len(each) for each in trains])),
+        test=Split(fitted.x[1], y[np.concatenate(tests)], offsets_of([len(each) for each in tests])),
         classes=pool.classes,
-        shift=None if shift is None else np.asarray(shift, np.float32),
-        scale=None if scale is None else np.asarray(scale, np.float32),
-        text=text,
         names=assignment.names,
         labels=pool.labels,
-        features=features,
-        about=about,
+        about={**about, **fitted.about},
         task=pool.task,
-        encoding=encoding,
+        refit=refit if pool.is_text or pool.columns is not None or pool.normalise is standardise else None,
+        **fitted.fields,
     )
     check(federation, f"{pool.name}: ")
     return federation
 
 
-def _vocabulary(pool: Pool, glove: str | None, train: np.ndarray, test: np.ndarray) -> tuple[Text, str]:
-    """The vocabulary of a pool of texts, and where its word vectors come from, in words."""
+def _fit(
+    pool: Pool,
+    parts: Sequence[Sequence[np.ndarray]],
+    *,
+    glove: str | None,
+    missing: Fill | None,
+    standardised: Standardise | None,
+) -> Fitted:
+    """The inputs of each part's clients, given as rows of the pool, as those of the first part decide them."""
+    trains = parts[0]
+    train, about = np.concatenate(trains), {"source": pool.source} if pool.source else {}
+    x, text, encoding, features = pool.x, pool.text, None, pool.features
+    if pool.is_text:
+        everything = np.concatenate([np.concatenate(rows).astype(np.int64) for rows in parts])
+        text, about["embedding"] = _vocabulary(pool, glove, train, everything)
+        x = text.encode(pool.x)
+    elif glove:
+        raise SettingError(f"glove is for texts, but {pool.name} has {'characters' if text else 'numbers'}")
+    elif text:
+        about["embedding"] = "learned"
+    columns = _columns(pool, standardised)
+    normalise = pool.normalise if columns is None else None
+    shift, scale = normalise(x, train) if normalise else (None, None)
+    if columns is None:
+        xs = [x[np.concatenate(rows).astype(np.int64)] for rows in parts]
+    else:
+        fill, how = missing or "mean", standardised or "all"
+        encoding, numbers = columns_.fit(x.astype(np.float64), columns, trains, fill, how, pool.agreed)
+        xs = [np.concatenate([encoding.encode(numbers[own], i) for i, own in enumerate(rows)]) for rows in parts]
+        features = encoding.names
+        about["columns"] = columns_.in_words(encoding, fill, how)
+    fields = {
+        "shift": None if shift is None else np.asarray(shift, np.float32),
+        "scale": None if scale is None else np.asarray(scale, np.float32),
+        "text": text,
+        "features": features,
+        "encoding": encoding,
+    }
+    return Fitted(xs, fields, about)
+
+
+def _vocabulary(pool: Pool, glove: str | None, train: np.ndarray, everything: np.ndarray) -> tuple[Text, str]:
+    """The vocabulary of a pool of texts, and where its word vectors come from, in words.
+
+    A learned one has the words of the training samples; one with published vectors, which nothing is fitted to, has
+    those of all samples.
+    """
     vectors = WordVectors(Path(glove)) if glove else pool.vectors
     if vectors is None:
         return learned_vocabulary(map(str, pool.x[train])), "learned"
-    text, reduced = vectors.vocabulary(map(str, pool.x[np.concatenate([train, test])]))
+    text, reduced = vectors.vocabulary(map(str, pool.x[everything]))
     name = glove or vectors.path.name
     return text, f"from {name}, {vectors.dimensions} principal components" if reduced else f"from {name}"
 
@@ -226,7 +259,7 @@ def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_pixel(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x - mean) / (std + 0.001) for each pixel over the whole pool, x in bytes: the paper's MNIST."""
+    """(x - mean) / (std + 0.001) for each pixel over the whole pool, test samples too: the paper's MNIST."""
     mean, spread = _moments(x)
     return mean, 1 / (spread + 0.001)
 

@@ -328,4 +328,5 @@ def _spread(values: np.ndarray, higher_is_better: bool) -> dict[str, np.ndarray]
     ordered = np.sort(values[..., have], axis=-1)
     tenth = math.ceil(have.sum() / 10)
     worst = ordered[..., :tenth] if higher_is_better else ordered[..., -tenth:]
-    return {"worst_decile": worst.mean(-1), "client_std": ordered.std(-1)}
+    with np.errstate(invalid="ignore"):  # a run that diverges has infinite errors, and no deviation
+        return {"worst_decile": worst.mean(-1), "client_std": ordered.std(-1)}

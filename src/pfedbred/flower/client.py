@@ -100,7 +100,7 @@ class Participant:
         said = wire.facts(message, {"classes": COUNT, "labels": Maybe([str])}, SERVER)
         fraction = said.get("validation")  # an earlier server has none, and does not ask how many samples
         expect(fraction, Maybe(FRACTION), SERVER, "'validation'")
-        data, place = self._data(said["classes"], said["labels"], said.get("task"))
+        data, place = self._data(said["classes"], said["labels"], said.get("task"), fraction)
         data = client_data.with_validation(data, self.node, fraction, place or 0)
         few = too_few(len(data.train.y), said.get("min_samples", 1))  # an earlier server does not ask
         if few:
@@ -179,9 +179,11 @@ class Participant:
                 write_model(order.folder / name, personal, options, half.data, done, half.task, **whose)
         return half.tally(global_, personal)
 
-    def _data(self, classes: int, labels: list[str] | None, task: str | None) -> tuple[Federation, int | None]:
+    def _data(
+        self, classes: int, labels: list[str] | None, task: str | None, validation: float | None
+    ) -> tuple[Federation, int | None]:
         with _details_withheld("its data cannot be used"):
-            data, place = client_data.load(self.node, self.home.folder, task)
+            data, place = client_data.load(self.node, self.home.folder, task, validation)
             if data.text and data.text.vectors is not None:
                 raise SettingError(
                     "word vectors from a file cannot be used on a federation, because the server has no copy: "
@@ -198,7 +200,7 @@ class Participant:
         wire.refuse_objects(options)
         if isinstance(options["settings"].get("sigma"), str):
             raise SettingError("sigma cannot be a file on a federation: a server may not name files of its clients")
-        data, _ = self._data(said["classes"], said["labels"], options["task"])
+        data, _ = self._data(said["classes"], said["labels"], options["task"], options["validation"])
         data = client_data.with_validation(data, self.node, options["validation"], said["number"])
         experiment = Experiment(dataset=data, **options).for_data(data)
         target = None if said["target"] is None else Target(**said["target"])

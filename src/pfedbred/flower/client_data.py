@@ -79,16 +79,20 @@ def _path(text: str) -> Path:
         raise SettingError(f"{text!r} is not a valid path") from None
 
 
-def load(node: Node, home: Path, task: str | None = None) -> tuple[Federation, int | None]:
+def load(
+    node: Node, home: Path, task: str | None = None, validation: float | None = None
+) -> tuple[Federation, int | None]:
     """The client's samples as a federation of one, and which client of the dataset it is, if that has several.
 
-    The ``task`` says how labels are to be read.
+    The ``task`` says how labels are to be read. Of a dataset by name, ``validation`` samples are set apart of every
+    client, because what it is standardised by comes from the training samples of all of them; of other data, see
+    :func:`with_validation`.
     """
-    own, place = _load(node, home, task)
+    own, place = _load(node, home, task, validation)
     return own if task is None else own.for_task(task), place
 
 
-def _load(node: Node, home: Path, task: str | None) -> tuple[Federation, int | None]:
+def _load(node: Node, home: Path, task: str | None, validation: float | None) -> tuple[Federation, int | None]:
     given = node.options
     dataset = given.get("dataset")
     if not dataset:
@@ -103,7 +107,8 @@ def _load(node: Node, home: Path, task: str | None) -> tuple[Federation, int | N
         return own.ordered(_features(given) or own.features or (), dataset), place
     if "features" in given:
         raise SettingError(f"features names columns of a table, and {dataset} is not one")
-    kept = home / f"data-{digest(given)}{prepared.SUFFIX}"  # splitting a dataset takes a while, and may need a network
+    divided = {**given, "validation": validation} if validation else given
+    kept = home / f"data-{digest(divided)}{prepared.SUFFIX}"  # splitting takes a while, and may need a network
     if kept.exists():
         return prepared.load(kept), place
     whole = data.load(
@@ -114,6 +119,8 @@ def _load(node: Node, home: Path, task: str | None) -> tuple[Federation, int | N
         seed=given.get("split-seed"),
         data_dir=given.get("data-dir"),
     )
+    if validation:
+        whole = whole.with_validation(validation, _split_seed(node))
     own, place = _one_of(whole, place, dataset)
     prepared.save(own, kept)
     return own, place
@@ -177,10 +184,13 @@ def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Feder
 def with_validation(own: Federation, node: Node, fraction: float | None, number: int) -> Federation:
     """The client's data with as many validation samples as the server asks for; its own ones, if it has some.
 
-    They are those of the simulation, whose client of that number has the same samples.
+    They are those of the simulation, whose client of that number has the same samples. A file of the client's own has
+    none there, and the same ones whatever its number, which is not known when it tells what its samples are like.
     """
     if not fraction:
         return dataclasses.replace(own, validation=None)
+    if own.refit is not None:
+        number = 0
     return own if own.validation is not None else own.with_validation(fraction, _split_seed(node), [number])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pfedbred import settings as settings_
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.configuration import Experiment, field_names
-from pfedbred.settings.assignments import assignment
+from pfedbred.settings.assignments import assignments
 
 
 def _key(name: str) -> str:
@@ -111,5 +111,5 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
         raise SettingError(f"min-clients must be at most clients, {clients}, not {options.min_clients}")
     number("validation", settings_.Fraction, None)  # clients are told before the experiment is built
     fields = {name: given[key] for key, name in _EXPERIMENT_KEYS.items() if key in given}
-    fields["settings"] = dict(map(assignment, str(given.get("settings", "")).split()))
+    fields["settings"] = assignments(str(given.get("settings", "")))
     return options, fields

@@ -61,7 +61,7 @@ class ServerHalf:
         self.metrics = chosen_metrics(parts, self.plan.metrics, self.task)
         self._varying = varying(experiment, self.task, data)
         self._sample = example_batch(data, self.task)
-        self.shapes: Exchange = exchange(self.algorithm, self.task, self._sample)
+        self.shapes: Exchange = exchange(self.algorithm, self.task, self._sample, self.plan.optimizer)
         self.tallies = jax.eval_shape(self._tally, self.shapes.global_, self.shapes.personal)
         self.diagnostics = self._diagnostics() if experiment.diagnostics else []
         server = self.algorithm.server
@@ -113,7 +113,7 @@ class ServerHalf:
 
     def _diagnostics(self) -> list[str]:
         client, shapes = self.algorithm.client, self.shapes
-        data = example_data(self._sample)
+        data = example_data(self._sample)._replace(optimizer=self.plan.optimizer)
         _, _, *reported = jax.eval_shape(
             lambda sent, kept: client.train(sent, kept, data), shapes.message, shapes.state
         )

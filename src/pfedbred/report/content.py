@@ -279,7 +279,9 @@ def read_federation(path: Path) -> dict[str, Any]:
     """data.json, or a file like it: the samples of each client by label."""
     own = read_json(path)
     expect(own, DATA_SHAPE, path)
-    for part in ("train", "test"):
+    if "validation" in own:
+        expect(own["validation"], DATA_SHAPE["test"], path, "'validation'")
+    for part in [part for part in ("train", "validation", "test") if part in own]:
         if len(own[part]) != len(own["names"]) or any(len(row) != len(own["labels"]) for row in own[part]):
             raise SettingError(f"{path} is damaged: its {part} table does not fit its clients and labels")
     return own

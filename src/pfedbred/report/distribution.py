@@ -14,25 +14,31 @@ from pfedbred.data.labels import in_words
 from pfedbred.report.curves import literal, new_figure, save
 from pfedbred.runs.statistics import evenly_spaced
 
-_COLOURS = ("#0072B2", "#D55E00")
+_SHOWN: dict[Part, tuple[str, str]] = {
+    "train": ("training", "#0072B2"),
+    "validation": ("validation", "#009E73"),
+    "test": ("test", "#D55E00"),
+}
+"""Of each part, its name in the title and its colour."""
+
 _MOST_CLIENTS = 200  # that can be told apart
 _MOST_LABELS = 70
 
 
 def draw_distribution(federation: Federation, path: Path) -> None:
-    """Draws training samples above test samples, with clients along x and labels along y."""
+    """Draws training samples above validation samples, if any, and test samples: clients along x, labels along y."""
     clients = evenly_spaced(federation.clients, _MOST_CLIENTS)
     table = label_table(federation, clients)
     classes = len(table.names)
     width = float(np.clip(2.2 + 0.125 * len(clients), 7, 16))
     height = float(np.clip(0.26 * min(classes, _MOST_LABELS), 1.6, 9))
-    figure, rows = new_figure(1, 2 * height + 2.0, width, rows=2, sharex=True)
+    parts = federation.parts
+    figure, rows = new_figure(1, len(parts) * (height + 0.5) + 1.0, width, rows=len(parts), sharex=True)
     panels = rows[:, 0]
     spacing = 72 * min((width - 1.6) / max(len(clients), 1), height / max(classes, 1))
     diameter = float(np.clip(2 * spacing, 4, 22))  # of a panel's largest dot, in points; few dots overlap
-    shown: dict[Part, str] = {"train": "training", "test": "test"}
-    for axes, (part, word), colour in zip(panels, shown.items(), _COLOURS, strict=True):
-        split, count = federation.parts[part], table.counts[part]
+    for axes, (part, split) in zip(panels, parts.items(), strict=True):
+        (word, colour), count = _SHOWN[part], table.counts[part]
         largest = max(1, int(count.max(initial=0)))
         _draw(axes, count, clients, largest, diameter, colour)
         axes.set_title(f"{word}: {len(split.y):,} samples, {_range(split)} per client", fontsize=10, loc="left")

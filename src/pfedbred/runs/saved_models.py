@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred import algorithms, models, tasks
+from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.exchange import exchange
 from pfedbred.data.columns import Encoding, numbers_of, restored
@@ -30,6 +31,7 @@ from pfedbred.runs import model_file
 from pfedbred.runs.chosen import MODELS as MODEL_KINDS
 from pfedbred.runs.chosen import Chosen
 from pfedbred.runs.layout import COMPARISON, GLOBAL_MODEL, MODELS, SWEEP, TABLE
+from pfedbred.settings.schedules import may_vary
 from pfedbred.types import Array, Tree, Words
 
 S = TypeVar("S")
@@ -273,6 +275,18 @@ def _encoding(about: Mapping[str, Any], arrays: dict[str, np.ndarray], path: Pat
     return encoding
 
 
+def _constant(algorithm: Any, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that had a schedule in training, on which no model's shape depends."""
+    if isinstance(algorithm, Algorithm):
+        return about["settings"]
+    known = settings_.declared(algorithms.factory(algorithm or about["algorithm"]))
+    return {
+        name: value
+        for name, value in about["settings"].items()
+        if name not in known or not may_vary(known[name].annotation) or isinstance(value, int | float)
+    }
+
+
 def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> TrainedModel:
     """A model written by ``pfedbred export``; a custom network or algorithm must be given, as it was to ``run``."""
     path = Path(path)
@@ -290,7 +304,7 @@ def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> Tr
     kind, target = tasks.get(about["task"]), None if about["target"] is None else tasks.Target(**about["target"])
     network = models.get(model or about["model"], shape, kind.outputs(about["classes"]), words)
     task = Task(network, tasks.per_sample(kind, target=target), kind, target)
-    made = algorithms.make(algorithm or about["algorithm"], task, about["settings"])
+    made = algorithms.make(algorithm or about["algorithm"], task, _constant(algorithm, about))
     sample = Batch(jnp.zeros((1, *shape), jnp.int32 if text else jnp.float32), kind.blank_labels(about["classes"]))
     expected = exchange(made, task, sample)
     structure = expected.global_ if about["kind"] == "global" else expected.personal

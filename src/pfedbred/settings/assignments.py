@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pfedbred.errors import SettingError
@@ -18,3 +19,8 @@ def assignment(text: str) -> tuple[str, Any]:
     if number is not None:
         return name.strip(), number
     return name.strip(), parse_yaml(value, f"the value in {text!r}")
+
+
+def assignments(text: str) -> dict[str, Any]:
+    """Settings separated by spaces, ``lam=30 alpha={schedule: cosine, start: 0.1}``; a value may have spaces too."""
+    return dict(map(assignment, re.split(r"\s+(?=\w+=)", text.strip()))) if text.strip() else {}
