@@ -33,7 +33,7 @@ def unscreened() -> Iterator[None]:
     valid = screening.Norms(jnp.float32(1), jnp.float32(1))
     with (
         mock.patch.object(screening, "measure", return_value=valid),
-        mock.patch.object(screening, "in_line", lambda updates, norms, counted: counted),
+        mock.patch.object(screening, "compare", lambda *given: screening.Compared(given[4], given[5], None)),
         mock.patch.object(round_module, "_either", lambda condition, this, that: this()),
     ):
         yield

@@ -49,14 +49,14 @@ class Responses(NamedTuple):
 
 def unknown(update: Sequence[Array], clients: int) -> Responses:
     """Before the first round; ``update`` has the shapes of one."""
-    nothing = jnp.full(clients, jnp.nan, jnp.float32)
+    nothing = jnp.full(clients, jnp.nan, jnp.result_type(jnp.float32, *update))
     return Responses([jnp.zeros_like(leaf) for leaf in update], nothing, nothing)
 
 
 def heard(before: Responses, updates: Sequence[Array], norms: Array, numbers: Array, counted: Array) -> Responses:
     """With the responses of a round's updates, given by array with the clients along the first axis."""
     length = jnp.sqrt(sum((jnp.vdot(leaf, leaf) for leaf in before.step), jnp.float32(0)))
-    change = _dots(updates, before.step) - before.along[numbers]
+    change = _dots(updates, before.step).astype(before.along.dtype) - before.along[numbers]
     found = (change / (length * norms)).astype(before.averages.dtype)
     known = counted & (norms > 0) & jnp.isfinite(found)
     found = jnp.clip(found, -1, 1)  # a much longer update in the round before would make it as large as one likes
@@ -78,7 +78,7 @@ def stepped(
     now: Responses, step: Sequence[Array], updates: Sequence[Array], numbers: Array, counted: Array
 ) -> Responses:
     """After the server's step, which followed these updates."""
-    along = jnp.where(counted, _dots(updates, step), jnp.nan)
+    along = jnp.where(counted, _dots(updates, step), jnp.nan).astype(now.along.dtype)
     return Responses(list(step), jnp.full_like(now.along, jnp.nan).at[numbers].set(along), now.averages)
 
 
@@ -88,4 +88,4 @@ def _dots(updates: Sequence[Array], step: Sequence[Array]) -> Array:
     dots = (
         jnp.matmul(flat_rows(update), leaf.ravel(), precision=exact) for update, leaf in zip(updates, step, strict=True)
     )
-    return sum(dots, jnp.float32(0)).astype(jnp.float32)
+    return sum(dots, jnp.float32(0))
