@@ -126,9 +126,9 @@ def runs_of(cases: list[tuple[str, float]], clients: int, seeds: int) -> dict[st
 class Claims(pfedbred.Plan):
     """As if client 0 had claimed 2^24 samples."""
 
-    def gather(self, uploads: Any, numbers: Any, sizes: Any, valid: Any, key: Any) -> Any:
+    def gather(self, uploads: Any, numbers: Any, sizes: Any, valid: Any, key: Any, typical: Any = None) -> Any:
         """With the claim in place of its number."""
-        return super().gather(uploads, numbers, jnp.where(numbers == 0, 2**24, sizes), valid, key)
+        return super().gather(uploads, numbers, jnp.where(numbers == 0, 2**24, sizes), valid, key, typical)
 
 
 def show_attacks(federation: Any, rules: list[str], rounds: int, seeds: int) -> None:

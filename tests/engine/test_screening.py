@@ -174,6 +174,20 @@ def test_of_two_copies_one_counts_and_of_three_none_unless_all_send_the_same():
     assert in_line(np.ones((9, 6))) == [True] * 9
 
 
+@pytest.mark.broad
+def test_honest_clients_may_pull_one_output_both_ways():
+    """Numbers above the mean at six clients, below it at two: opposed, and right. Nobody is rejected for it."""
+    rng = np.random.default_rng(0)
+    train = [(rng.normal(size=(12, 3)), np.full(12, -3.0 if i < 2 else 1.0) + rng.normal(size=12)) for i in range(8)]
+    federation = pfedbred.from_clients(train, train, task="regression")
+    options = {"federation": federation, "algorithm": "fedavg", "rounds": 3, "aggregated": 8}
+    assert pfedbred.run(**options).rejections.rejected == [{}]
+    task = pfedbred.run(**options).backend.task
+    plan = pfedbred.Plan(selection.uniform(8))  # by directions
+    backend = ResidentBackend(pfedbred.make("fedavg", task), task, federation, plan)
+    assert backend.rejections(backend.advance(backend.init([0]), 3)).rejected[0].keys() == {"0", "1"}
+
+
 def test_an_update_of_nan_that_does_not_count_disturbs_nobody():
     updates = np.ones((8, 5)) + 0.3 * np.random.default_rng(3).normal(size=(8, 5))
     updates[2] = np.nan

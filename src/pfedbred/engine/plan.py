@@ -36,7 +36,7 @@ class Plan:
       rule: how uploads are combined.
       metrics: what is evaluated.
       diagnostics: whether the methods' diagnostics are collected.
-      screening: whether updates are compared by norm and direction, or by norm alone.
+      screening: how updates are compared: by norm, direction and response, without their directions, or by norm alone.
       last_batch: what happens to a smaller last minibatch of a pass; see :class:`pfedbred.data.minibatches.Batching`.
       optimizer: takes the local steps, built from a method's step size; None for plain gradient descent.
       augment: changes training inputs at random, ``augment(key, x)``; None leaves them.
@@ -51,7 +51,7 @@ class Plan:
     rule: Rule = weighted_mean
     metrics: tuple[metrics.Metric, ...] = metrics.resolve("")
     diagnostics: bool = False
-    screening: Literal["directions", "norms"] = "directions"
+    screening: Literal["directions", "responses", "norms"] = "directions"
     last_batch: Literal["keep", "drop"] = "keep"
     optimizer: Optimizer | None = None
     augment: Augment | None = None
@@ -67,8 +67,8 @@ class Plan:
             raise SettingError(f"aggregate must be mean for {name}: its server does not average uploads")
 
     def compares(self, algorithm: Algorithm) -> bool:
-        """Whether screening looks at the directions of the updates."""
-        return self.screening == "directions" and algorithm.server.averages and algorithm.client.comparable
+        """Whether screening compares more than the norms of the updates."""
+        return self.screening != "norms" and algorithm.server.averages and algorithm.client.comparable
 
     def remembers(self, algorithm: Algorithm) -> bool:
         """Whether screening keeps how clients respond to the server's steps: not where they come and go."""

@@ -253,9 +253,8 @@ class Round:
         found, numbers, start = None, shared.shards.numbers[chosen], self._unchanged(shared, shared.server)
         if self._plan.compares(self._usual):
             by_norm, unchanged = counted, jax.vmap(start)(numbers)
-            found = screening.compare(
-                unchanged, uploads, trained.norms.update[among], numbers, by_norm, shared.responses
-            )
+            norms, directions = trained.norms.update[among], self._plan.screening == "directions"
+            found = screening.compare(unchanged, uploads, norms, numbers, by_norm, shared.responses, directions)
             counted = found.valid
             valid = valid.at[among].set(counted)
         learns = enough(counted)

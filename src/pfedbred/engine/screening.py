@@ -17,7 +17,8 @@ nothing. Of updates that a server averages, one is out of line if
 
 Fewer than six updates have no majority to compare with: of them only the norms are looked at. The same holds for a
 method whose updates have no common direction (``comparable``), and in a run whose screening is by ``norms`` alone:
-where there are two labels and clients hold one of them, honest updates are opposed as well. If the server does not
+where there are two labels and clients hold one of them, honest updates are opposed as well. A model with one output
+has only two ways to go, and honest clients pull it both ways: there no update counts as opposed. If the server does not
 average, clients can hardly harm each other, and an update is out of line only if m_i > 100 median_j m_j and
 m_i > ||unchanged||. Numbers whose squares overflow count as not finite.
 
@@ -108,7 +109,13 @@ class Compared(NamedTuple):
 
 
 def compare(
-    unchanged: Tree, uploads: Tree, norms: Array, numbers: Array, counted: Array, before: Responses | None
+    unchanged: Tree,
+    uploads: Tree,
+    norms: Array,
+    numbers: Array,
+    counted: Array,
+    before: Responses | None,
+    directions: bool = True,
 ) -> Compared:
     """Which of the ``counted`` updates are in line with the others, and with how others respond to the server.
 
@@ -119,6 +126,7 @@ def compare(
       numbers: of the clients.
       counted: whose update is valid so far.
       before: the responses up to the last round, if they are kept.
+      directions: whether one opposed to the others is out of line.
     """
     updates = differences(unchanged, uploads)
     if updates is None:
@@ -127,7 +135,7 @@ def compare(
     if before is not None:
         heard = responses.heard(before, updates, norms, numbers, counted)
         valid = counted & ~responses.reversed_(heard.averages)[numbers]
-    return Compared(in_line(updates, norms, valid), heard, updates)
+    return Compared(in_line(updates, norms, valid, directions), heard, updates)
 
 
 def remember(found: Compared, before: Tree, after: Tree, numbers: Array, counted: Array) -> Responses | None:
@@ -143,13 +151,17 @@ def no_responses(unchanged: Tree, clients: int) -> Responses:
     return responses.unknown(_numbers(unchanged), clients)
 
 
-def in_line(updates: Sequence[Array], norms: Array, counted: Array) -> Array:
-    """Which of the ``counted`` updates, given with their norms, are no copies of others and not opposed to them."""
+def in_line(updates: Sequence[Array], norms: Array, counted: Array, directions: bool = True) -> Array:
+    """Which of the ``counted`` updates, given with their norms, are no copies of others and not opposed to them.
+
+    With ``directions`` false, they may be opposed.
+    """
     if len(norms) < _FEWEST:
         return counted
     columns = np.unique(np.linspace(0, len(norms) - 1, min(len(norms), _COMPARED)).round().astype(int))
     cosines = _cosines(updates, jnp.where(counted & (norms > 0), norms, jnp.inf), columns)
-    found = _not_opposed(cosines, columns, _not_copied(cosines, columns, norms, counted))
+    found = _not_copied(cosines, columns, norms, counted)
+    found = _not_opposed(cosines, columns, found) if directions else found
     return jnp.where(jnp.sum(counted) < _FEWEST, counted, found)
 
 

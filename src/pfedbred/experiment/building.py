@@ -106,6 +106,7 @@ def make_plan(experiment: Experiment) -> Plan:
     chosen = experiment.fixed_clients()
     assert experiment.aggregated is not None
     assert experiment.weights is not None
+    pulled_both_ways = experiment.screening == "directions" and experiment.kind.one_output
     return Plan(
         select=selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
         participation=experiment.participation,
@@ -116,7 +117,7 @@ def make_plan(experiment: Experiment) -> Plan:
         rule=aggregation.get(experiment.aggregate, outliers=experiment.outliers),
         metrics=tuple(map(metrics.get, metrics.as_list(experiment.metrics or ()))),
         diagnostics=experiment.diagnostics,
-        screening=experiment.screening,
+        screening="responses" if pulled_both_ways else experiment.screening,
         last_batch=experiment.last_batch,
         optimizer=local_optimizers.get(experiment.local_optimizer),
         augment=augmentation.get(experiment.augment),

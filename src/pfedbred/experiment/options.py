@@ -202,7 +202,8 @@ class ProtocolOptions:
     )
     screening: Literal["directions", "norms"] = option(
         "directions",
-        "reject updates out of line with the others by norm and direction, or by norm alone",
+        "reject updates out of line with the others by norm, direction (of models with several outputs) and response "
+        "to the server's steps, or by norm alone",
         deployed=True,
         later=True,
     )

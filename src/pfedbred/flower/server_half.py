@@ -90,7 +90,8 @@ class ServerHalf:
         counted: Array,
         before: Responses | None,
     ) -> screening.Compared:
-        return screening.compare(self._unchanged(state, numbers), uploads, norms, numbers, counted, before)
+        unchanged, directions = self._unchanged(state, numbers), self.plan.screening == "directions"
+        return screening.compare(unchanged, uploads, norms, numbers, counted, before, directions)
 
     def _remember_step(
         self, found: screening.Compared, state: Tree, after: Tree, numbers: Array, counted: Array
