@@ -66,29 +66,31 @@ def test_downhill_responses_are_negative_and_reversed_ones_positive(seed):
     everyone = [np.arange(9)] * 6
     heard, _ = rounds(lambda w: sign * down(w), everyone, [np.ones(9, bool)] * 6)
     assert np.array_equal(np.asarray(heard.averages) > 0, sign[:, 0] < 0)
-    assert np.array_equal(responses.reversed_(heard.averages), sign[:, 0] < 0)
+    assert heard.times.tolist() == [5] * 9
+    assert np.array_equal(responses.reversed_(heard.averages, heard.times), sign[:, 0] < 0)
 
 
 def test_which_responses_are_reversed():
-    def found(*sums):
-        return np.flatnonzero(responses.reversed_(jnp.asarray(sums))).tolist()
+    def found(*averages, times=16):
+        return np.flatnonzero(responses.reversed_(jnp.asarray(averages), jnp.full(len(averages), times))).tolist()
 
-    honest = (-1.0, -1.1, -0.9, -1.0, -1.0, -0.8, -1.2)
-    assert found(*honest, 0.3) == [7]
-    assert found(*(-each for each in honest), -0.3) == [7]  # early in training, networks may all respond so
-    assert found(*honest, 0.2) == []  # as good as none
+    honest = (-1.0, -1.2, -0.8, -0.9, -1.1, -0.7, -1.3)  # median -1, spread about 0.3
+    assert found(*honest, 0.1) == [7]
+    assert found(*(-each for each in honest), -0.1) == [7]  # early in training, networks may all respond so
+    assert found(*honest, 0.1, times=1) == []  # 1.1 is not far enough for a single time
+    assert found(*honest, 0.5, times=1) == [7]
     assert found(*honest, -9.0) == []  # on the same side
-    assert found(*honest[1:], 0.3) == []  # too few to tell
-    assert found(*honest[1:], 0.3, np.nan) == []
+    assert found(*honest[1:], 0.5) == []  # too few to tell
+    assert found(*honest[1:], 0.5, np.nan) == []
     assert found(-0.1, -1.1, -2.9, 0.1, 1.0, -3.0, 2.0, -0.7) == []  # noise
     assert found(*[0.0] * 7, 0.5) == []
 
 
-@pytest.mark.parametrize(("clients", "most"), [(8, 0.02), (20, 0.002), (100, 0.0)])
+@pytest.mark.parametrize(("clients", "most"), [(8, 0.01), (20, 0.001), (100, 0.0)])
 def test_noise_is_hardly_ever_taken_for_an_attack(clients, most):
     """Responses without a common sign: honest clients at the end of training, or a server that hardly moves."""
     noise = jnp.asarray(np.random.default_rng(0).normal(size=(2_000, clients)))
-    assert np.mean(jax.vmap(responses.reversed_)(noise)) <= most
+    assert np.mean(jax.vmap(responses.reversed_)(noise, jnp.ones(noise.shape))) <= most
 
 
 # In a run ---------------------------------------------------------------------------------------------------
@@ -141,8 +143,8 @@ def test_they_are_found_in_small_cohorts_too(federation):
     states, early = rejections(backend, backend.init([0]), 60)
     _, after = rejections(backend, states, 40)
     late = after - early
-    assert late[BAD].sum() > 30  # of about 40
-    assert np.delete(after, BAD).sum() <= 3
+    assert late[BAD].sum() > 25  # of about 40
+    assert np.delete(after, BAD).sum() == 0
 
 
 @pytest.mark.broad

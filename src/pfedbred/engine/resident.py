@@ -366,7 +366,8 @@ def _with_responses(arrays: dict[str, Any], like: State) -> dict[str, Any]:
         return arrays
     missing = tensors.named({"responses": like.responses})
     return arrays | {
-        name: np.full(leaf.shape, 0 if ".step." in name else np.nan, leaf.dtype) for name, leaf in missing.items()
+        name: np.full(leaf.shape, np.nan if name.endswith((".along", ".averages")) else 0, leaf.dtype)
+        for name, leaf in missing.items()
     }
 
 

@@ -8,8 +8,8 @@ goes downhill, so u_i is roughly minus a gradient, and the gradient of a convex 
 whatever data the client has: no other client is needed to tell. An update with its sign flipped has r_i >= 0. A
 network's loss is not convex, and early in training all r_i may be positive; so the test is relative. Of the known
 responses, each a moving average of a client's r_i, let m be the median and d the spread (1.4826 times the median
-deviation from m). Where they agree, |m| > d, a response is reversed if it has the other sign and is not small, above
-|m| / 4.
+deviation from m). Where they agree, |m| > d, a response is reversed if it has the other sign and differs from m by more
+than 4 d / sqrt(n), at least 2 d, where n is how often it has been heard: one minibatch more or less can turn a sign.
 
 r_i is known of a client whose update the server has had in two consecutive rounds. Fewer than eight known responses
 are not compared.
@@ -28,7 +28,7 @@ from pfedbred.aggregation.median import masked_median
 from pfedbred.types import Array
 
 _NEW = 0.2  # weight of the latest in a moving average
-_SMALL = 0.25
+_DEVIATIONS, _LEAST = 4.0, 2.0
 _SIGMA = 1.4826
 _FEWEST = 8
 
@@ -40,17 +40,19 @@ class Responses(NamedTuple):
       step: its last step, by array: how far what an unchanged client uploads has moved.
       along: <u_i, step> of the updates before that step, by client number; NaN where there was none.
       averages: the moving average of r_i, by client number; NaN where none is known yet.
+      times: how many r_i are known, by client number.
     """
 
     step: list[Array]
     along: Array
     averages: Array
+    times: Array
 
 
 def unknown(update: Sequence[Array], clients: int) -> Responses:
     """Before the first round; ``update`` has the shapes of one."""
     nothing = jnp.full(clients, jnp.nan, jnp.result_type(jnp.float32, *update))
-    return Responses([jnp.zeros_like(leaf) for leaf in update], nothing, nothing)
+    return Responses([jnp.zeros_like(leaf) for leaf in update], nothing, nothing, jnp.zeros(clients, jnp.int32))
 
 
 def heard(before: Responses, updates: Sequence[Array], norms: Array, numbers: Array, counted: Array) -> Responses:
@@ -62,16 +64,20 @@ def heard(before: Responses, updates: Sequence[Array], norms: Array, numbers: Ar
     found = jnp.clip(found, -1, 1)  # a much longer update in the round before would make it as large as one likes
     old = before.averages[numbers]
     new = jnp.where(jnp.isnan(old), found, old + _NEW * (found - old))
-    return before._replace(averages=before.averages.at[numbers].set(jnp.where(known, new, old)))
+    return before._replace(
+        averages=before.averages.at[numbers].set(jnp.where(known, new, old)),
+        times=before.times.at[numbers].add(known.astype(jnp.int32)),
+    )
 
 
-def reversed_(averages: Array) -> Array:
+def reversed_(averages: Array, times: Array) -> Array:
     """Which of the clients' responses are opposed to those of the others."""
     known = jnp.isfinite(averages)
     middle = masked_median(averages, known)
     spread = _SIGMA * masked_median(jnp.abs(averages - middle), known)
     agree = (jnp.abs(middle) > spread) & (jnp.sum(known) >= _FEWEST)
-    return known & agree & (averages * middle < 0) & (jnp.abs(averages) > _SMALL * jnp.abs(middle))
+    limit = spread * jnp.maximum(_LEAST, _DEVIATIONS / jnp.sqrt(jnp.maximum(times, 1)))
+    return known & agree & (averages * middle < 0) & (jnp.abs(averages - middle) > limit)
 
 
 def stepped(
@@ -79,7 +85,7 @@ def stepped(
 ) -> Responses:
     """After the server's step, which followed these updates."""
     along = jnp.where(counted, _dots(updates, step), jnp.nan).astype(now.along.dtype)
-    return Responses(list(step), jnp.full_like(now.along, jnp.nan).at[numbers].set(along), now.averages)
+    return now._replace(step=list(step), along=jnp.full_like(now.along, jnp.nan).at[numbers].set(along))
 
 
 def _dots(updates: Sequence[Array], step: Sequence[Array]) -> Array:

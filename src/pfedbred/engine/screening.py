@@ -134,7 +134,7 @@ def compare(
     heard, valid = before, counted
     if before is not None:
         heard = responses.heard(before, updates, norms, numbers, counted)
-        valid = counted & ~responses.reversed_(heard.averages)[numbers]
+        valid = counted & ~responses.reversed_(heard.averages, heard.times)[numbers]
     return Compared(in_line(updates, norms, valid, directions), heard, updates)
 
 
