@@ -1,11 +1,12 @@
 """Malicious clients: what attacks cost each aggregation rule, and whom screening rejects.
 
-    python benchmarks/attacks.py [--rules mean,median] [--seeds 5] [--rounds 100] [--clients 20] [--unscreened]
+    python benchmarks/attacks.py [--rules mean,median] [--seeds 5] [--rounds 100] [--clients 20] [--aggregated 4]
+                                  [--unscreened]
 
 FedAvg on digits over 20 clients, with i.i.d. data and with three labels a client as in the paper. Each seed has its own
 attackers. "absent" is what the attackers' silence costs: with few labels a client nobody else may have their data, so
-that no defence can do better. Under each rule, all attacks and seeds are one program. With --unscreened only updates
-that are not finite are rejected.
+that no defence can do better. All clients are averaged, unless --aggregated says how many of them. Under each rule, all
+attacks and seeds are one program. With --unscreened only updates that are not finite are rejected.
 """
 
 from __future__ import annotations
@@ -131,12 +132,12 @@ class Claims(pfedbred.Plan):
         return super().gather(uploads, numbers, jnp.where(numbers == 0, 2**24, sizes), valid, key, typical)
 
 
-def show_attacks(federation: Any, rules: list[str], rounds: int, seeds: int) -> None:
+def show_attacks(federation: Any, rules: list[str], rounds: int, seeds: int, aggregated: int) -> None:
     """A table for each rule."""
     cases = [("none", 0.0), *((name, fraction) for name in ATTACKS for fraction in FRACTIONS)]
     settings = runs_of(cases, federation.clients, seeds)
     for rule in rules:
-        plan = pfedbred.Plan(selection.uniform(federation.clients), rule=aggregation.get(rule))
+        plan = pfedbred.Plan(selection.uniform(aggregated), rule=aggregation.get(rule))
         found = simulate(federation, plan, settings, rounds)
         accuracy, caught, wronged = (column.reshape(len(cases), seeds).mean(1) for column in found)
         print(f"\n{rule}: {'attack':<22}attackers      G  change  attackers rejected  honest rejected")
@@ -172,6 +173,7 @@ def main(
     seeds: int = 5,
     rounds: int = 100,
     clients: int = 20,
+    aggregated: int | None = None,
     unscreened: bool = False,
 ) -> None:
     """Prints the tables."""
@@ -181,8 +183,8 @@ def main(
     for split in ("iid", "paper"):
         federation = pfedbred.load("digits", split=split, clients=clients)
         print(f"\n== digits, {split}, {federation.clients} clients, FedAvg, {rounds} rounds, {seeds} seeds", flush=True)
-        show_attacks(federation, rules.split(","), rounds, seeds)
-        if split == "iid":
+        show_attacks(federation, rules.split(","), rounds, seeds, aggregated or clients)
+        if split == "iid" and aggregated is None:
             show_claims(pfedbred.load("digits", split=split, clients=clients // 2), rounds, seeds)
 
 
