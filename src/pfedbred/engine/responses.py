@@ -7,9 +7,10 @@ goes downhill, so u_i is roughly minus a gradient, and the gradient of a convex 
 
 whatever data the client has: no other client is needed to tell. An update with its sign flipped has r_i >= 0. A
 network's loss is not convex, and early in training all r_i may be positive; so the test is relative. Of the known
-responses, each a moving average of a client's r_i, let m be the median and d the spread (1.4826 times the median
-deviation from m). Where they agree, |m| > d, a response is reversed if it has the other sign and differs from m by more
-than 4 d / sqrt(n), at least 2 d, where n is how often it has been heard: one minibatch more or less can turn a sign.
+responses a_i, each the average of a client's latest r_i, let m be the median of |a_i| and d their spread (1.4826 times
+the median deviation from m): a flip changes neither. Where noise cannot turn a sign, m > 2.5 d, and three quarters have
+the sign of the median response, one is reversed if it has the other sign, is not small, above m / 4, and has been heard
+twice.
 
 r_i is known of a client whose update the server has had in two consecutive rounds. Fewer than eight known responses
 are not compared.
@@ -27,8 +28,9 @@ from pfedbred.aggregation.base import flat_rows
 from pfedbred.aggregation.median import masked_median
 from pfedbred.types import Array
 
-_NEW = 0.2  # weight of the latest in a moving average
-_DEVIATIONS, _LEAST = 4.0, 2.0
+_NEW = 0.2  # least weight of the latest in an average
+_CLEAR, _SMALL, _MINORITY = 2.5, 0.25, 0.25
+_TWICE = 2
 _SIGMA = 1.4826
 _FEWEST = 8
 
@@ -39,7 +41,7 @@ class Responses(NamedTuple):
     Attributes:
       step: its last step, by array: how far what an unchanged client uploads has moved.
       along: <u_i, step> of the updates before that step, by client number; NaN where there was none.
-      averages: the moving average of r_i, by client number; NaN where none is known yet.
+      averages: of the latest r_i, by client number; NaN where none is known yet.
       times: how many r_i are known, by client number.
     """
 
@@ -63,7 +65,8 @@ def heard(before: Responses, updates: Sequence[Array], norms: Array, numbers: Ar
     known = counted & (norms > 0) & jnp.isfinite(found)
     found = jnp.clip(found, -1, 1)  # a much longer update in the round before would make it as large as one likes
     old = before.averages[numbers]
-    new = jnp.where(jnp.isnan(old), found, old + _NEW * (found - old))
+    weight = jnp.maximum(_NEW, 1 / (before.times[numbers] + 1)).astype(found.dtype)
+    new = jnp.where(jnp.isnan(old), found, old + weight * (found - old))
     return before._replace(
         averages=before.averages.at[numbers].set(jnp.where(known, new, old)),
         times=before.times.at[numbers].add(known.astype(jnp.int32)),
@@ -72,12 +75,13 @@ def heard(before: Responses, updates: Sequence[Array], norms: Array, numbers: Ar
 
 def reversed_(averages: Array, times: Array) -> Array:
     """Which of the clients' responses are opposed to those of the others."""
-    known = jnp.isfinite(averages)
-    middle = masked_median(averages, known)
-    spread = _SIGMA * masked_median(jnp.abs(averages - middle), known)
-    agree = (jnp.abs(middle) > spread) & (jnp.sum(known) >= _FEWEST)
-    limit = spread * jnp.maximum(_LEAST, _DEVIATIONS / jnp.sqrt(jnp.maximum(times, 1)))
-    return known & agree & (averages * middle < 0) & (jnp.abs(averages - middle) > limit)
+    known, size = jnp.isfinite(averages), jnp.abs(averages)
+    middle = masked_median(size, known)
+    spread = _SIGMA * masked_median(jnp.abs(size - middle), known)
+    against = known & (averages * masked_median(averages, known) < 0)
+    few = jnp.sum(against) <= _MINORITY * jnp.sum(known)
+    clear = (middle > _CLEAR * spread) & few & (jnp.sum(known) >= _FEWEST)
+    return against & clear & (size > _SMALL * middle) & (times >= _TWICE)
 
 
 def stepped(
