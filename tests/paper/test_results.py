@@ -51,7 +51,10 @@ def test_the_readme_shows_the_figures_of_the_records(model, rows):
     for name, *said in shown:
         method, plus, variant = name.lower().partition("+")
         for title, figure in zip(titles[1:], said, strict=True):
-            cell = measured[keys[title], _SHORT.get(method, method) + plus + variant]
+            cell = measured.get((keys[title], _SHORT.get(method, method) + plus + variant))
+            if cell is None:
+                assert figure == "not measured", (name, title)
+                continue
             compared = "" if cell.paper is None else f" ({cell.mean - cell.paper:+.2f})"
             assert figure == f"{cell.mean:.2f}{compared}", (name, title)
 
@@ -66,5 +69,5 @@ def test_the_differences_in_the_readme_are_those_of_the_records():
     }
     text = (RESULTS / "README.md").read_text().partition("Accuracy by eta and lambda")[0]
     said = [" ".join(each.split()) for each in re.findall(r"\d+\.\d\d\s±\s\d+\.\d\d", text)]
-    assert len(said) > 30
+    assert len(said) > 20
     assert set(said) <= computed
