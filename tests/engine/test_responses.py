@@ -8,6 +8,7 @@ from support.poison import POISONS, poisoned
 
 import pfedbred
 from pfedbred.engine import ResidentBackend, responses, selection
+from pfedbred.experiment.building import build
 
 # Against NumPy ----------------------------------------------------------------------------------------------
 
@@ -112,6 +113,24 @@ def test_noise_is_hardly_ever_taken_for_an_attack(clients, most):
     assert np.mean(jax.vmap(responses.reversed_)(noise, jnp.full(noise.shape, 9))) <= most
 
 
+def test_responses_in_half_precision_are_summed_in_single():
+    """Of ten clients whose updates all oppose a step a little; in bfloat16 the sums would lose that."""
+    rng = np.random.default_rng(0)
+    step = rng.normal(size=1000) / 100
+    before = rng.normal(size=(10, 1000)) / 10
+    after = before - 0.02 * step
+
+    def halves(rows):
+        return [jnp.asarray(rows, jnp.bfloat16)]
+
+    heard = responses.stepped(responses.unknown(halves(step), 10), halves(step), halves(before), jnp.arange(10), jnp.ones(10, bool))  # fmt: skip # noqa: E501
+    norms = jnp.asarray(np.linalg.norm(after, axis=1))
+    found = responses.heard(heard, halves(after), norms, jnp.arange(10), jnp.ones(10, bool)).averages
+    rounded = [np.asarray(halves(each)[0], float) for each in (step, before, after)]
+    expected = (rounded[2] - rounded[1]) @ rounded[0] / (np.linalg.norm(rounded[0]) * np.linalg.norm(after, axis=1))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
+
+
 # In a run ---------------------------------------------------------------------------------------------------
 
 BAD = [3, 7, 11, 18]
@@ -164,6 +183,24 @@ def test_they_are_found_in_small_cohorts_too(federation):
     late = after - early
     assert late[BAD].sum() > 20  # of about 40
     assert np.delete(after, BAD).sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, True),
+        ({"local_optimizer": "adam"}, False),
+        ({"settings": {"alpha": {"schedule": "exponential", "start": 0.01, "rate": 0.7}}}, False),
+        ({"participation": "sample"}, False),
+        ({"screening": "norms"}, False),
+    ],
+    ids=str,
+)
+def test_responses_count_only_where_clients_train_alike_in_every_round(options, kept, federation):
+    """With a smaller step size, an update changes though the server does not move."""
+    experiment = pfedbred.Experiment(dataset="digits", algorithm="fedavg", rounds=4, **options)
+    backend = build(experiment, federation).backend
+    assert (backend.init([0]).responses is not None) == kept
 
 
 @pytest.mark.broad

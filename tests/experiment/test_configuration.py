@@ -11,6 +11,7 @@ from pfedbred import Experiment
 from pfedbred.engine import metrics, selection
 from pfedbred.experiment.building import build, load_data
 from pfedbred.experiment.command import command
+from pfedbred.experiment.configuration import changed_options
 
 
 def experiment(**options):
@@ -106,3 +107,15 @@ def test_the_command_says_weights_that_are_not_the_usual_ones():
         options = {name: again[name] for name in ("select", "weights") if name in again}
         assert Experiment.from_mapping(options).weights == plain["weights"]
     assert "--weights" not in command(Experiment.from_mapping({}).plain())
+
+
+def test_per_fedavg_of_before_took_two_steps():
+    """Its records do not mention how many: an interrupted run is resumed with two, and with one it is another run."""
+
+    def plain(**settings):
+        return Experiment(algorithm="per-fedavg+ft", settings=settings).checked().plain()
+
+    before = plain(adapt_steps=2)
+    del before["settings"]["adapt_steps"]
+    assert changed_options(before, plain(adapt_steps=2)) == []
+    assert changed_options(before, plain()) == ["adapt_steps 2, now 1"]

@@ -423,16 +423,16 @@ def test_tuned_settings_are_chosen_without_the_test_samples(call, small, tmp_pat
     record = json.loads((tmp_path / "here" / "cells" / "tuning" / "digits" / "pfedme.json").read_text())
     assert record["chosen_on"] == "validation"
     assert call(*options)[0] == 0
-    # The same settings, with the round chosen on validation samples, on three splits.
+    # The same settings, with the round chosen on validation samples.
     code, out, err = call("paper", "validated", *options[2:])
     assert code == 0, err
     assert len(seen) == 1
     found = json.loads((tmp_path / "here" / "validated.json").read_text())
     assert [(each["model"], each["splits"], each["chosen"] is None) for each in found] == [
-        ("P", 3, False),
-        ("G", 3, False),
+        ("P", 1, False),
+        ("G", 1, False),
     ]
-    kept = json.loads((tmp_path / "here" / "cells" / "validated" / "digits" / "pfedme-split2.json").read_text())
+    kept = json.loads((tmp_path / "here" / "cells" / "validated" / "digits" / "pfedme.json").read_text())
     assert (kept["fingerprint"]["validation"], kept["fingerprint"]["settings"]["alpha_m"]) == (0.2, 0.05)
 
 

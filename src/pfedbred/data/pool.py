@@ -140,9 +140,7 @@ def federate(
     fit = partial(_fit, pool, glove=glove, missing=missing, standardised=standardised)
     fitted = fit([trains, tests])
     rows = np.concatenate(trains)
-
-    def refit(kept: Sequence[np.ndarray], held: Sequence[np.ndarray]) -> Fitted:
-        return fit([[rows[each] for each in kept], [rows[each] for each in held], tests])
+    decided = pool.is_text or pool.columns is not None or pool.normalise is standardise  # by the training samples
 
     federation = Federation(
         name=pool.name,
@@ -153,11 +151,22 @@ def federate(
         labels=pool.labels,
         about={**about, **fitted.about},
         task=pool.task,
-        refit=refit if pool.is_text or pool.columns is not None or pool.normalise is standardise else None,
+        refit=partial(_refit, fit, rows, tests) if decided else None,
         **fitted.fields,
     )
     check(federation, f"{pool.name}: ")
     return federation
+
+
+def _refit(
+    fit: Callable[[Sequence[Sequence[np.ndarray]]], Fitted],
+    rows: np.ndarray,
+    tests: Sequence[np.ndarray],
+    kept: Sequence[np.ndarray],
+    held: Sequence[np.ndarray],
+) -> Fitted:
+    """Fits again: ``kept`` and ``held`` are places among the training samples, whose ``rows`` in the pool these are."""
+    return fit([[rows[each] for each in kept], [rows[each] for each in held], tests])
 
 
 def _fit(
@@ -204,13 +213,13 @@ def _fit(
 def _vocabulary(pool: Pool, glove: str | None, train: np.ndarray, everything: np.ndarray) -> tuple[Text, str]:
     """The vocabulary of a pool of texts, and where its word vectors come from, in words.
 
-    A learned one has the words of the training samples; one with published vectors, which nothing is fitted to, has
-    those of all samples.
+    A learned one has the words of the training samples; one with published vectors has those of all samples, but only
+    the former decide their principal components.
     """
     vectors = WordVectors(Path(glove)) if glove else pool.vectors
     if vectors is None:
         return learned_vocabulary(map(str, pool.x[train])), "learned"
-    text, reduced = vectors.vocabulary(map(str, pool.x[everything]))
+    text, reduced = vectors.vocabulary(map(str, pool.x[train]), map(str, pool.x[everything]))
     name = glove or vectors.path.name
     return text, f"from {name}, {vectors.dimensions} principal components" if reduced else f"from {name}"
 

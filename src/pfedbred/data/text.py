@@ -84,12 +84,14 @@ class WordVectors(NamedTuple):
     path: Path
     dimensions: int | None = None
 
-    def vocabulary(self, texts: Iterable[str]) -> tuple[Text, bool]:
+    def vocabulary(self, training: Iterable[str], others: Iterable[str] = ()) -> tuple[Text, bool]:
         """The words of the texts that are in the file, with its vectors, and whether these have been reduced.
 
-        Unknown words and padding have zeros, as in the paper's experiments.
+        Principal components are those of the words in training texts. Unknown words and padding have zeros, as in the
+        paper's experiments.
         """
-        wanted = {word for text in texts for word in tokens(text)}
+        trained = {word for text in training for word in tokens(text)}
+        wanted = trained | {word for text in others for word in tokens(text)}
         found = (_read_npz if self.path.suffix == ".npz" else _read_glove)(self.path, wanted)
         if not found:
             raise SettingError(f"{self.path} has none of the {len(wanted)} words of the data")
@@ -97,18 +99,22 @@ class WordVectors(NamedTuple):
         vectors = np.stack([found[word] for word in words])
         reduced = False
         if self.dimensions is not None and vectors.shape[1] > self.dimensions:
-            vectors, reduced = principal_components(vectors, self.dimensions), True
+            among = np.array([word in trained for word in words])
+            vectors, reduced = principal_components(vectors, self.dimensions, among), True
         special = np.zeros((_SPECIAL, vectors.shape[1]))
         return Text(tuple(words), np.concatenate([special, vectors]).astype(np.float32)), reduced
 
 
-def principal_components(vectors: np.ndarray, count: int) -> np.ndarray:
+def principal_components(vectors: np.ndarray, count: int, among: np.ndarray | None = None) -> np.ndarray:
     """The vectors in the directions in which they vary most, measured from their mean: (v - mean) V.
 
-    V are the leading eigenvectors of the covariance, each with the sign that makes its largest entry positive.
+    V are the leading eigenvectors of the covariance, each with the sign that makes its largest entry positive. Mean and
+    covariance are those of the vectors ``among`` them, a mask; by default of all.
     """
-    centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
-    _, directions = np.linalg.eigh(centred.T @ centred)  # by increasing eigenvalue
+    fitted = vectors if among is None else vectors[among]
+    centred = vectors.astype(np.float64) - fitted.mean(axis=0, dtype=np.float64)
+    own = centred if among is None else centred[among]
+    _, directions = np.linalg.eigh(own.T @ own)  # by increasing eigenvalue
     leading = directions[:, ::-1][:, :count]
     largest = np.take_along_axis(leading, np.abs(leading).argmax(axis=0)[None], axis=0)
     return centred @ (leading * np.sign(largest))

@@ -36,10 +36,11 @@ class Plan:
       rule: how uploads are combined.
       metrics: what is evaluated.
       diagnostics: whether the methods' diagnostics are collected.
-      screening: how updates are compared: by norm, direction and response, without their directions, or by norm alone.
+      screening: how updates are compared: ``norms`` alone; ``responses`` and norms; or ``directions`` as well.
       last_batch: what happens to a smaller last minibatch of a pass; see :class:`pfedbred.data.minibatches.Batching`.
       optimizer: takes the local steps, built from a method's step size; None for plain gradient descent.
       augment: changes training inputs at random, ``augment(key, x)``; None leaves them.
+      steady: whether settings stay the same from round to round.
     """
 
     select: selection.Select
@@ -55,6 +56,7 @@ class Plan:
     last_batch: Literal["keep", "drop"] = "keep"
     optimizer: Optimizer | None = None
     augment: Augment | None = None
+    steady: bool = True
 
     @property
     def batching(self) -> Batching:
@@ -71,8 +73,13 @@ class Plan:
         return self.screening != "norms" and algorithm.server.averages and algorithm.client.comparable
 
     def remembers(self, algorithm: Algorithm) -> bool:
-        """Whether screening keeps how clients respond to the server's steps: not where they come and go."""
-        return self.compares(algorithm) and self.participation == "all"
+        """Whether screening keeps how clients respond to the server's steps.
+
+        Not where they come and go, nor where an update depends on more than where it starts: with a schedule or an
+        optimizer that adapts, it changes though the server does not move.
+        """
+        alike = self.steady and self.optimizer is None
+        return self.compares(algorithm) and self.participation == "all" and alike
 
     def gather(
         self, uploads: Tree, numbers: Array, sizes: Array, valid: Array, key: Key, typical: Array | float | None = None

@@ -266,7 +266,7 @@ class ResidentBackend:
     def state_bytes(self) -> int:
         """Memory of one run's state."""
         state = jax.eval_shape(self._start, jnp.zeros(1, jnp.uint32))
-        return tree_bytes((state.server, state.clients))
+        return tree_bytes((state.server, state.clients, state.responses))
 
     def model_bytes(self) -> int:
         """What ``models`` takes for one seed."""

@@ -59,7 +59,7 @@ def unknown(update: Sequence[Array], clients: int) -> Responses:
 
 def heard(before: Responses, updates: Sequence[Array], norms: Array, numbers: Array, counted: Array) -> Responses:
     """With the responses of a round's updates, given by array with the clients along the first axis."""
-    length = jnp.sqrt(sum((jnp.vdot(leaf, leaf) for leaf in before.step), jnp.float32(0)))
+    length = jnp.sqrt(_dots([leaf[None] for leaf in before.step], before.step)[0])
     change = _dots(updates, before.step).astype(before.along.dtype) - before.along[numbers]
     found = (change / (length * norms)).astype(before.averages.dtype)
     known = counted & (norms > 0) & jnp.isfinite(found)
@@ -94,8 +94,10 @@ def stepped(
 
 def _dots(updates: Sequence[Array], step: Sequence[Array]) -> Array:
     """The inner product of each client's update with the step."""
-    exact = jax.lax.Precision.HIGHEST  # a difference of two of them is what counts
-    dots = (
-        jnp.matmul(flat_rows(update), leaf.ravel(), precision=exact) for update, leaf in zip(updates, step, strict=True)
-    )
-    return sum(dots, jnp.float32(0))
+    total = jnp.float32(0)
+    for update, leaf in zip(updates, step, strict=True):
+        wide = jnp.promote_types(leaf.dtype, jnp.float32)  # a difference of two of them is what counts
+        total += jnp.matmul(
+            flat_rows(update), leaf.ravel(), precision=jax.lax.Precision.HIGHEST, preferred_element_type=wide
+        )
+    return total

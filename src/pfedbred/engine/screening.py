@@ -15,10 +15,11 @@ nothing. Of updates that a server averages, one is out of line if
   first, then the scores are computed without it, until no update is opposed or half of them are gone;
 - it is reversed: where all clients train in every round, see :mod:`pfedbred.engine.responses`.
 
-Fewer than six updates have no majority to compare with: of them only the norms are looked at. The same holds for a
-method whose updates have no common direction (``comparable``), and in a run whose screening is by ``norms`` alone:
-where there are two labels and clients hold one of them, honest updates are opposed as well. A model with one output
-has only two ways to go, and honest clients pull it both ways: there no update counts as opposed. If the server does not
+Fewer than six updates have no majority to compare with: of them only norms and responses are looked at. Only norms
+count for a method whose updates have no common direction (``comparable``), and in a run whose screening is by ``norms``
+alone: where there are two labels and clients hold one of them, honest updates are opposed as well. A model with one
+output has only two ways to go, and honest clients pull it both ways: there no update counts as opposed.
+If the server does not
 average, clients can hardly harm each other, and an update is out of line only if m_i > 100 median_j m_j and
 m_i > ||unchanged||. Numbers whose squares overflow count as not finite.
 

@@ -121,6 +121,7 @@ def make_plan(experiment: Experiment) -> Plan:
         last_batch=experiment.last_batch,
         optimizer=local_optimizers.get(experiment.local_optimizer),
         augment=augmentation.get(experiment.augment),
+        steady=not schedule_tables(experiment),
     )
 
 

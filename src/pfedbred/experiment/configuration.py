@@ -261,6 +261,10 @@ def plain_defaults() -> dict[str, Any]:
     }
 
 
+_FORMER: dict[str, dict[str, Any]] = {"per-fedavg": {"adapt_steps": 2}}
+"""What methods did before they had such a setting, for records that do not mention it."""
+
+
 def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """In what two recorded experiments differ, in words; options that cannot change the results do not count."""
     free = field_names(result=False)
@@ -272,6 +276,7 @@ def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     ]
     old, new = (each.get("settings") or {} for each in (before, now))
     if before.get("algorithm") == now.get("algorithm") and isinstance(old, dict) and isinstance(new, dict):
+        old = {**_FORMER.get(str(before["algorithm"]).partition("+")[0], {}), **old}
         changed += [
             f"{name} {old.get(name)!r}, now {new.get(name)!r}"
             for name in dict.fromkeys([*old, *new])

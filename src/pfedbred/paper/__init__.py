@@ -38,9 +38,7 @@ ARTIFACTS: dict[str, Artifact] = {
     "tuned": Artifact(
         "Beyond the paper: every method with its settings tuned on validation samples", run_tuned, runs=True
     ),
-    "validated": Artifact(
-        "Beyond the paper: the same with the round chosen on them, on three splits", run_validated, runs=True
-    ),
+    "validated": Artifact("Beyond the paper: the same with the round chosen on them", run_validated, runs=True),
     "hyper": Artifact(
         "accuracy by eta and lambda: parallel coordinates and a heat map", figures.draw_hyper, has_rows=False
     ),
