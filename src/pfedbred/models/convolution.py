@@ -37,7 +37,7 @@ _GIVEN = {"y": ("x", "k"), "x": ("y", "k"), "k": ("x", "y")}
 
 
 class _Convolution(NamedTuple):
-    """The parameters of a convolution, and the shapes of its input, kernel and output."""
+    """The parameters of a convolution, the shapes of its input, kernel and output, and whether gradients follow."""
 
     window_strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
@@ -49,6 +49,7 @@ class _Convolution(NamedTuple):
     x: tuple[int, ...]
     k: tuple[int, ...]
     y: tuple[int, ...]
+    differentiated: bool = False
 
     @property
     def window(self) -> tuple[int, ...]:
@@ -143,12 +144,16 @@ def with_fast_convolutions(function: Function) -> Function:
     and derivatives that the function defines itself.
     """
 
+    if hasattr(function, "_has_fast_convolutions"):
+        return function
+
     @functools.wraps(function)
     def fast(*args: Any) -> Any:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves = core.jaxpr_as_fun(_rewritten(traced))(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
+    fast._has_fast_convolutions = True  # type: ignore[attr-defined]
     return fast  # type: ignore[return-value]
 
 
@@ -161,7 +166,7 @@ def _rewritten(value: Any) -> Any:
         equations = [_rewritten_equation(each) for each in value.eqns]
         same = all(new is old for new, old in zip(equations, value.eqns, strict=True))
         return value if same else value.replace(eqns=equations)
-    if isinstance(value, tuple | list):
+    if type(value) in (tuple, list):  # such as the branches of a cond
         parts = [_rewritten(each) for each in value]
         return value if all(new is old for new, old in zip(parts, value, strict=True)) else type(value)(parts)
     return value
@@ -180,7 +185,8 @@ def _rewritten_equation(equation: core.JaxprEqn) -> core.JaxprEqn:
 
 def _has_fast_form(equation: core.JaxprEqn) -> bool:
     params = equation.params
-    types = {each.aval.dtype for each in (*equation.invars, *equation.outvars)}
+    avals: list[Any] = [each.aval for each in (*equation.invars, *equation.outvars)]
+    types = {each.dtype for each in avals}
     simple = params["batch_group_count"] == 1 and params.get("out_sharding") is None
     real = len(types) == 1 and all(jnp.issubdtype(dtype, jnp.floating) for dtype in types)
     convolution = _convolution(equation)
@@ -190,8 +196,9 @@ def _has_fast_form(equation: core.JaxprEqn) -> bool:
 
 
 def _convolution(equation: core.JaxprEqn) -> _Convolution:
-    shapes = (each.aval.shape for each in (*equation.invars, *equation.outvars))
-    return _Convolution(*(equation.params[name] for name in _Convolution._fields[:7]), *shapes)
+    avals: list[Any] = [each.aval for each in (*equation.invars, *equation.outvars)]
+    x, k, y = (each.shape for each in avals)
+    return _Convolution(**{name: equation.params[name] for name in _Convolution._fields[:7]}, x=x, k=k, y=y)
 
 
 # The primitive ------------------------------------------------------------------------------------------------------
@@ -223,7 +230,16 @@ def _on_cpu(a: Array, b: Array, *, wanted: str, convolution: _Convolution) -> Ar
 
 
 def _slices_on_cpu(wanted: str, convolution: _Convolution) -> bool:
-    return True
+    """Whether slices are faster for one client on a CPU, as measured by ``benchmarks/convolutions.py``.
+
+    XLA's gradients of convolutions are 3 to 80 times slower than those of slices. If gradients follow, so are slices
+    for the output, as the gradient of the kernel needs them anyway. The output alone, as in evaluation, takes up to 1.7
+    times as long by slices if a window has many numbers to copy, and less time if it has few or is depthwise.
+    """
+    if wanted != "y" or convolution.differentiated:
+        return True
+    channels = convolution.k[convolution.dimension_numbers.rhs_spec[1]]
+    return channels < 16 if convolution.feature_group_count == 1 else channels == 1
 
 
 def _transposed(place: int, cotangent: Array, a: Any, b: Any, *, wanted: str, convolution: _Convolution) -> Array:
@@ -234,12 +250,25 @@ def _transposed(place: int, cotangent: Array, a: Any, b: Any, *, wanted: str, co
     return _convolve.bind(*(known[name] for name in _GIVEN[target]), wanted=target, convolution=convolution)
 
 
+def _differentiated(values: Any, tangents: Any, *, wanted: str, convolution: _Convolution) -> tuple[Array, Any]:
+    """The value, and the sum of what each argument's tangent contributes to its tangent."""
+    bind = functools.partial(_convolve.bind, wanted=wanted)
+    (a, b), (da, db) = values, tangents
+    tangent = ad.Zero(_abstract(a, b, wanted=wanted, convolution=convolution).to_tangent_aval())
+    if not isinstance(da, ad.Zero):
+        tangent = ad.add_tangents(tangent, bind(da, b, convolution=convolution))
+    if not isinstance(db, ad.Zero):
+        tangent = ad.add_tangents(tangent, bind(a, db, convolution=convolution))
+    return bind(a, b, convolution=convolution._replace(differentiated=True)), tangent
+
+
 def _batched(values: tuple[Array, Array], axes: tuple[Any, Any], **params: Any) -> tuple[Array, int]:
     """Slices if there are many kernels, k or k'. One kernel for many inputs is the same as one for a larger batch."""
-    if params["wanted"] != "k" and axes[1] is None:
-        run = with_fast_convolutions(jax.vmap(functools.partial(_by_lax, **params), axes))
-    else:
-        run = jax.vmap(functools.partial(_by_slices, **params), axes)
+    shared = params["wanted"] != "k" and axes[1] is None
+    way: Callable[..., Array] = _by_lax if shared else _by_slices
+    run = jax.vmap(lambda a, b: way(a, b, **params), axes)
+    if shared:  # there may be another vmap, with kernels that differ
+        run = with_fast_convolutions(run)
     return run(*values), 0
 
 
@@ -250,6 +279,7 @@ def _abstract(a: Any, b: Any, *, wanted: str, convolution: _Convolution) -> Any:
 _convolve.def_impl(jax.jit(_convolve.bind, static_argnames=("wanted", "convolution")))
 _convolve.def_abstract_eval(_abstract)
 ad.defbilinear(_convolve, functools.partial(_transposed, 0), functools.partial(_transposed, 1))
+ad.primitive_jvps[_convolve] = _differentiated
 batching.primitive_batchers[_convolve] = _batched
 mlir.register_lowering(_convolve, mlir.lower_fun(_by_lax, multiple_results=False))
 mlir.register_lowering(_convolve, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")
