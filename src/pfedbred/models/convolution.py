@@ -232,10 +232,11 @@ def _on_cpu(a: Array, b: Array, *, wanted: str, convolution: _Convolution) -> Ar
 def _slices_on_cpu(wanted: str, convolution: _Convolution) -> bool:
     """Whether slices are faster for one client on a CPU, as measured layer by layer on two cores in float32.
 
-    The layers were those of LeNet, PFLlib's CNN and ResNet-18. XLA's gradients take 2 to 100 times as long as those of
-    slices. Where gradients follow, the output by slices costs nothing more, as the gradient of the kernel needs the
-    slices too. The output alone, as in evaluation, takes up to 1.7 times as long by slices from 32 channels on (and
-    more memory), but less time if there are three to six channels, or if it is depthwise.
+    The layers were those of LeNet, PFLlib's CNN and ResNet-18; the cores were busy. XLA's gradients took 2 to 100 times
+    as long as those of slices (groups and 1x1 kernels were not compared). Where gradients follow, the output by slices
+    cost nothing more, as the gradient of the kernel needs the slices too. The output alone, as in evaluation, took 1.0
+    to 2.4 times as long by slices from 32 channels on (and more memory); depthwise an eighth. With three to six
+    channels two measurements disagree (0.3 to 2.8 times). Between 6 and 32 channels none was made: 16 is a guess.
     """
     if wanted != "y" or convolution.differentiated:
         return True
