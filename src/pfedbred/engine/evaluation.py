@@ -220,8 +220,8 @@ class Evaluator:
 
     def _chunk(self, part: Part, shared: tuple[EvaluationSet, Tree, Tree]) -> int:
         """How many blocks run side by side: as many as keep the largest array of a model within its limit."""
-        block = jax.tree.map(itemgetter(0), shared[0].blocks)
-        steps = jax.make_jaxpr(functools.partial(self._tally_block, part))(shared, block).eqns
+        block = jax.tree.map(itemgetter(slice(1)), shared[0].blocks)  # under vmap, which convolutions depend on
+        steps = jax.make_jaxpr(jax.vmap(functools.partial(self._tally_block, part), (None, 0)))(shared, block).eqns
         largest = max(math.prod(each.aval.shape) * each.aval.dtype.itemsize for step in steps for each in step.outvars)
         return max(1, min(_MOST_BLOCKS, _LARGEST // largest))
 

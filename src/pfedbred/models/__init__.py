@@ -11,6 +11,7 @@ from pfedbred.models.base import Model
 from pfedbred.models.charlstm import charlstm
 from pfedbred.models.cnn import cnn
 from pfedbred.models.cnn1d import cnn1d
+from pfedbred.models.convolution import with_fast_convolutions
 from pfedbred.models.linear import dnn, mclr
 from pfedbred.models.lstm import lstm
 from pfedbred.types import Words
@@ -27,6 +28,7 @@ __all__ = [
     "get",
     "lstm",
     "mclr",
+    "with_fast_convolutions",
 ]
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -60,7 +62,7 @@ def get(model: str | Model | Build, shape: tuple[int, ...], classes: int, words:
     ``words`` is given if the samples are word ids.
     """
     if isinstance(model, Model):
-        return model
+        return _fast(model)
     check(model)
     build = MODELS[model] if isinstance(model, str) else model
     if _reads_words(build) != (words is not None):
@@ -71,7 +73,13 @@ def get(model: str | Model | Build, shape: tuple[int, ...], classes: int, words:
     made = build(shape, classes) if words is None else build(shape, classes, words=words)
     if not isinstance(made, Model):
         raise SettingError(f"a function given as model must return a Model, not a {type(made).__name__}")
-    return made
+    return made if isinstance(model, str) else _fast(made)
+
+
+def _fast(model: Model) -> Model:
+    """A user's own functions may have convolutions; those of named models are fast as they are written."""
+    rest = None if model.rest is None else with_fast_convolutions(model.rest)
+    return model._replace(apply=with_fast_convolutions(model.apply), rest=rest)
 
 
 def _reads_words(build: Build) -> bool:

@@ -2,6 +2,7 @@
 
 A model here is a pure function of params and inputs, so that every client can have its own params and a server can
 average them. Modules with other state, or that draw random numbers, do not fit and are rejected when the model is made.
+Their convolutions are computed as is fast when params differ (:mod:`pfedbred.models.convolution`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 
 from pfedbred.errors import SettingError
 from pfedbred.models.base import Model
+from pfedbred.models.convolution import with_fast_convolutions
 from pfedbred.types import Array, Key, Tree
 
 _BATCH_STATISTICS = "the module uses batch statistics, which clients cannot share: use LayerNorm or GroupNorm"
@@ -69,7 +71,7 @@ def from_equinox(make: Callable[[Key], Any], *, head: tuple[str, ...] = (), dtyp
         module = eqx.combine(jax.tree.unflatten(structure, [params[name] for name in names]), rest)
         return jax.vmap(module)(x.astype(dtype))
 
-    return _with_head(Model(init, apply), head)
+    return _with_head(Model(init, with_fast_convolutions(apply)), head)
 
 
 def _from_linen(module: Any, sample: jax.ShapeDtypeStruct) -> Model:
@@ -91,7 +93,7 @@ def _from_linen(module: Any, sample: jax.ShapeDtypeStruct) -> Model:
             raise SettingError(_DETERMINISTIC) from None
 
     _check_output(check, sample)
-    return Model(lambda key: variables(key).get("params", {}), apply)
+    return Model(lambda key: variables(key).get("params", {}), with_fast_convolutions(apply))
 
 
 def _from_nnx(make: Callable[[Any], Any], sample: jax.ShapeDtypeStruct) -> Model:
@@ -137,7 +139,7 @@ def _from_nnx(make: Callable[[Any], Any], sample: jax.ShapeDtypeStruct) -> Model
         return out
 
     _check_output(check, sample)
-    return Model(init, apply)
+    return Model(init, with_fast_convolutions(apply))
 
 
 def _refuse_equinox(eqx: Any, made: Any) -> None:

@@ -1,0 +1,287 @@
+"""Convolutions whose kernels differ from client to client.
+
+Under ``vmap`` a convolution with a kernel per client becomes a grouped convolution, which compilers compute slowly.
+As slices and one matrix product it only gains an axis. :func:`with_fast_convolutions` replaces the convolutions in any
+function by a primitive of its own, which is computed in the way that is faster where it is compiled:
+
+    kernels differ under vmap     slices and one matrix product
+    one kernel for all, on a GPU  lax.conv_general_dilated
+    one client at a time, on CPU  whichever was faster when measured (:func:`_slices_on_cpu`)
+
+A convolution y = x * k is linear in x and in k, so <y', x * k> defines three bilinear functions: y of (x, k), the
+gradient x' of (y', k) and the gradient k' of (x, y'). Each transposes into the two others. The primitive is all three,
+told apart by ``wanted``, so that it can be differentiated in both modes and any number of times.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+from pfedbred.types import Array
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MOST_SLICES = 128  # of a kernel; 11 x 11 is below it. Programs of more slices take long to compile.
+_GIVEN = {"y": ("x", "k"), "x": ("y", "k"), "k": ("x", "y")}
+
+
+class _Convolution(NamedTuple):
+    """The parameters of a convolution, the shapes of its input, kernel and output, and whether gradients follow."""
+
+    window_strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    lhs_dilation: tuple[int, ...]
+    rhs_dilation: tuple[int, ...]
+    dimension_numbers: lax.ConvDimensionNumbers
+    feature_group_count: int
+    precision: Any
+    x: tuple[int, ...]
+    k: tuple[int, ...]
+    y: tuple[int, ...]
+    differentiated: bool = False
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """The spatial shape of the kernel."""
+        return tuple(self.k[axis] for axis in self.dimension_numbers.rhs_spec[2:])
+
+    def by_lax(self, x: Array, kernel: Array) -> Array:
+        """The compiler's own."""
+        return lax.conv_general_dilated(x, kernel, **dict(zip(self._fields[:7], self[:7], strict=True)))
+
+    def by_slices(self, x: Array, kernel: Array) -> Array:
+        """For every element of the kernel's window a slice of x, and the product of all slices with the kernel."""
+        lhs, rhs, out = self.dimension_numbers
+        groups, outputs = self.feature_group_count, self.k[rhs[0]]
+        x = x.transpose(lhs[0], *lhs[2:], lhs[1])  # samples, window, channels
+        dilated = [(*pads, by - 1) for pads, by in zip(self.padding, self.lhs_dilation, strict=True)]
+        x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *dilated, (0, 0, 0)))
+        kernel = kernel.transpose(*rhs[2:], rhs[1], rhs[0])  # window, channels of a group, outputs
+        channels = kernel.shape[-2]
+        if groups == 1:
+            y = self._product(self._patches(x), kernel.reshape(-1, outputs), (((x.ndim - 1,), (0,)), ((), ())))
+        elif channels == 1:
+            y = self._depthwise(x, kernel.reshape(-1, groups, outputs // groups))
+        else:
+            x = x.reshape(*x.shape[:-1], groups, channels)
+            kernel = kernel.reshape(-1, groups, outputs // groups)
+            axis = x.ndim - 2
+            y = self._product(self._patches(x), kernel, (((axis + 1,), (0,)), ((axis,), (1,))))
+            y = jnp.moveaxis(y, 0, -2)
+        y = y.reshape(*y.shape[: len(out) - 1], outputs)
+        return y.transpose(np.argsort((out[0], *out[2:], out[1])))
+
+    def _product(self, patches: Array, kernel: Array, dimensions: lax.DotDimensionNumbers) -> Array:
+        return lax.dot_general(patches, kernel, dimensions, precision=self.precision)
+
+    def _depthwise(self, x: Array, kernel: Array) -> Array:
+        """Every channel has kernels of its own: one product for each slice, added up, without a copy of the slices."""
+        wide = jnp.promote_types(x.dtype, jnp.float32)  # a matrix product does not round its sums to bfloat16 either
+        terms = (part[..., None].astype(wide) * each for part, each in zip(self._slices(x), kernel, strict=True))
+        return functools.reduce(jnp.add, terms).astype(x.dtype)
+
+    def _patches(self, x: Array) -> Array:
+        """The slices side by side along the last axis."""
+        if self.window_strides == self.window and set(self.rhs_dilation) == {1}:
+            return self._tiles(x)
+        return jnp.concatenate(self._slices(x), axis=-1)
+
+    def _slices(self, x: Array) -> list[Array]:
+        """What each element of the window is multiplied with, in the order of the window."""
+        sides = self._sides()
+        slices = []
+        for place in itertools.product(*map(range, self.window)):
+            start = [at * by for at, by in zip(place, self.rhs_dilation, strict=True)]
+            stop = [at + (n - 1) * by + 1 for at, n, by in zip(start, sides, self.window_strides, strict=True)]
+            cuts = tuple(slice(*cut) for cut in zip(start, stop, self.window_strides, strict=True))
+            slices.append(x[:, *cuts])
+        return slices
+
+    def _tiles(self, x: Array) -> Array:
+        """Windows that neither overlap nor leave gaps, as in the first layer of a vision transformer: no slices."""
+        sides, n = self._sides(), len(self.window)
+        x = x[:, *(slice(side * size) for side, size in zip(sides, self.window, strict=True))]
+        split = itertools.chain.from_iterable(zip(sides, self.window, strict=True))
+        rest = tuple(range(2 * n + 1, x.ndim + n))
+        x = x.reshape(x.shape[0], *split, *x.shape[n + 1 :])
+        groups = rest[:-1]
+        x = x.transpose(0, *range(1, 2 * n, 2), *groups, *range(2, 2 * n + 1, 2), rest[-1])
+        return x.reshape(*x.shape[: n + 1 + len(groups)], -1)
+
+    def _sides(self) -> tuple[int, ...]:
+        """The spatial shape of the output."""
+        return tuple(self.y[axis] for axis in self.dimension_numbers.out_spec[2:])
+
+
+def convolve(x: Array, kernel: Array, *args: Any, **options: Any) -> Array:
+    """``lax.conv_general_dilated`` as slices and one matrix product: y[p, o] = sum_{q, c} x[s p + d q, c] k[q, c, o].
+
+    s are the strides and d the dilation of the kernel; x is padded (and dilated) before. Arguments are those of
+    ``lax.conv_general_dilated``; ``batch_group_count`` and types other than the inputs' are not supported.
+    """
+    traced = jax.make_jaxpr(lambda x, k: lax.conv_general_dilated(x, k, *args, **options))(x, kernel)
+    equation = traced.eqns[-1]
+    if equation.primitive is not core.primitives.conv_general_dilated_p or not _has_fast_form(equation):
+        raise NotImplementedError("this convolution has no form as slices and one matrix product")
+    return _convolution(equation).by_slices(x, kernel)
+
+
+def with_fast_convolutions(function: Function) -> Function:
+    """The same function of arrays, with its convolutions fast where kernels differ from client to client.
+
+    What has no fast form runs as before: batch groups, very large kernels, outputs of another type than the inputs',
+    and derivatives that the function defines itself.
+    """
+
+    if hasattr(function, "_has_fast_convolutions"):
+        return function
+
+    @functools.wraps(function)
+    def fast(*args: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        leaves = core.jaxpr_as_fun(_rewritten(traced))(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+    fast._has_fast_convolutions = True  # type: ignore[attr-defined]
+    return fast  # type: ignore[return-value]
+
+
+def _rewritten(value: Any) -> Any:
+    """A program with its convolutions replaced, those of the programs within it too; itself if there are none."""
+    if isinstance(value, core.ClosedJaxpr):
+        inner = _rewritten(value.jaxpr)
+        return value if inner is value.jaxpr else value.replace(jaxpr=inner)
+    if isinstance(value, core.Jaxpr):
+        equations = [_rewritten_equation(each) for each in value.eqns]
+        same = all(new is old for new, old in zip(equations, value.eqns, strict=True))
+        return value if same else value.replace(eqns=equations)
+    if type(value) in (tuple, list):  # such as the branches of a cond
+        parts = [_rewritten(each) for each in value]
+        return value if all(new is old for new, old in zip(parts, value, strict=True)) else type(value)(parts)
+    return value
+
+
+def _rewritten_equation(equation: core.JaxprEqn) -> core.JaxprEqn:
+    if equation.primitive is core.primitives.conv_general_dilated_p:
+        if not _has_fast_form(equation):
+            return equation
+        return equation.replace(primitive=_convolve, params={"wanted": "y", "convolution": _convolution(equation)})
+    params = {name: _rewritten(value) for name, value in equation.params.items()}
+    if all(params[name] is value for name, value in equation.params.items()):
+        return equation
+    return equation.replace(params=params)
+
+
+def _has_fast_form(equation: core.JaxprEqn) -> bool:
+    params = equation.params
+    avals: list[Any] = [each.aval for each in (*equation.invars, *equation.outvars)]
+    types = {each.dtype for each in avals}
+    simple = params["batch_group_count"] == 1 and params.get("out_sharding") is None
+    real = len(types) == 1 and all(jnp.issubdtype(dtype, jnp.floating) for dtype in types)
+    convolution = _convolution(equation)
+    tiled = convolution.window_strides == convolution.window
+    few = tiled or math.prod(convolution.window) <= _MOST_SLICES
+    return simple and real and few and 0 not in (*convolution.x, *convolution.k, *convolution.y)
+
+
+def _convolution(equation: core.JaxprEqn) -> _Convolution:
+    avals: list[Any] = [each.aval for each in (*equation.invars, *equation.outvars)]
+    x, k, y = (each.shape for each in avals)
+    return _Convolution(**{name: equation.params[name] for name in _Convolution._fields[:7]}, x=x, k=k, y=y)
+
+
+# The primitive ------------------------------------------------------------------------------------------------------
+
+_convolve = core.Primitive("convolve")
+
+
+def _compute(conv: Callable[[Array, Array], Array], a: Array, b: Array, wanted: str, shape: tuple[int, ...]) -> Array:
+    """y, x' or k' by any way to compute y."""
+    if wanted == "y":
+        return conv(a, b)
+    unknown = jax.ShapeDtypeStruct(shape, a.dtype)
+    if wanted == "x":
+        return jax.linear_transpose(lambda x: conv(x, b), unknown)(a)[0]
+    return jax.linear_transpose(lambda k: conv(a, k), unknown)(b)[0]
+
+
+def _by_lax(a: Array, b: Array, *, wanted: str, convolution: _Convolution) -> Array:
+    return _compute(convolution.by_lax, a, b, wanted, getattr(convolution, wanted))
+
+
+def _by_slices(a: Array, b: Array, *, wanted: str, convolution: _Convolution) -> Array:
+    return _compute(convolution.by_slices, a, b, wanted, getattr(convolution, wanted))
+
+
+def _on_cpu(a: Array, b: Array, *, wanted: str, convolution: _Convolution) -> Array:
+    way = _by_slices if _slices_on_cpu(wanted, convolution) else _by_lax
+    return way(a, b, wanted=wanted, convolution=convolution)
+
+
+def _slices_on_cpu(wanted: str, convolution: _Convolution) -> bool:
+    """Whether slices are faster for one client on a CPU, as measured layer by layer on two cores in float32.
+
+    The layers were those of LeNet, PFLlib's CNN and ResNet-18; the cores were busy. XLA's gradients took 2 to 100 times
+    as long as those of slices (groups and 1x1 kernels were not compared). Where gradients follow, the output by slices
+    cost nothing more, as the gradient of the kernel needs the slices too. The output alone, as in evaluation, took 1.0
+    to 2.4 times as long by slices from 32 channels on (and more memory); depthwise an eighth. With three to six
+    channels two measurements disagree (0.3 to 2.8 times). Between 6 and 32 channels none was made: 16 is a guess.
+    """
+    if wanted != "y" or convolution.differentiated:
+        return True
+    channels = convolution.k[convolution.dimension_numbers.rhs_spec[1]]
+    return channels < 16 if convolution.feature_group_count == 1 else channels == 1
+
+
+def _transposed(place: int, cotangent: Array, a: Any, b: Any, *, wanted: str, convolution: _Convolution) -> Array:
+    """The cotangent of the argument at that place."""
+    names = _GIVEN[wanted]
+    known = {wanted: cotangent, names[1 - place]: b if place == 0 else a}
+    target = names[place]
+    return _convolve.bind(*(known[name] for name in _GIVEN[target]), wanted=target, convolution=convolution)
+
+
+def _differentiated(values: Any, tangents: Any, *, wanted: str, convolution: _Convolution) -> tuple[Array, Any]:
+    """The value, and the sum of what each argument's tangent contributes to its tangent."""
+    bind = functools.partial(_convolve.bind, wanted=wanted)
+    (a, b), (da, db) = values, tangents
+    tangent = ad.Zero(_abstract(a, b, wanted=wanted, convolution=convolution).to_tangent_aval())
+    if not isinstance(da, ad.Zero):
+        tangent = ad.add_tangents(tangent, bind(da, b, convolution=convolution))
+    if not isinstance(db, ad.Zero):
+        tangent = ad.add_tangents(tangent, bind(a, db, convolution=convolution))
+    return bind(a, b, convolution=convolution._replace(differentiated=True)), tangent
+
+
+def _batched(values: tuple[Array, Array], axes: tuple[Any, Any], **params: Any) -> tuple[Array, int]:
+    """Slices if there are many kernels, k or k'. One kernel for many inputs is the same as one for a larger batch."""
+    shared = params["wanted"] != "k" and axes[1] is None
+    way: Callable[..., Array] = _by_lax if shared else _by_slices
+    run = jax.vmap(lambda a, b: way(a, b, **params), axes)
+    if shared:  # there may be another vmap, with kernels that differ
+        run = with_fast_convolutions(run)
+    return run(*values), 0
+
+
+def _abstract(a: Any, b: Any, *, wanted: str, convolution: _Convolution) -> Any:
+    return jax.core.ShapedArray(getattr(convolution, wanted), a.dtype)
+
+
+_convolve.def_impl(jax.jit(_convolve.bind, static_argnames=("wanted", "convolution")))
+_convolve.def_abstract_eval(_abstract)
+ad.defbilinear(_convolve, functools.partial(_transposed, 0), functools.partial(_transposed, 1))
+ad.primitive_jvps[_convolve] = _differentiated
+batching.primitive_batchers[_convolve] = _batched
+mlir.register_lowering(_convolve, mlir.lower_fun(_by_lax, multiple_results=False))
+mlir.register_lowering(_convolve, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")
