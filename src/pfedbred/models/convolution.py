@@ -159,13 +159,13 @@ def with_fast_convolutions(function: Function) -> Function:
 
 def _rewritten(value: Any) -> Any:
     """A program with its convolutions replaced, those of the programs within it too; itself if there are none."""
-    if isinstance(value, core.ClosedJaxpr):
-        inner = _rewritten(value.jaxpr)
-        return value if inner is value.jaxpr else value.replace(jaxpr=inner)
-    if isinstance(value, core.Jaxpr):
+    if isinstance(value, core.Jaxpr):  # first: from JAX 0.12 on, a closed one is an instance of it
         equations = [_rewritten_equation(each) for each in value.eqns]
         same = all(new is old for new, old in zip(equations, value.eqns, strict=True))
         return value if same else value.replace(eqns=equations)
+    if isinstance(value, core.ClosedJaxpr):
+        inner = _rewritten(value.jaxpr)
+        return value if inner is value.jaxpr else value.replace(jaxpr=inner)
     if type(value) in (tuple, list):  # such as the branches of a cond
         parts = [_rewritten(each) for each in value]
         return value if all(new is old for new, old in zip(parts, value, strict=True)) else type(value)(parts)
