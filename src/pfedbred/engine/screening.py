@@ -147,9 +147,13 @@ def remember(found: Compared, before: Tree, after: Tree, numbers: Array, counted
     return responses.stepped(found.heard, step, found.updates, numbers, counted)
 
 
-def no_responses(unchanged: Tree, clients: int) -> Responses:
-    """Before the first round, of so many clients that upload ``unchanged`` if their training changes nothing."""
-    return responses.unknown(_numbers(unchanged), clients)
+def no_responses(unchanged: Tree, clients: int) -> Responses | None:
+    """Before the first round, of so many clients that upload ``unchanged`` if their training changes nothing.
+
+    None if that is nothing at all: a linear model has no body to share under personal heads.
+    """
+    numbers = _numbers(unchanged)
+    return responses.unknown(numbers, clients) if numbers else None
 
 
 def in_line(updates: Sequence[Array], norms: Array, counted: Array, directions: bool = True) -> Array:
