@@ -103,7 +103,7 @@ class Run:
         *,
         select: selection.Select | None = None,
         participation: str = "all",
-        weights: str = "data",
+        weights: str = "unbounded",  # by samples; that a large client's share is bounded is tested elsewhere
         batch_size: int = BATCH,
         **settings: Any,
     ) -> None:

@@ -65,7 +65,7 @@ class World:
 
     def average(self, uploads: dict[int, Vector], chosen: Sequence[int]) -> Vector:
         """Of the selected alone: by training samples, or as SCAFFOLD, Mime and FedRep print it, 1/|S| of the sum."""
-        amounts = [self.clients[i].size if self.weights == "data" else 1 for i in chosen]
+        amounts = [self.clients[i].size if self.weights != "uniform" else 1 for i in chosen]
         total = np.zeros_like(uploads[chosen[0]])
         for i, amount in zip(chosen, amounts, strict=True):
             total = total + amount / sum(amounts) * uploads[i]
