@@ -27,13 +27,20 @@ from pfedbred.engine import screening
 from pfedbred.experiment.building import build
 
 
+def all_valid(norms: screening.Norms, *rest: Any, among: Any, before: Any, **others: Any) -> screening.Screened:
+    """In place of screening."""
+    everyone = jnp.ones(norms.update.shape, bool)
+    return screening.Screened(everyone, everyone[among], before)
+
+
 @contextlib.contextmanager
 def unscreened() -> Iterator[None]:
     """While it is open, programs are compiled that take every update for valid."""
     valid = screening.Norms(jnp.float32(1), jnp.float32(1))
     with (
         mock.patch.object(screening, "measure", return_value=valid),
-        mock.patch.object(screening, "compare", lambda *given: screening.Compared(given[4], given[5], None)),
+        mock.patch.object(screening, "screen", all_valid),
+        mock.patch.object(screening, "related", return_value=None),
         mock.patch.object(round_module, "_either", lambda condition, this, that: this()),
     ):
         yield

@@ -4,11 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.poison import POISONS, poisoned
 
 import pfedbred
-from pfedbred.engine import ResidentBackend, responses, selection
+from pfedbred.engine import ResidentBackend, responses, screening, selection
 from pfedbred.experiment.building import build
+
+RESPONSES = [np.nan, 0.0, 0.2, 0.3, 0.9, 1.0, *[-0.2, -0.3, -0.8], *[-0.9, -1.0, -1.1, -1.2] * 3]
 
 # Against NumPy ----------------------------------------------------------------------------------------------
 
@@ -37,26 +41,37 @@ def latest(values):
     return average
 
 
+def compared(unchanged, uploads, norms, who, counted, before):
+    """The responses with those of a round, and with the step that an unchanged upload takes after it."""
+    norms, who, counted = (jnp.asarray(each) for each in (np.float32(norms), who, counted))
+    given = {"norms": norms, "numbers": who, "counted": counted}
+    products = screening.related(unchanged, uploads, norms, before)
+    found = screening.compare(products, **given, before=before).responses
+    return found, lambda start, end: screening.remember(found, products, start, end, **given)
+
+
 def rounds(update_of, chosen, counted, steps=6, size=6):
     """The responses after some rounds, by the library and by plain NumPy."""
     w = np.ones(size)
-    heard = responses.unknown(split(w), 9)
-    averages, before, heard_of = np.full(9, np.nan), {}, {}
+    known = responses.unknown(split(w), 9)
+    averages, before, known_of = np.full(9, np.nan), {}, {}
     step = np.zeros(size)
     for who, counts in zip(chosen[:steps], counted[:steps], strict=True):
         updates = update_of(w)[who]
         norms = np.linalg.norm(updates, axis=1)
-        heard = responses.heard(heard, split(updates), jnp.asarray(norms), jnp.asarray(who), jnp.asarray(counts))
+        start = split(np.broadcast_to(w, updates.shape))
+        uploads = jax.tree.map(jnp.add, start, split(updates))
+        _, remember = compared(start, uploads, norms, who, counts, known)
         for i, u, norm, counts_ in zip(who, updates, norms, counts, strict=True):
             if i in before and counts_:
                 r = (u - before[i]) @ step / (np.linalg.norm(step) * norm)
-                heard_of.setdefault(i, []).append(np.clip(r, -1, 1))
-                averages[i] = latest(heard_of[i])
+                known_of.setdefault(i, []).append(np.clip(r, -1, 1))
+                averages[i] = latest(known_of[i])
         step = updates[counts].mean(0)
         before = {i: u for i, u, counts_ in zip(who, updates, counts, strict=True) if counts_}
-        heard = responses.stepped(heard, split(step), split(updates), jnp.asarray(who), jnp.asarray(counts))
+        known = remember(split(w), split(w + step))
         w = w + step
-    return heard, averages
+    return known, averages
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -65,8 +80,8 @@ def test_responses_match_numpy(seed):
     rng = np.random.default_rng(seed)
     chosen = [rng.permutation(9)[:7] for _ in range(6)]
     counted = [rng.random(7) < 0.9 for _ in range(6)]
-    heard, averages = rounds(gradients(seed), chosen, counted)
-    np.testing.assert_allclose(heard.averages, averages, rtol=2e-4, atol=1e-5)
+    known, averages = rounds(gradients(seed), chosen, counted)
+    np.testing.assert_allclose(known.averages, averages, rtol=2e-4, atol=1e-5)
     assert np.isfinite(averages).sum() > 4
 
 
@@ -76,15 +91,15 @@ def test_downhill_responses_are_negative_and_reversed_ones_positive(seed):
     sign = np.where(np.arange(9) % 4 == 3, -1.0, 1.0)[:, None]
     down = gradients(seed)
     everyone = [np.arange(9)] * 6
-    heard, _ = rounds(lambda w: sign * down(w), everyone, [np.ones(9, bool)] * 6)
-    assert np.array_equal(np.asarray(heard.averages) > 0, sign[:, 0] < 0)
-    assert heard.times.tolist() == [5] * 9
-    assert np.array_equal(responses.reversed_(heard.averages, heard.times), sign[:, 0] < 0)
+    known, _ = rounds(lambda w: sign * down(w), everyone, [np.ones(9, bool)] * 6)
+    assert np.array_equal(np.asarray(known.averages) > 0, sign[:, 0] < 0)
+    assert known.times.tolist() == [5] * 9
+    assert np.array_equal(responses.are_reversed(known.averages, known.times), sign[:, 0] < 0)
 
 
 def test_which_responses_are_reversed():
     def found(*averages, times=16):
-        return np.flatnonzero(responses.reversed_(jnp.asarray(averages), jnp.full(len(averages), times))).tolist()
+        return np.flatnonzero(responses.are_reversed(jnp.asarray(averages), jnp.full(len(averages), times))).tolist()
 
     honest = (-1.0, -1.2, -0.8, -0.9, -1.1, -0.7, -1.3)  # median 1, spread about 0.3
     assert found(*honest, 0.3) == [7]
@@ -102,15 +117,39 @@ def test_reversed_ones_do_not_hide_each_other():
     honest = -1 - 0.1 * np.random.default_rng(0).normal(size=15)
     for bad in (5, 6):  # more than a quarter of 20 are not a few
         averages = np.concatenate([honest[: 20 - bad], [0.9, 1.1, 1.0, 0.8, 1.2, 1.0][:bad]])
-        found = responses.reversed_(jnp.asarray(averages), jnp.full(20, 3))
+        found = responses.are_reversed(jnp.asarray(averages), jnp.full(20, 3))
         assert found.tolist() == [False] * (20 - bad) + [bad == 5] * bad
+
+
+def expected_reversed(averages, times):
+    """The rule in plain NumPy."""
+    known = np.isfinite(averages)
+    if known.sum() < 8:
+        return np.zeros(len(averages), bool)
+    size = np.abs(averages)
+    middle, typical = np.median(size[known]), np.median(averages[known])
+    spread = 1.4826 * np.median(np.abs(size[known] - middle))
+    against = known & (averages * typical < 0)
+    if not (middle > 2.5 * spread and against.sum() <= known.sum() / 4):
+        return np.zeros(len(averages), bool)
+    return against & (size > middle / 4) & (times >= 2)
+
+
+@given(st.lists(st.tuples(st.sampled_from(RESPONSES), st.integers(0, 3)), min_size=5, max_size=24))
+def test_reversed_responses_match_numpy_and_counting_misses_none(clients):
+    averages, times = (np.array(column) for column in zip(*clients, strict=True))
+    with jax.enable_x64(True):
+        both = jnp.asarray(averages), jnp.asarray(times)
+        found, calm = responses.are_reversed(*both), responses.unopposed(*both)
+    assert found.tolist() == expected_reversed(averages, times).tolist()
+    assert not (calm and np.any(found))
 
 
 @pytest.mark.parametrize(("clients", "most"), [(8, 0.02), (20, 0.001), (100, 0.0)])
 def test_noise_is_hardly_ever_taken_for_an_attack(clients, most):
     """Responses without a common sign: honest clients at the end of training, or a server that hardly moves."""
     noise = jnp.asarray(np.random.default_rng(0).normal(size=(2_000, clients)))
-    assert np.mean(jax.vmap(responses.reversed_)(noise, jnp.full(noise.shape, 9))) <= most
+    assert np.mean(jax.vmap(responses.are_reversed)(noise, jnp.full(noise.shape, 9))) <= most
 
 
 def test_responses_in_half_precision_are_summed_in_single():
@@ -123,9 +162,12 @@ def test_responses_in_half_precision_are_summed_in_single():
     def halves(rows):
         return [jnp.asarray(rows, jnp.bfloat16)]
 
-    heard = responses.stepped(responses.unknown(halves(step), 10), halves(step), halves(before), jnp.arange(10), jnp.ones(10, bool))  # fmt: skip # noqa: E501
-    norms = jnp.asarray(np.linalg.norm(after, axis=1))
-    found = responses.heard(heard, halves(after), norms, jnp.arange(10), jnp.ones(10, bool)).averages
+    start, nothing = halves(np.zeros((10, 1000))), halves(np.zeros(1000))
+    known = responses.unknown(nothing, 10)
+    everyone = (np.arange(10), np.ones(10, bool))
+    _, remember = compared(start, halves(before), np.linalg.norm(before, axis=1), *everyone, known)
+    known = remember(nothing, halves(step))
+    found = compared(start, halves(after), np.linalg.norm(after, axis=1), *everyone, known)[0].averages
     rounded = [np.asarray(halves(each)[0], float) for each in (step, before, after)]
     expected = (rounded[2] - rounded[1]) @ rounded[0] / (np.linalg.norm(rounded[0]) * np.linalg.norm(after, axis=1))
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
@@ -164,6 +206,17 @@ def test_a_fifth_of_reversed_clients_is_found_on_clients_of_few_labels(federatio
     assert np.delete(after - before, BAD).sum() == 0
 
 
+@pytest.mark.broad
+def test_executors_and_seeds_side_by_side_agree_on_reversed_clients(federation):
+    """Two seeds as one program, where branches become choices, are each of them alone; so is the plain loop."""
+    alone = [rejections(backend := backend_for(federation, 20), backend.init([seed]), 6)[1] for seed in (0, 1)]
+    assert all(each[BAD].sum() > 4 for each in alone)
+    for options in ({"executor": "vmap"}, {"executor": "loop"}):
+        backend = backend_for(federation, 20, **options)
+        states = backend.advance(backend.init([0, 1]), 6)
+        np.testing.assert_array_equal(states.clients.rejected, alone)
+
+
 @pytest.mark.full
 def test_reversed_clients_cost_as_much_as_absent_ones(federation):
     def accuracy(backend):
@@ -176,7 +229,7 @@ def test_reversed_clients_cost_as_much_as_absent_ones(federation):
 
 @pytest.mark.full
 def test_they_are_found_in_small_cohorts_too(federation):
-    """Five of twenty are averaged: a client is heard when it is selected twice in a row, and remembered."""
+    """Five of twenty are averaged: a response is known of a client that is selected twice in a row, and remembered."""
     backend = backend_for(federation, 5)
     states, early = rejections(backend, backend.init([0]), 60)
     _, after = rejections(backend, states, 40)
@@ -204,7 +257,7 @@ def test_responses_count_only_where_clients_train_alike_in_every_round(options, 
 
 
 @pytest.mark.broad
-def test_an_undisturbed_run_rejects_nobody_and_a_checkpoint_keeps_what_was_heard(federation):
+def test_an_undisturbed_run_rejects_nobody_and_a_checkpoint_keeps_what_is_known(federation):
     backend = backend_for(federation, 20, bad=())
     states = backend.advance(backend.init([0]), 4)
     saved = backend.save(states)

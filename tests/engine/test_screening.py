@@ -69,6 +69,17 @@ def assert_close(one, other):
 norms = st.one_of(st.sampled_from([0.0, np.nan, np.inf, 1.0, 100.0, 101.0]), st.floats(1e-6, 1e6))
 
 
+@given(st.lists(norms, min_size=1, max_size=9))
+def test_norms_that_counting_finds_similar_are_all_valid(lengths):
+    """Half of them at least a fifth of the largest: so is the median."""
+    update = jnp.asarray(lengths)
+    if screening._similar(update):
+        assert np.all(screening.valid(Norms(update, jnp.zeros_like(update)), averaged=True))
+    ordered = sorted(lengths)
+    enough = np.all(np.isfinite(lengths)) and 5 * ordered[(len(lengths) - 1) // 2] >= ordered[-1]
+    assert bool(screening._similar(update)) == enough
+
+
 @given(st.lists(st.tuples(norms, st.sampled_from([0.0, 2.0, 1e4])), min_size=6, max_size=6), st.booleans())
 def test_which_updates_are_too_long(clients, averaged):
     update, reference = (np.array(column) for column in zip(*clients, strict=True))
@@ -83,14 +94,23 @@ def test_which_updates_are_too_long(clients, averaged):
     assert found.tolist() == expected
 
 
-def in_line(updates, counted=None):
-    """The updates as uploads of two arrays around a start, as the engine passes them."""
+def related(updates):
+    """The norms of the updates, and their products; as uploads of two arrays around a start, as the engine has them."""
     rows = np.asarray(updates, float)
-    counted = np.ones(len(rows), bool) if counted is None else np.asarray(counted)
     start = np.broadcast_to(np.linspace(-1, 1, rows.shape[1]), rows.shape)
     trees = [{"a": jnp.asarray(each[:, :2]), "b": jnp.asarray(each[:, 2:, None])} for each in (start, start + rows)]
     norms = jnp.asarray(np.linalg.norm(rows, axis=1))
-    return screening.compare(*trees, norms, jnp.arange(len(rows)), jnp.asarray(counted), None).valid.tolist()
+    return norms, screening.related(*trees, norms, None)
+
+
+def compared(updates, counted=None):
+    norms, products = related(updates)
+    counted = jnp.ones(len(norms), bool) if counted is None else jnp.asarray(counted)
+    return screening.compare(products, norms=norms, numbers=jnp.arange(len(norms)), counted=counted, before=None)
+
+
+def in_line(updates, counted=None):
+    return compared(updates, counted).valid.tolist()
 
 
 def expected_in_line(updates, counted):
@@ -142,6 +162,45 @@ def test_which_updates_are_in_line(seed):
     assert found == expected_in_line(updates, counted)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_screening_in_one_go_is_norms_then_directions(seed):
+    """Where a few counts show that all are valid, and where they do not; the selected are some of the clients."""
+    rng = np.random.default_rng(seed)
+    updates = rng.normal(size=(3, 12))[rng.integers(0, 3, 14)] + rng.normal(size=(14, 12))
+    who = rng.permutation(14)[:9]
+    if seed % 4:
+        updates[who[0]] *= [1, -1, 7, 90][seed % 4]
+    if seed % 3 == 1:
+        updates[who[1]] = updates[who[2]]
+    if seed == 11:
+        updates[who[3]] = np.nan
+    answered = np.arange(9) != 4 if seed % 5 == 4 else None
+    lengths = np.linalg.norm(updates, axis=1)
+    with jax.enable_x64(True):
+        _, products = related(updates[who])
+        all_ = Norms(jnp.asarray(lengths), jnp.zeros(14))
+        given = {"among": jnp.asarray(who), "numbers": jnp.asarray(who), "before": None, "opposed": True}
+        answers = None if answered is None else jnp.asarray(answered)
+        found = screening.screen(all_, products, answered=answers, **given)
+        by_norm = np.asarray(screening.valid(all_, averaged=True))
+    counted = by_norm[who] if answered is None else by_norm[who] & answered
+    expected = by_norm.copy()
+    expected[who] = expected_in_line(updates[who], counted)
+    assert found.valid.tolist() == expected.tolist()
+    assert found.by_norm.tolist() == counted.tolist()
+
+
+def test_it_is_said_why_an_update_is_out_of_line():
+    rng = np.random.default_rng(1)
+    updates = np.ones(5) + 0.3 * rng.normal(size=(8, 5))
+    updates[3] *= -1
+    updates[6] = updates[2]
+    found = compared(updates)
+    assert np.flatnonzero(~found.valid).tolist() == [3, 6]
+    assert found.reason(3) == "it points against the other updates"
+    assert found.reason(6) == "it is a copy of another client's"
+
+
 def test_one_reversed_update_among_similar_ones_is_rejected():
     rng = np.random.default_rng(1)
     updates = np.ones(5) + 0.3 * rng.normal(size=(8, 5))
@@ -184,6 +243,19 @@ def test_honest_clients_may_pull_one_output_both_ways():
     assert pfedbred.run(**options).rejections.rejected == [{}]
     task = pfedbred.run(**options).backend.task
     plan = pfedbred.Plan(selection.uniform(8))  # by directions
+    backend = ResidentBackend(pfedbred.make("fedavg", task), task, federation, plan)
+    assert backend.rejections(backend.advance(backend.init([0]), 3)).rejected[0].keys() == {"0", "1"}
+
+
+@pytest.mark.broad
+def test_honest_clients_may_pull_two_labels_both_ways():
+    """Six clients hold one label, two the other one: opposed, and right. Nobody is rejected for it."""
+    rng = np.random.default_rng(0)
+    train = [(1 + 0.1 * rng.normal(size=(12, 3)), np.full(12, int(i < 2))) for i in range(8)]
+    federation = pfedbred.from_clients(train, train)
+    result = pfedbred.run(federation=federation, algorithm="fedavg", rounds=3, aggregated=8)
+    assert result.rejections.rejected == [{}]
+    task, plan = result.backend.task, pfedbred.Plan(selection.uniform(8))  # by directions
     backend = ResidentBackend(pfedbred.make("fedavg", task), task, federation, plan)
     assert backend.rejections(backend.advance(backend.init([0]), 3)).rejected[0].keys() == {"0", "1"}
 
@@ -468,14 +540,19 @@ def test_a_tenth_of_bad_clients_does_no_harm(rule, clean):
             assert each == {"3": 25, "11": 25}, poison
 
 
+def all_valid(norms, products, *, among, before, **others):
+    """In place of screening."""
+    everyone = jnp.ones(norms.update.shape, bool)
+    return screening.Screened(everyone, everyone[among], before)
+
+
 @pytest.mark.full
 def test_without_screening_bad_clients_do_harm(clean, monkeypatch):
     """What the test above guards against: with every update taken for valid, the same poisons ruin the mean.
 
     By their losses: a linear model a thousand times too large may still rank labels well, but is sure of its mistakes.
     """
-    monkeypatch.setattr(screening, "valid", lambda norms, averaged: jnp.ones(norms.update.shape, bool))
-    monkeypatch.setattr(screening, "compare", lambda *given: screening.Compared(given[4], given[5], None))
+    monkeypatch.setattr(screening, "screen", all_valid)
     ruined, reference = attacked("mean")[1], clean[1]["none"]
     for poison in ("nan", "one infinity", "scaled", "flipped ten times"):
         assert clean[1][poison] < 1.1 * reference, poison

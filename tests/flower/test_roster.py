@@ -72,9 +72,10 @@ def test_other_versions_are_refused(roster, said):
     del older["protocol"]
     roster.admit({1: older, 2: newer, 3: told("same")})
     assert names(roster) == ["same"]
+    ours = f"of the messages, not {PROTOCOL}"
     assert said == [
-        "new was refused: its pfedbred is newer than the server's: version 5 of the messages, not 4",
-        "old was refused: its pfedbred is older than the server's: version 1 of the messages, not 4",
+        f"new was refused: its pfedbred is newer than the server's: version {PROTOCOL + 1} {ours}",
+        f"old was refused: its pfedbred is older than the server's: version 1 {ours}",
     ]
 
 

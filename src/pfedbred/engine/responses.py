@@ -9,8 +9,8 @@ whatever data the client has: no other client is needed to tell. An update with 
 network's loss is not convex, and early in training all r_i may be positive; so the test is relative. Of the known
 responses a_i, each the average of a client's latest r_i, let m be the median of |a_i| and d their spread (1.4826 times
 the median deviation from m): a flip changes neither. Where noise cannot turn a sign, m > 2.5 d, and three quarters have
-the sign of the median response, one is reversed if it has the other sign, is not small, above m / 4, and has been heard
-twice.
+the sign of the median response, one is reversed if it has the other sign, is not small, above m / 4, and is known from
+at least two rounds.
 
 r_i is known of a client whose update the server has had in two consecutive rounds. Fewer than eight known responses
 are not compared.
@@ -21,10 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from pfedbred.aggregation.base import flat_rows
 from pfedbred.aggregation.median import masked_median
 from pfedbred.types import Array
 
@@ -57,47 +55,67 @@ def unknown(update: Sequence[Array], clients: int) -> Responses:
     return Responses([jnp.zeros_like(leaf) for leaf in update], nothing, nothing, jnp.zeros(clients, jnp.int32))
 
 
-def heard(before: Responses, updates: Sequence[Array], norms: Array, numbers: Array, counted: Array) -> Responses:
-    """With the responses of a round's updates, given by array with the clients along the first axis."""
-    length = jnp.sqrt(_dots([leaf[None] for leaf in before.step], before.step)[0])
-    change = _dots(updates, before.step).astype(before.along.dtype) - before.along[numbers]
+def observe(
+    before: Responses, with_step: tuple[Array, Array], norms: Array, numbers: Array, counted: Array
+) -> Responses:
+    """With the responses of a round's updates.
+
+    Args:
+      before: up to the round before.
+      with_step: <u_i, step> with the last step, of the round's clients; and the length of the step.
+      norms: of the updates.
+      numbers: of the clients.
+      counted: whose update is valid.
+    """
+    along, length = with_step
+    change = along.astype(before.along.dtype) - before.along[numbers]
     found = (change / (length * norms)).astype(before.averages.dtype)
     known = counted & (norms > 0) & jnp.isfinite(found)
     found = jnp.clip(found, -1, 1)  # a much longer update in the round before would make it as large as one likes
-    old = before.averages[numbers]
-    weight = jnp.maximum(_NEW, 1 / (before.times[numbers] + 1)).astype(found.dtype)
+    old, times = before.averages[numbers], before.times[numbers]
+    weight = jnp.maximum(_NEW, 1 / (times + 1)).astype(found.dtype)
     new = jnp.where(jnp.isnan(old), found, old + weight * (found - old))
     return before._replace(
-        averages=before.averages.at[numbers].set(jnp.where(known, new, old)),
-        times=before.times.at[numbers].add(known.astype(jnp.int32)),
+        averages=_replaced(before.averages, numbers, jnp.where(known, new, old)),
+        times=_replaced(before.times, numbers, times + known),
     )
 
 
-def reversed_(averages: Array, times: Array) -> Array:
+def are_reversed(averages: Array, times: Array) -> Array:
     """Which of the clients' responses are opposed to those of the others."""
     known, size = jnp.isfinite(averages), jnp.abs(averages)
     middle = masked_median(size, known)
     spread = _SIGMA * masked_median(jnp.abs(size - middle), known)
-    against = known & (averages * masked_median(averages, known) < 0)
-    few = jnp.sum(against) <= _MINORITY * jnp.sum(known)
-    clear = (middle > _CLEAR * spread) & few & (jnp.sum(known) >= _FEWEST)
-    return against & clear & (size > _SMALL * middle) & (times >= _TWICE)
+    return _minority(averages, times) & (middle > _CLEAR * spread) & (size > _SMALL * middle)
 
 
-def stepped(
-    now: Responses, step: Sequence[Array], updates: Sequence[Array], numbers: Array, counted: Array
-) -> Responses:
-    """After the server's step, which followed these updates."""
-    along = jnp.where(counted, _dots(updates, step), jnp.nan).astype(now.along.dtype)
-    return now._replace(step=list(step), along=jnp.full_like(now.along, jnp.nan).at[numbers].set(along))
+def unopposed(averages: Array, times: Array) -> Array:
+    """Whether counts alone show that none is reversed: none has the other sign, or all that have it are small.
+
+    If more than half are at least four times the largest of these, so is their median m, and none is above m / 4.
+    """
+    known, size = jnp.isfinite(averages), jnp.abs(averages)
+    largest = jnp.max(jnp.where(_minority(averages, times), size, 0))
+    return (largest == 0) | (2 * jnp.sum(known & (_SMALL * size >= largest)) > jnp.sum(known))
 
 
-def _dots(updates: Sequence[Array], step: Sequence[Array]) -> Array:
-    """The inner product of each client's update with the step."""
-    total = jnp.float32(0)
-    for update, leaf in zip(updates, step, strict=True):
-        wide = jnp.promote_types(leaf.dtype, jnp.float32)  # a difference of two of them is what counts
-        total += jnp.matmul(
-            flat_rows(update), leaf.ravel(), precision=jax.lax.Precision.HIGHEST, preferred_element_type=wide
-        )
-    return total
+def _minority(averages: Array, times: Array) -> Array:
+    """Which are known often enough and have the other sign than the median, if at most a quarter of enough have."""
+    known, up, down = jnp.isfinite(averages), averages > 0, averages < 0
+    count, ups, downs = (jnp.sum(each) for each in (known, known & up, known & down))
+    # The sign of the median by counting. If half have each sign, all are against it, and these are not few.
+    negative, positive = 2 * downs >= count, 2 * ups >= count
+    few = (ups * negative + downs * positive <= _MINORITY * count) & (count >= _FEWEST)
+    return known & ((up & negative) | (down & positive)) & few & (times >= _TWICE)
+
+
+def record_step(now: Responses, step: Sequence[Array], along: Array, numbers: Array, counted: Array) -> Responses:
+    """After the server's step; ``along`` are <u_i, step> of the updates that led to it."""
+    along = jnp.where(counted, along, jnp.nan).astype(now.along.dtype)
+    return now._replace(step=list(step), along=_replaced(jnp.full_like(now.along, jnp.nan), numbers, along))
+
+
+def _replaced(values: Array, numbers: Array, new: Array) -> Array:
+    """With ``new`` at those numbers. By a table that is the same for all arrays: scatters are slow on a GPU."""
+    places = jnp.full(len(values), -1).at[numbers].set(jnp.arange(len(numbers)), unique_indices=True)
+    return jnp.where(places < 0, values, new[places])

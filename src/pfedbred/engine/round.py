@@ -17,7 +17,7 @@ from pfedbred.algorithms.local_steps import Draws, drawn
 from pfedbred.data.federation import Federation
 from pfedbred.data.minibatches import ClientData, Inputs, Passes, Place, common, draw_rows
 from pfedbred.engine import executors, screening
-from pfedbred.engine.keys import aggregation_key, augmentation_key, data_key
+from pfedbred.engine.keys import aggregation_key, augmentation_key, data_key, network_key
 from pfedbred.engine.plan import Plan, typical_size
 from pfedbred.engine.responses import Responses
 from pfedbred.engine.varying import Varying
@@ -133,6 +133,7 @@ class Round:
         mesh: Mesh | None,
         varying: Varying | None = None,
         sizes: np.ndarray | None = None,
+        random: bool = False,
     ) -> None:
         """What happens in a round of this algorithm.
 
@@ -143,9 +144,10 @@ class Round:
           mesh: the devices that share the clients, if there are several.
           varying: which hyper-parameters vary, if any do.
           sizes: of all clients, if they are known beforehand.
+          random: whether the network may draw random numbers in training.
         """
         plan.check_rule(algorithm)
-        self._plan, self._usual, self._varying = plan, algorithm, varying
+        self._plan, self._usual, self._varying, self._random = plan, algorithm, varying, random
         self._in_epochs = callable(algorithm.client.draws) or callable(algorithm.client.model_draws)
         self._typical = None if sizes is None else typical_size(sizes)
         self._common = common(plan.batching, sizes)
@@ -182,7 +184,8 @@ class Round:
             amount = drawn(draws, minibatches) if self._common.filled else None
         if isinstance(amount, int):
             rows = draw_rows(key, offset, size, read, amount, batch_size)
-        return ClientData(shards.x, shards.y, rows, offset, size, passes, self._plan.optimizer)
+        drawing = network_key(shared.key, shards.numbers[place], read) if self._random else None
+        return ClientData(shards.x, shards.y, rows, offset, size, passes, self._plan.optimizer, key=drawing)
 
     def _minibatches(self, sizes: Array) -> int | Array:
         """Minibatches in a pass: a number if it is the same for all clients."""
@@ -209,7 +212,7 @@ class Round:
             key = augmentation_key(shared.key, shared.shards.numbers[place], record.drawn)
             data = data._replace(augment=self._plan.augment, augment_key=key)
         upload, state, *reported = client.train(message, state, data)
-        norms = screening.measure(client.unchanged(message), upload, state)
+        norms = screening.measure(client.unchanged(message), client.screened(upload), (state, upload))
         info = {"update_norm": norms.update, **(reported[0] if reported else {})} if self._plan.diagnostics else {}
         info = {name: value.astype(jnp.promote_types(value.dtype, jnp.float32)) for name, value in info.items()}
         return TrainedClient(upload, state, norms, info)
@@ -246,27 +249,36 @@ class Round:
         chosen, before = places[among], shared.server
         shared, answered = self._prepared(shared, chosen, _pick(records, among))
         trained = self.train(shared, (places, records), self._costs(shared.shards.sizes[places]))
-        valid = screening.valid(trained.norms, server.averages)
-        if answered is not None:
-            valid = valid.at[among].set(valid[among] & answered)
-        uploads, counted = _pick(trained.upload, among), valid[among]
-        found, numbers, start = None, shared.shards.numbers[chosen], self._unchanged(shared, shared.server)
+        uploads, numbers = _pick(trained.upload, among), shared.shards.numbers[chosen]
+        norms, start = trained.norms.update[among], self._unchanged(shared, shared.server)
+        responses, products = shared.responses, None
         if self._plan.compares(self._usual):
-            by_norm, unchanged = counted, jax.vmap(start)(numbers)
-            norms, directions = trained.norms.update[among], self._plan.screening == "directions"
-            found = screening.compare(unchanged, uploads, norms, numbers, by_norm, shared.responses, directions)
-            counted = found.valid
-            valid = valid.at[among].set(counted)
+            products = screening.related(jax.vmap(start)(numbers), client.screened(uploads), norms, responses)
+            valid, by_norm, responses = screening.screen(
+                trained.norms,
+                products,
+                among=among,
+                answered=answered,
+                numbers=numbers,
+                before=responses,
+                opposed=self._plan.screening == "directions",
+            )
+        else:
+            valid = screening.valid(trained.norms, server.averages)
+            valid = valid if answered is None else valid.at[among].set(valid[among] & answered)
+            by_norm = valid[among]
+        counted = valid[among]
         learns = enough(counted)
         after = _either(
             learns,
             lambda: server.aggregate(shared.server, self._gather(shared, chosen, uploads, counted)),
             lambda: before,
         )
-        heard = shared.responses
-        if found is not None and heard is not None:
+        if responses is not None:
             one, end = numbers[0], self._unchanged(shared, after)
-            heard = screening.remember(found, start(one), end(one), numbers, by_norm)
+            responses = screening.remember(
+                responses, products, start(one), end(one), norms=norms, numbers=numbers, counted=by_norm
+            )
         keeps = jnp.zeros_like(valid).at[among].set(counted & learns) if client.synced else valid
         kept = ClientRecord(
             # A pass over all states is hardly ever needed.
@@ -276,7 +288,7 @@ class Round:
             rejected=records.rejected + ~valid,
         )
         info = jax.tree.map(lambda leaf: jnp.mean(leaf, where=valid), trained.info)
-        return Outcome(after, kept, ~learns, info, heard)
+        return Outcome(after, kept, ~learns, info, responses)
 
     def _unchanged(self, shared: Shared, server: Tree) -> Callable[[Array], Tree]:
         """What a client uploads, by its number, if training changes nothing."""

@@ -17,11 +17,9 @@ nothing. Of updates that a server averages, one is out of line if
 
 Fewer than six updates have no majority to compare with: of them only norms and responses are looked at. Only norms
 count for a method whose updates have no common direction (``comparable``), and in a run whose screening is by ``norms``
-alone: where there are two labels and clients hold one of them, honest updates are opposed as well. A model with one
-output has only two ways to go, and honest clients pull it both ways: there no update counts as opposed.
-If the server does not
-average, clients can hardly harm each other, and an update is out of line only if m_i > 100 median_j m_j and
-m_i > ||unchanged||. Numbers whose squares overflow count as not finite.
+alone. A model with one output or two labels has only two ways to go, and honest clients pull it both ways: there no
+update counts as opposed. If the server does not average, clients can hardly harm each other, and an update is out of
+line only if m_i > 100 median_j m_j and m_i > ||unchanged||. Numbers whose squares overflow count as not finite.
 
 What it catches, and what not, is measured by ``benchmarks/attacks.py``.
 """
@@ -36,9 +34,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred.aggregation.base import along_first, flat_rows
 from pfedbred.aggregation.median import masked_median
-from pfedbred.engine import responses
+from pfedbred.engine import directions, responses
+from pfedbred.engine.directions import Products
 from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.responses import Responses
 from pfedbred.types import Array, Tree
@@ -46,10 +44,6 @@ from pfedbred.types import Array, Tree
 FAR, LONG = 100, 5  # times the median norm, without and with an average
 _DEVIATIONS, _LARGE = 5, 0.1
 _SIGMA = 1.4826  # the standard deviation of a Gaussian is its median deviation times this
-_SAME = 0.99999
-_OPPOSITE, _APART = -0.8, 0.3
-_FEWEST = 6  # updates that can be compared
-_COMPARED = 64  # of a large cohort, all are compared with so many
 STALLED = 10  # rounds skipped in a row after which a run is given up
 
 
@@ -100,51 +94,159 @@ class Compared(NamedTuple):
 
     Attributes:
       valid: which of them are in line.
-      heard: the responses with those of this round; None if none are kept.
-      updates: by array; None if they have no direction.
+      responses: with those of this round; None if none are kept.
+      reversed, copied: which of the others are rejected for that; those left are opposed. None if none can be.
     """
 
     valid: Array
-    heard: Responses | None
-    updates: list[Array] | None
+    responses: Responses | None
+    reversed: Array | None = None
+    copied: Array | None = None
+
+    def reason(self, place: int) -> str:
+        """Why the update at that place, which is not valid, is rejected."""
+        if self.reversed is not None and self.reversed[place]:
+            return "it goes against the server's steps as a reversed update does"
+        if self.copied is not None and self.copied[place]:
+            return "it is a copy of another client's"
+        return "it points against the other updates"
 
 
-def compare(
-    unchanged: Tree,
-    uploads: Tree,
-    norms: Array,
-    numbers: Array,
-    counted: Array,
-    before: Responses | None,
-    directions: bool = True,
-) -> Compared:
-    """Which of the ``counted`` updates are in line with the others, and with how others respond to the server.
+def related(unchanged: Tree, uploads: Tree, norms: Array, before: Responses | None) -> Products | None:
+    """The inner products of updates with each other and the server's last step; None if they have no direction.
 
     Args:
       unchanged: uploads of clients whose training changed nothing, the clients along the first axis.
       uploads: those they sent.
       norms: of the updates.
+      before: the responses up to the last round, if they are kept.
+    """
+    updates = differences(unchanged, uploads)
+    if updates is None or not updates:
+        return None
+    return directions.products(updates, norms, None if before is None else before.step)
+
+
+def compare(
+    products: Products | None,
+    *,
+    norms: Array,
+    numbers: Array,
+    counted: Array,
+    before: Responses | None,
+    opposed: bool = True,
+) -> Compared:
+    """Which of the ``counted`` updates are in line with the others, and with how others respond to the server.
+
+    Args:
+      products: of the updates; None if they have no direction.
+      norms: of the updates.
       numbers: of the clients.
       counted: whose update is valid so far.
       before: the responses up to the last round, if they are kept.
-      directions: whether one opposed to the others is out of line.
+      opposed: whether one opposed to the others is out of line.
     """
-    updates = differences(unchanged, uploads)
-    if updates is None:
-        return Compared(counted, before, None)
-    heard, valid = before, counted
+    if products is None:
+        return Compared(counted, before)
+    after, against, valid = before, jnp.zeros_like(counted), counted
     if before is not None:
-        heard = responses.heard(before, updates, norms, numbers, counted)
-        valid = counted & ~responses.reversed_(heard.averages, heard.times)[numbers]
-    return Compared(in_line(updates, norms, valid, directions), heard, updates)
+        after = responses.observe(before, products.with_step, norms, numbers, counted)
+        against = responses.are_reversed(after.averages, after.times)[numbers]
+        valid = counted & ~against
+    unique, in_line = directions.in_line(products.cosines, norms, valid, opposed)
+    return Compared(in_line, after, counted & against, valid & ~unique)
 
 
-def remember(found: Compared, before: Tree, after: Tree, numbers: Array, counted: Array) -> Responses | None:
-    """The responses for the next round; an unchanged client uploads ``before`` and ``after`` the server's step."""
+class Screened(NamedTuple):
+    """The updates of a round.
+
+    Attributes:
+      valid: of all clients that trained.
+      by_norm: of the selected, which are finite and not too long.
+      responses: with those of this round; None if none are kept.
+    """
+
+    valid: Array
+    by_norm: Array
+    responses: Responses | None
+
+
+def screen(
+    norms: Norms,
+    products: Products | None,
+    *,
+    among: Any,
+    answered: Array | None,
+    numbers: Array,
+    before: Responses | None,
+    opposed: bool,
+) -> Screened:
+    """:func:`valid`, then :func:`compare`, of updates that a server averages.
+
+    In nearly every round a few counts show that no update is out of line. The sorts and loops that would find which
+    are only run in the others: on a GPU they would take longer than the training of a small model.
+
+    Args:
+      norms: of all clients that trained.
+      products: of the selected clients' updates; None if they have no direction.
+      among: the places of the selected.
+      answered: of the selected, whose replies before training were finite; None if there were none.
+      numbers: of the selected.
+      before: the responses up to the last round, if they are kept.
+      opposed: whether an update opposed to the others is out of line.
+    """
+    chosen = norms.update[among]
+    everyone, selected = jnp.ones(norms.update.shape, bool), jnp.ones(chosen.shape, bool)
+
+    def thorough() -> Screened:
+        all_ = valid(norms, averaged=True)
+        counted = all_[among] if answered is None else all_[among] & answered
+        found = compare(products, norms=chosen, numbers=numbers, counted=counted, before=before, opposed=opposed)
+        return Screened(all_.at[among].set(found.valid), counted, found.responses)
+
+    calm = _similar(norms.update)
+    if answered is not None:
+        calm &= jnp.all(answered)
+    after = before
+    if products is not None:
+        calm &= directions.distinct(products.cosines, opposed)
+    if products is not None and before is not None:
+        after = responses.observe(before, products.with_step, chosen, numbers, selected)
+        calm &= responses.unopposed(after.averages, after.times)
+    return jax.lax.cond(calm, lambda: Screened(everyone, selected, after), thorough)
+
+
+def _similar(norms: Array) -> Array:
+    """Whether all are finite, and more than half at least a fifth of the largest: then none is above 5 medians."""
+    finite = jnp.all(jnp.isfinite(norms))  # the maximum does not tell: between devices, it passes over NaN
+    return finite & (2 * jnp.sum(LONG * norms >= jnp.max(norms)) > len(norms))
+
+
+def remember(
+    now: Responses | None,
+    products: Products | None,
+    before: Tree,
+    after: Tree,
+    *,
+    norms: Array,
+    numbers: Array,
+    counted: Array,
+) -> Responses | None:
+    """The responses for the next round.
+
+    Args:
+      now: with those of this round; None if none are kept.
+      products: of its updates.
+      before: what an unchanged client uploads before the server's step.
+      after: and after it.
+      norms: of the updates.
+      numbers: of the clients.
+      counted: whose update is finite and not too long.
+    """
     step = differences(before, after)
-    if found.heard is None or found.updates is None or step is None:
-        return found.heard
-    return responses.stepped(found.heard, step, found.updates, numbers, counted)
+    if now is None or products is None or step is None:
+        return now
+    return responses.record_step(now, step, directions.along(products.units, norms, step), numbers, counted)
 
 
 def no_responses(unchanged: Tree, clients: int) -> Responses | None:
@@ -154,62 +256,6 @@ def no_responses(unchanged: Tree, clients: int) -> Responses | None:
     """
     numbers = _numbers(unchanged)
     return responses.unknown(numbers, clients) if numbers else None
-
-
-def in_line(updates: Sequence[Array], norms: Array, counted: Array, directions: bool = True) -> Array:
-    """Which of the ``counted`` updates, given with their norms, are no copies of others and not opposed to them.
-
-    With ``directions`` false, they may be opposed.
-    """
-    if len(norms) < _FEWEST:
-        return counted
-    columns = np.unique(np.linspace(0, len(norms) - 1, min(len(norms), _COMPARED)).round().astype(int))
-    cosines = _cosines(updates, jnp.where(counted & (norms > 0), norms, jnp.inf), columns)
-    found = _not_copied(cosines, columns, norms, counted)
-    found = _not_opposed(cosines, columns, found) if directions else found
-    return jnp.where(jnp.sum(counted) < _FEWEST, counted, found)
-
-
-def _cosines(updates: Sequence[Array], norms: Array, columns: np.ndarray) -> Array:
-    """Of each client's update (rows) with those of some (columns); 0 with itself, and where the norm is infinite."""
-    found = jnp.zeros((len(norms), len(columns)), norms.dtype)
-    for update in updates:
-        # An update that does not count may be NaN, and NaN / inf is NaN.
-        each = jnp.where(along_first(jnp.isfinite(norms), update), update / along_first(norms, update), 0)
-        flat = flat_rows(each).astype(norms.dtype)
-        some = flat if len(columns) == len(flat) else flat[columns]
-        found += jnp.matmul(flat, some.T, precision=jax.lax.Precision.HIGHEST)
-    return found.at[columns, np.arange(len(columns))].set(0)
-
-
-def _not_copied(cosines: Array, columns: np.ndarray, norms: Array, counted: Array) -> Array:
-    """Of two equal updates the first counts, of more none, unless most updates are equal."""
-    alike = (cosines > _SAME) & (jnp.abs(norms[:, None] / norms[columns] - 1) < 1 - _SAME) & counted[columns]
-    second = jnp.any(alike & (columns < np.arange(len(norms))[:, None]), axis=1)
-    copies = counted & (second | (jnp.sum(alike, axis=1) > 1))
-    return counted & ~(copies & (2 * jnp.sum(copies) < jnp.sum(counted)))
-
-
-def _not_opposed(cosines: Array, columns: np.ndarray, counted: Array) -> Array:
-    """Leaves out one opposed update after another, the worst first, while more than half of all count."""
-    cubes, opposite = cosines**3, cosines < _OPPOSITE
-
-    def worst(counted: Array) -> tuple[Array, Array]:
-        """The update with the lowest score of those opposite to another, and whether it is opposed to all."""
-        among = counted[columns].astype(cubes.dtype)
-        scores = cubes @ among / jnp.maximum(jnp.abs(cubes) @ among, jnp.finfo(cubes.dtype).tiny)
-        suspect = counted & jnp.any(opposite & counted[columns], axis=1)
-        lowest = jnp.argmin(jnp.where(suspect, scores, jnp.inf))
-        apart = masked_median(scores, counted) - scores[lowest]
-        return lowest, suspect[lowest] & (scores[lowest] < 0) & (apart > _APART)
-
-    def more(counted: Array) -> Array:
-        return worst(counted)[1] & (2 * jnp.sum(counted) > len(counted))
-
-    def without(counted: Array) -> Array:
-        return jax.lax.while_loop(more, lambda counted: counted.at[worst(counted)[0]].set(False), counted)
-
-    return jax.lax.cond(jnp.any(opposite), without, lambda counted: counted, counted)  # hardly ever needed
 
 
 def finite(trees: Tree) -> Array:

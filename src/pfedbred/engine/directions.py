@@ -1,0 +1,124 @@
+"""Directions: which updates of a round are copies of others, or opposed to them.
+
+The rules are those of :mod:`pfedbred.engine.screening`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedbred.aggregation.base import along_first, flat_rows
+from pfedbred.aggregation.median import masked_median
+from pfedbred.types import Array
+
+_SAME = 0.99999
+_OPPOSITE, _APART = -0.8, 0.3
+_FEWEST = 6  # updates that can be compared
+_COMPARED = 64  # of a large cohort, all are compared with so many
+
+
+class Products(NamedTuple):
+    """The inner products of a round's updates.
+
+    Attributes:
+      units: the updates divided by their norms, a row for each client; 0 if that is not possible.
+      cosines: of each client's update (rows) with those of some (columns, see ``compared_with``), 0 with itself.
+      with_step: <update, step> of each client, with the server's last step, and the length of that; empty if there is
+        no step.
+    """
+
+    units: Array
+    cosines: Array
+    with_step: Any
+
+
+def products(updates: Sequence[Array], norms: Array, step: Sequence[Array] | None) -> Products:
+    """Of updates, given by array with the clients along the first axis, and with their norms."""
+    usable = jnp.isfinite(norms) & (norms > 0)
+    each = [jnp.where(along_first(usable, leaf), leaf / along_first(norms, leaf), 0) for leaf in updates]
+    units = jnp.concatenate([flat_rows(leaf).astype(norms.dtype) for leaf in each], axis=1)
+    columns = compared_with(len(norms))
+    itself = np.arange(len(norms))[:, None] == columns
+    if step is None:
+        return Products(units, jnp.where(itself, 0, _product(units, _at(units, columns))), ())
+    # One product for all: on a GPU, a round of a small model takes little more than the starts of its kernels.
+    rows = jnp.concatenate([units, _flat(step, units.dtype)[None]])
+    found = _product(rows, _at(rows, np.append(columns, len(units))))
+    with_step = norms * found[:-1, -1], jnp.sqrt(found[-1, -1])
+    return Products(units, jnp.where(itself, 0, found[:-1, :-1]), with_step)
+
+
+def along(units: Array, norms: Array, step: Sequence[Array]) -> Array:
+    """<update, step> of each client."""
+    return norms * _product(units, _flat(step, units.dtype)[None])[:, 0]
+
+
+def compared_with(clients: int) -> np.ndarray:
+    """With which of so many updates all are compared: all of a small cohort, none of one that is too small."""
+    if clients < _FEWEST:
+        return np.zeros(0, int)
+    return np.unique(np.linspace(0, clients - 1, min(clients, _COMPARED)).round().astype(int))
+
+
+def distinct(cosines: Array, opposed: bool) -> Array:
+    """Whether no two updates are equal nor, if ``opposed`` ones are looked for, opposite: then all are in line."""
+    far = (cosines > _SAME) | (cosines < _OPPOSITE) if opposed else cosines > _SAME
+    return ~jnp.any(far)
+
+
+def in_line(cosines: Array, norms: Array, counted: Array, opposed: bool) -> tuple[Array, Array]:
+    """Which of the ``counted`` updates are no copies of others; and which of these are not ``opposed`` either."""
+    columns = compared_with(len(norms))
+    if len(columns) == 0:
+        return counted, counted
+    cosines = jnp.where(counted[:, None] & _at(counted, columns), cosines, 0)
+    few = jnp.sum(counted) < _FEWEST
+    unique = _not_copied(cosines, columns, norms, counted)
+    left = _not_opposed(cosines, columns, unique) if opposed else unique
+    return jnp.where(few, counted, unique), jnp.where(few, counted, left)
+
+
+def _not_copied(cosines: Array, columns: np.ndarray, norms: Array, counted: Array) -> Array:
+    """Of two equal updates the first counts, of more none, unless most updates are equal."""
+    alike = (cosines > _SAME) & (jnp.abs(norms[:, None] / _at(norms, columns) - 1) < 1 - _SAME)
+    earlier = columns < np.arange(len(norms))[:, None]
+    copies = counted & (jnp.sum(alike * (1 + earlier), axis=1) > 1)  # like an earlier one, or like two others
+    return counted & ~(copies & (2 * jnp.sum(copies) < jnp.sum(counted)))
+
+
+def _not_opposed(cosines: Array, columns: np.ndarray, counted: Array) -> Array:
+    """Leaves out one opposed update after another, the worst first, while more than half of all count."""
+
+    def worst(counted: Array) -> tuple[Array, Array]:
+        """The update with the lowest score of those opposite to another, and whether it is opposed to all."""
+        cubes, among = cosines**3, _at(counted, columns)
+        total, size = (jnp.sum(jnp.where(among, each, 0), 1) for each in (cubes, jnp.abs(cubes)))
+        scores = total / jnp.maximum(size, jnp.finfo(cubes.dtype).tiny)
+        suspect = counted & jnp.any((cosines < _OPPOSITE) & among, axis=1)
+        lowest = jnp.argmin(jnp.where(suspect, scores, jnp.inf))
+        apart = masked_median(scores, counted) - scores[lowest]
+        return lowest, suspect[lowest] & (scores[lowest] < 0) & (apart > _APART)
+
+    def more(counted: Array) -> Array:
+        return worst(counted)[1] & (2 * jnp.sum(counted) > len(counted))
+
+    return jax.lax.while_loop(more, lambda counted: counted.at[worst(counted)[0]].set(False), counted)
+
+
+def _at(values: Array, places: np.ndarray) -> Array:
+    """``values[places]``, without a copy if that is all of them."""
+    return values if len(places) == len(values) else values[places]
+
+
+def _product(rows: Array, others: Array) -> Array:
+    return jnp.matmul(rows, others.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def _flat(arrays: Sequence[Array], dtype: Any) -> Array:
+    """The numbers of all arrays, one after another."""
+    return jnp.concatenate([leaf.ravel().astype(dtype) for leaf in arrays])
