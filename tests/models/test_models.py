@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import pfedbred
 from pfedbred import models
 from pfedbred.algorithms import body_and_head
 from pfedbred.errors import SettingError
+from pfedbred.models.mobilenet import Stage
+from pfedbred.models.resnet import resnet
 from pfedbred.types import Words
 
 KEY = jax.random.key(3)
@@ -62,10 +65,18 @@ def numpy_cnn(params, x):
 @pytest.mark.parametrize(
     "shape", [(28, 28), (16, 16, 1), (19, 22, 2), pytest.param((32, 32, 3), marks=pytest.mark.full)], ids=str
 )
-def test_cnn_is_its_transcription(shape):
+def test_cnn_is_its_transcription(shape, monkeypatch):
+    """As it is computed on a CPU, and as on a GPU."""
     model = models.cnn(shape, CLASSES, dtype=jnp.float64)
     params, x = model.init(KEY), images(shape)
-    assert np.allclose(jax.jit(model.apply)(params, x), numpy_cnn(as_numpy(params), x), rtol=0, atol=1e-10)
+    expected = numpy_cnn(as_numpy(params), x)
+    assert np.allclose(jax.jit(model.apply)(params, x), expected, rtol=0, atol=1e-10)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        on_gpu = jax.make_jaxpr(model.apply)(params, x)
+    assert np.allclose(
+        jax.jit(jax.extend.core.jaxpr_as_fun(on_gpu))(*jax.tree.leaves((params, x)))[0], expected, rtol=0, atol=1e-10
+    )
 
 
 def test_cnn_sizes():
@@ -195,13 +206,27 @@ def test_lstm_rejects_other_shapes():
 # All of them --------------------------------------------------------------------------------------------------------
 
 
-READ_WORDS = ("lstm", "charlstm")
+READ_WORDS = ("lstm", "charlstm", "transformer")
+READ_IMAGES = ("cnn", "pfllib-cnn", "resnet8", "resnet18", "mobilenet", "vit")
 
 
 def every(name, dtype=jnp.float64):
     """A small model of each kind and a batch for it."""
     if name == "cnn":
         return models.cnn((17, 16, 2), CLASSES, dtype=dtype), images((17, 16, 2), n=5)
+    if name == "pfllib-cnn":
+        return models.pfllib_cnn((17, 16, 2), CLASSES, (6, 8), 12, dtype=dtype), images((17, 16, 2), n=5)
+    if name in ("resnet8", "resnet18"):
+        blocks = 1 if name == "resnet8" else 2
+        return resnet(name, (9, 8, 2), CLASSES, (4, 6), blocks, "group", dtype), images((9, 8, 2), n=5)
+    if name == "mobilenet":
+        stages = (Stage(1, 4, 1, 1), Stage(2, 6, 2, 2))
+        return models.mobilenet((9, 8, 2), CLASSES, 4, stages, 8, dtype=dtype), images((9, 8, 2), n=5)
+    if name == "vit":
+        return models.vit((9, 8, 2), CLASSES, 8, 1, 2, dtype=dtype), images((9, 8, 2), n=5)
+    if name == "transformer":
+        model = models.transformer((9,), CLASSES, words=Words(30), width=8, layers=1, heads=2, dtype=dtype)
+        return model, sentences(LENGTHS, 9, 30)
     if name == "cnn1d":
         return models.cnn1d((29, 2), CLASSES, (6, 8), 12, dtype=dtype), images((29, 2), n=5)
     if name in READ_WORDS:
@@ -212,7 +237,8 @@ def every(name, dtype=jnp.float64):
 
 ALL = list(models.MODELS)
 # The others' gradients and initialisation are made of the same parts.
-FIRST = [name if name in ("mclr", "dnn", "cnn", "lstm") else pytest.param(name, marks=pytest.mark.full) for name in ALL]
+DIFFERENT = ("mclr", "dnn", "cnn", "lstm", "resnet8", "transformer")
+FIRST = [name if name in DIFFERENT else pytest.param(name, marks=pytest.mark.full) for name in ALL]
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -226,7 +252,7 @@ def test_gradient_is_a_finite_difference(name):
 
     leaves, structure = jax.tree.flatten(params)
     gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
-    value, rng, step = jax.jit(loss), np.random.default_rng(0), 1e-5
+    value, rng, step = jax.jit(loss), np.random.default_rng(0), 1e-7  # short, so that no ReLU changes sign
     for place, leaf in enumerate(leaves):
         direction = rng.normal(size=leaf.shape)
 
@@ -241,13 +267,16 @@ FAN_IN = {
     "mclr": {"output": 6},
     "dnn": {"hidden": 6, "output": 100},
     "cnn": {"conv1": 25 * 2, "conv2": 25 * 6, "hidden1": 16, "hidden2": 120, "output": 84},
+    "pfllib-cnn": {"conv1": 25 * 2, "conv2": 25 * 6, "hidden": 8, "output": 12},
     "cnn1d": {"conv1": 9 * 2, "conv2": 9 * 6, "hidden": 8, "output": 12},
     "lstm": {"layer1": 6, "layer2": 6, "hidden": 36, "output": 100},
     "charlstm": {"layer1": 6, "layer2": 6, "output": 6},
 }
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize(
+    "name", [name if name in DIFFERENT else pytest.param(name, marks=pytest.mark.full) for name in FAN_IN]
+)
 def test_initialisation_is_pytorchs(name):
     """Uniform in +-1/sqrt(fan-in), biases too; word vectors standard normal; all independent of each other."""
     model, _ = every(name)
@@ -285,7 +314,9 @@ def test_initialisation_of_linear_models_does_not_change():
 
 
 @pytest.mark.parametrize("executor", ["vmap", pytest.param("in turn", marks=pytest.mark.full)])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in ("resnet18", "vit") else name for name in ALL]
+)
 def test_clients_with_different_params(name, executor):
     """Outputs and gradients equal those of each client alone."""
     model, x = every(name)
@@ -309,14 +340,14 @@ def test_clients_with_different_params(name, executor):
 
 @pytest.mark.parametrize("name", ALL)
 def test_dtype_follows_the_params(name):
-    for dtype in (jnp.float32, jnp.float64):
+    for dtype in (jnp.bfloat16, jnp.float32, jnp.float64):
         model, x = every(name, dtype)
         params = jax.eval_shape(model.init, KEY)
         assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
         logits = jax.eval_shape(model.apply, params, x)
         assert logits.dtype == dtype
         assert logits.shape == (len(x), CLASSES)
-    shape = {"cnn": (16, 16), "cnn1d": (28,)}.get(name, (9,))
+    shape = (16, 16) if name in READ_IMAGES else (28,) if name == "cnn1d" else (9,)
     default = models.get(name, shape, 3, Words(9) if name in READ_WORDS else None)
     assert {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(default.init, KEY))} == {jnp.dtype("float32")}
 
@@ -336,12 +367,13 @@ def test_get():
     assert models.get(models.mclr((3,), 2), (9,), 9).init(KEY)["output"]["weight"].shape == (2, 3)
     with pytest.raises(SettingError, match="unknown model 'lstn'; did you mean 'lstm'"):
         models.get("lstn", (3,), 2)
-    for name in ("mclr", "dnn", "cnn", "cnn1d"):
-        words = f"^{name} reads numbers, but the data holds word ids: use lstm or charlstm$"
+    numbers = [name for name in ALL if name not in READ_WORDS]
+    for name in numbers:
+        words = f"^{name} reads numbers, but the data holds word ids: use lstm or charlstm or transformer$"
         with pytest.raises(SettingError, match=words):
             models.get(name, (25,), 2, Words(10))
     with pytest.raises(
-        SettingError, match=r"^lstm reads word ids, but the data holds numbers: use mclr or dnn or cnn or cnn1d$"
+        SettingError, match=f"^lstm reads word ids, but the data holds numbers: use {' or '.join(numbers)}$"
     ):
         models.get("lstm", (25,), 2)
 
@@ -354,7 +386,9 @@ def test_get_passes_words_to_models_that_take_them(monkeypatch):
     assert models.get("bag", (25,), 2, Words(17)).init(KEY).shape == (17, 2)
     with pytest.raises(SettingError, match="bag reads word ids"):
         models.get("bag", (25,), 2)
-    with pytest.raises(SettingError, match=r"mclr reads numbers, but .* word ids: use lstm or charlstm or bag"):
+    with pytest.raises(
+        SettingError, match=r"mclr reads numbers, but .* word ids: use lstm or charlstm or transformer or bag"
+    ):
         models.get("mclr", (25,), 2, Words(17))
 
 

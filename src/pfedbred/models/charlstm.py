@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pfedbred.errors import SettingError
 from pfedbred.models.base import Model
 from pfedbred.models.linear import dense, dense_init, uniform
-from pfedbred.models.lstm import cell_and_unrolling, lengths
+from pfedbred.models.lstm import cell_and_unrolling, lengths, widened
 from pfedbred.types import Array, Key, Tree, Words
 
 
@@ -81,14 +81,16 @@ def _layer(params: Tree, x: Array, length: Array) -> Array:
     small batch and a large h that is faster (benchmarks/client_models.py).
     """
     cell, unroll = cell_and_unrolling(len(x))
-    kernel = jnp.concatenate([params["input"], params["recurrent"]], axis=1).T
-    bias = params["input_bias"] + params["recurrent_bias"]
+    kernel = widened(jnp.concatenate([params["input"], params["recurrent"]], axis=1).T)
+    bias = widened(params["input_bias"]) + widened(params["recurrent_bias"])
+    factors = x.dtype
     real = (jnp.arange(len(x))[:, None] < length)[:, :, None]
 
     def step(state: tuple[Array, Array], inputs: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
         (h, c), (x, real) = state, inputs
-        h, c = cell(jnp.concatenate([x, h], axis=1) @ kernel + bias, c, real)
+        right = kernel.astype(factors)
+        h, c = cell(widened(jnp.concatenate([x, h.astype(factors)], axis=1) @ right) + bias, c, real)
         return (h, c), h
 
-    start = jnp.zeros((x.shape[1], params["recurrent"].shape[1]), x.dtype)
-    return jax.lax.scan(step, (start, start), (x, real), unroll=unroll)[1]
+    start = jnp.zeros((x.shape[1], params["recurrent"].shape[1]), kernel.dtype)
+    return jax.lax.scan(step, (start, start), (x, real), unroll=unroll)[1].astype(factors)

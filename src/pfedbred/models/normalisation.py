@@ -1,0 +1,147 @@
+"""Group and batch normalisation, and models that have either.
+
+A network is written once, as ``network(params, x, normalise)``: at each of its normalisation layers it calls
+``normalise(name, layer, x)``, where ``name`` tells the layers apart and ``layer`` has its scale and shift.
+:func:`with_norm` makes a model of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from pfedbred.errors import SettingError, nearest
+from pfedbred.models.base import Model, Statistics, WithStatistics
+from pfedbred.models.convolution import with_fast_convolutions
+from pfedbred.types import Array, Key, Tree
+
+Norm = Literal["group", "batch"]
+Normalise = Callable[[str, Tree, Array], Array]
+Network = Callable[[Tree, Array, Normalise], Array]
+
+GROUPS = 2
+_EPSILON = 1e-5
+
+
+def norm_init(channels: int, dtype: Any) -> Tree:
+    """A layer that scales by one and shifts by zero."""
+    return {"scale": jnp.ones(channels, dtype), "shift": jnp.zeros(channels, dtype)}
+
+
+def group_norm(layer: Tree, x: Array, groups: int = GROUPS) -> Array:
+    """Each sample by the mean and the variance of each group of its channels, over all positions.
+
+    x is (n, ..., channels). Two groups are what federated learning with ResNets uses.
+
+    References: Wu and He, "Group Normalization", 2018; Hsieh, Phanishayee, Mutlu and Gibbons, "The Non-IID Data
+    Quagmire of Decentralized Machine Learning", 2020; Reddi et al., "Adaptive Federated Optimization", 2021.
+    """
+    places = tuple(range(1, x.ndim - 1))
+
+    def mean(values: Array) -> Array:
+        # Positions first, then the few channels: one sum over both would not run along memory.
+        by_channel = jnp.mean(values, axis=places, keepdims=True)
+        by_group = by_channel.reshape(*by_channel.shape[:-1], groups, -1)
+        return jnp.broadcast_to(by_group.mean(-1, keepdims=True), by_group.shape).reshape(by_channel.shape)
+
+    wide = _wide(x)
+    center = mean(wide)
+    return _affine(layer, wide, center, mean(jnp.square(wide - center))).astype(x.dtype)
+
+
+def layer_norm(layer: Tree, x: Array) -> Array:
+    """Each vector along the last axis by its own mean and variance (Ba, Kiros and Hinton, 2016)."""
+    wide = _wide(x)
+    center = wide.mean(-1, keepdims=True)
+    return _affine(layer, wide, center, jnp.square(wide - center).mean(-1, keepdims=True)).astype(x.dtype)
+
+
+def batch_norm(layer: Tree, x: Array, statistics: Tree | None = None) -> Array:
+    """Each channel by the mean and the variance of the minibatch over all positions, or by kept ones.
+
+    References: Ioffe and Szegedy, "Batch Normalization", 2015.
+    """
+    wide = _wide(x)
+    mean, variance = _moments(wide) if statistics is None else (statistics["mean"], statistics["variance"])
+    return _affine(layer, wide, mean, variance).astype(x.dtype)
+
+
+def observed(x: Array) -> Tree:
+    """The mean of each channel and its variance, unbiased as PyTorch keeps it; a single number counts as it is."""
+    mean, variance = _moments(_wide(x))
+    count = x.size // x.shape[-1]
+    return {"mean": mean, "variance": variance * count / max(count - 1, 1)}
+
+
+def with_norm(
+    init: Callable[[Key], Tree],
+    network: Network,
+    shape: tuple[int, ...],
+    norm: Norm,
+    norms: tuple[str, ...] = ("norm",),
+    head: tuple[str, ...] = ("output",),
+) -> Model:
+    """The model of a network for samples of that shape; with ``norm="batch"`` it keeps statistics."""
+    if norm not in get_args(Norm):
+        raise SettingError(f"unknown normalisation {norm!r}{nearest(str(norm), get_args(Norm))}")
+    if norm == "group":
+        plain = with_fast_convolutions(lambda params, x: network(params, x, lambda _, layer, x: group_norm(layer, x)))
+        return Model(init, plain, head=head, norms=norms)
+
+    def apply(model: WithStatistics, x: Array) -> Array:
+        return network(model.params, x, lambda name, layer, x: batch_norm(layer, x, model.statistics[name]))
+
+    def train(params: Tree, x: Array, key: Key) -> Array:
+        return network(params, x, lambda _, layer, x: batch_norm(layer, x))
+
+    def of(params: Tree, x: Array) -> Tree:
+        found = {}
+
+        def normalise(name: str, layer: Tree, x: Array) -> Array:
+            found[name] = observed(x)
+            return batch_norm(layer, x)
+
+        network(params, x, normalise)
+        return found
+
+    statistics = Statistics(lambda: _start(init, network, shape), with_fast_convolutions(of))
+    fast = with_fast_convolutions(train)
+    return Model(init, with_fast_convolutions(apply), head=head, train=fast, statistics=statistics, norms=norms)
+
+
+def _start(init: Callable[[Key], Tree], network: Network, shape: tuple[int, ...]) -> Tree:
+    """Mean zero and variance one for every layer that the network has."""
+    start = {}
+
+    def normalise(name: str, layer: Tree, x: Array) -> Array:
+        like = layer["scale"]
+        start[name] = {"mean": (like.shape, like.dtype), "variance": (like.shape, like.dtype)}
+        return x
+
+    def run(key: Key, x: Array) -> Array:
+        return network(init(key), x, normalise)
+
+    jax.eval_shape(run, jax.random.key(0), jax.ShapeDtypeStruct((1, *shape), jnp.float32))
+    return {
+        name: {"mean": jnp.zeros(*each["mean"]), "variance": jnp.ones(*each["variance"])}
+        for name, each in start.items()
+    }
+
+
+def _wide(x: Array) -> Array:
+    """Means and variances are not rounded to half precision."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _moments(x: Array) -> tuple[Array, Array]:
+    """Of each channel; the variance is the biased one."""
+    axes = tuple(range(x.ndim - 1))
+    mean = x.mean(axes)
+    return mean, jnp.square(x - mean).mean(axes)
+
+
+def _affine(layer: Tree, x: Array, mean: Array, variance: Array) -> Array:
+    return (x - mean) * (layer["scale"] * jax.lax.rsqrt(variance + _EPSILON)) + layer["shift"]
