@@ -1,13 +1,16 @@
 """Ways to compute a gradient step of the networks when every client has its own weights, side by side.
 
-    python benchmarks/client_models.py [--quick] [--json FILE] [--only cnn|cnn1d|lstm|charlstm]
+    python benchmarks/client_models.py [--quick] [--json FILE] [--torch]
+                                       [--only cnn|pfllib-cnn|resnet18|cnn1d|lstm|charlstm]
 
 Each row runs the same SGD steps, for all clients at once (``vmap``) or one client after another (``in-turn``), inside
 one compiled program as in a round; the way that the library has is marked. Repeats go through all rows in turn, so that
 a busy machine slows all of them; the time is the least of them. ``difference`` shows that all rows compute the same:
-how far the weights end from the first row's, over how far they went. Shapes are CIFAR-10's (20 clients, batch 20), UCI
-HAR's (30 clients, batch 20), Sent140's (10 clients, batch 400, 25 words) and Shakespeare's (10 clients, batch 20, 80
-characters); ``--quick`` takes fewer clients and steps.
+how far the weights end from the first row's, over how far they went. Shapes are CIFAR-10's (20 clients, batch 20; 10
+for pfllib-cnn), UCI HAR's (30 clients, batch 20), Sent140's (10 clients, batch 400, 25 words) and Shakespeare's (10
+clients, batch 20, 80 characters); ``--quick`` takes fewer clients and steps, and on a CPU a quarter of ResNet-18's
+channels. Rows ``in bfloat16``, on GPUs alone, cast weights and images inside the loss; gradients and weights stay
+float32. ``--torch`` adds a PyTorch loop of pfllib-cnn and resnet18, in bfloat16 by its autocast.
 """
 
 from __future__ import annotations
@@ -24,14 +27,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from torch_networks import torch_step
 
 from pfedbred import models
 from pfedbred.engine import executors
 from pfedbred.models.linear import dense
+from pfedbred.models.normalisation import GROUPS
+from pfedbred.models.resnet import resnet
 from pfedbred.tasks import cross_entropy
 from pfedbred.types import Array, Tree, Words
 
 Apply = Callable[[Tree, Array], Array]
+NETWORKS = ("cnn", "pfllib-cnn", "resnet18", "cnn1d", "lstm", "charlstm")
 
 
 class Row(NamedTuple):
@@ -88,6 +95,84 @@ def cnn_rows(model: models.Model) -> list[Row]:
         "lax.conv": partial(cnn_with, lax_conv),
     }
     return [Row(clients, way, apply) for clients in ("vmap", "in-turn") for way, apply in ways.items()]
+
+
+# pfllib-cnn and resnet18: as cnn -----------------------------------------------------------------------------------
+
+
+def pfllib_with(conv: Callable[[Array, Array], Array], weights: Tree, x: Array) -> Array:
+    """The pfllib-cnn by another convolution ``conv(kernel, x)``."""
+    for name in ("conv1", "conv2"):
+        y = conv(weights[name]["weight"], x.astype(weights[name]["weight"].dtype))
+        n, height, width, filters = y.shape
+        x = jax.nn.relu(y.reshape(n, height // 2, 2, width // 2, 2, filters).max((2, 4)) + weights[name]["bias"])
+    return dense(weights["output"], jax.nn.relu(dense(weights["hidden"], x.reshape(x.shape[0], -1))))
+
+
+def half(apply: Apply) -> Apply:
+    """The same in bfloat16, from float32 weights and to float32 logits."""
+
+    def run(weights: Tree, x: Array) -> Array:
+        weights, x = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (weights, x))
+        return apply(weights, x).astype(jnp.float32)
+
+    return run
+
+
+def image_rows(ways: dict[str, Apply], on_gpu: bool) -> list[Row]:
+    """All ways, the library's first. On a CPU grouped convolutions and bfloat16 would take minutes."""
+    own = next(iter(ways))
+    if not on_gpu:
+        return [Row("in-turn", way, apply) for way, apply in ways.items()] + [Row("vmap", own, ways[own])]
+    both = {**ways, **{f"{way}, in bfloat16": half(apply) for way, apply in ways.items()}}
+    return [Row("vmap", way, apply) for way, apply in both.items()] + [Row("in-turn", own, ways[own])]
+
+
+def image_items(model: models.Model, clients: int, batch: int) -> Any:
+    """Weights and random images for every client."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (clients, batch, 32, 32, 3))
+    y = jax.random.randint(keys[1], (clients, batch), 0, 10)
+    return jax.jit(jax.vmap(model.init))(jax.random.split(keys[2], clients)), x, y
+
+
+def torch_rows(name: str, width: int, batch: int, clients: int, on_gpu: bool) -> list[dict[str, Any]]:
+    """The results of a PyTorch loop over the clients; none where PyTorch is not installed."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        print("PyTorch is not installed: no rows of a PyTorch loop")
+        return []
+    results = []
+    for in_half in (False, True) if on_gpu else (False,):
+        ms = torch_step(name, width, batch, 20 if on_gpu else 1, GROUPS, in_half)
+        way = "PyTorch" + ", in bfloat16" * in_half
+        empty = {"compile_s": 0.0, "difference": float("nan")}
+        results.append({"clients": "in-turn", "way": way, **empty, "ms": ms * clients, "ms_client": ms})
+    return results
+
+
+def image_network(name: str, quick: bool, with_torch: bool, on_gpu: bool, repeats: int) -> list[dict[str, Any]]:
+    """All results of pfllib-cnn or resnet18."""
+    clients, width = (4 if quick else 20), 16 if quick and not on_gpu else 64
+    if name == "pfllib-cnn":
+        batch, steps, model = 10, (50 if on_gpu else 10), models.pfllib_cnn((32, 32, 3), 10)
+        ways = {
+            "windows of the pools, matmul (library)": model.apply,
+            "25 slices, matmul": models.with_fast_convolutions(partial(pfllib_with, lax_conv)),
+            "lax.conv": partial(pfllib_with, lax_conv),
+        }
+    else:
+        widths = tuple(width * 2**stage for stage in range(4))
+        batch, steps = 20, 20 if on_gpu else 1
+        model = resnet(name, (32, 32, 3), 10, widths, 2, "group", jnp.float32)
+        ways = {"slices, matmul (library)": model.apply, "lax.conv": model.apply.__wrapped__}
+    results = measure(image_rows(ways, on_gpu), image_items(model, clients, batch), steps, repeats)
+    if with_torch:
+        results += torch_rows("pfllib" if name == "pfllib-cnn" else name, width, batch, clients, on_gpu)
+    wide = f", {width} channels" if name == "resnet18" else ""
+    show(f"{name}{wide}, CIFAR-10 shapes: {clients} clients, batch {batch}", results)
+    return results
 
 
 # cnn1d: weights as in models.cnn1d, signals (n, length, channels) ---------------------------------------------------
@@ -304,7 +389,7 @@ def distance(a: Tree, b: Tree) -> float:
 
 
 def measure(rows: list[Row], items: Any, steps: int, repeats: int) -> list[dict[str, Any]]:
-    """Milliseconds of a step of all clients, for each row; and how far its weights moved away from the first row's."""
+    """Milliseconds of a step of all clients, and of one, for each row; how far its weights moved from the first's."""
     programs, results, first = [], [], None
     for row in rows:
         begun = time.perf_counter()
@@ -319,6 +404,7 @@ def measure(rows: list[Row], items: Any, steps: int, repeats: int) -> list[dict[
             begun = time.perf_counter()
             jax.block_until_ready(run(items))
             result["ms"] = min(result["ms"], (time.perf_counter() - begun) * 1e3 / steps)
+            result["ms_client"] = result["ms"] / len(items[1])
     return results
 
 
@@ -326,11 +412,12 @@ def show(title: str, results: list[dict[str, Any]]) -> None:
     """The table."""
     fastest = min(each["ms"] for each in results)
     width = max(len(each["way"]) for each in results)
-    columns = f"{'ms a step':>10} {'ratio':>6} {'compile s':>10} {'difference':>11}"
+    columns = f"{'ms a step':>10} {'a client':>9} {'ratio':>6} {'compile s':>10} {'difference':>11}"
     print(f"\n{title}\n{'clients':<8} {'computed by':<{width}} {columns}")
     for each in sorted(results, key=lambda each: each["ms"]):
         each["ratio"] = each["ms"] / fastest
-        numbers = f"{each['ms']:>10.3f} {each['ratio']:>6.2f} {each['compile_s']:>10.1f} {each['difference']:>11.0e}"
+        numbers = f"{each['ms']:>10.3f} {each['ms_client']:>9.3f} {each['ratio']:>6.2f} {each['compile_s']:>10.1f}"
+        numbers += f" {each['difference']:>11.0e}"
         print(f"{each['clients']:<8} {each['way']:<{width}} {numbers}")
 
 
@@ -339,9 +426,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer clients and steps: some minutes on two CPU cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
-    parser.add_argument("--only", choices=["cnn", "cnn1d", "lstm", "charlstm"], help="one model alone")
+    parser.add_argument("--torch", action="store_true", help="a PyTorch loop too, of pfllib-cnn and resnet18")
+    parser.add_argument("--only", choices=NETWORKS, help="one model alone")
     options = parser.parse_args()
-    chosen = [options.only] if options.only else ["cnn", "cnn1d", "lstm", "charlstm"]
+    chosen = [options.only] if options.only else NETWORKS
     device = jax.devices()[0]
     on_gpu = device.platform != "cpu"
     report: dict[str, Any] = {"platform": device.platform, "device": device.device_kind, "jax": jax.__version__}
@@ -355,6 +443,9 @@ def main() -> None:
         items = (jax.vmap(model.init)(jax.random.split(keys[2], clients)), x, y)
         report["cnn"] = measure(cnn_rows(model), items, 50 if on_gpu else 10, repeats)
         show(f"cnn, CIFAR-10 shapes: {clients} clients, batch 20", report["cnn"])
+    for name in ("pfllib-cnn", "resnet18"):
+        if name in chosen:
+            report[name] = image_network(name, options.quick, options.torch, on_gpu, repeats)
     if "cnn1d" in chosen:
         clients = 4 if options.quick else 30
         model = models.cnn1d((128, 9), 6)

@@ -4,7 +4,8 @@ Under ``vmap`` a convolution with a kernel per client becomes a grouped convolut
 As slices and one matrix product it only gains an axis. :func:`with_fast_convolutions` replaces the convolutions in any
 function by a primitive of its own, which is computed in the way that is faster where it is compiled:
 
-    kernels differ under vmap     slices and one matrix product
+    kernels differ under vmap     slices and one matrix product; on a GPU, with many channels, kernels that need no
+                                  copies of x (:mod:`pfedbred.models.convolution_kernels`)
     one kernel for all, on a GPU  lax.conv_general_dilated
     one client at a time, on CPU  whichever was faster when measured (:func:`_slices_on_cpu`)
 
@@ -28,6 +29,7 @@ from jax import lax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
+from pfedbred.models import convolution_kernels
 from pfedbred.types import Array
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -82,6 +84,24 @@ class _Convolution(NamedTuple):
         y = y.reshape(*y.shape[: len(out) - 1], outputs)
         return y.transpose(np.argsort((out[0], *out[2:], out[1])))
 
+    def has_gpu_kernels(self, wanted: str, dtype: Any) -> bool:
+        """Whether there are GPU kernels for it that are faster than slices."""
+        rhs = self.dimension_numbers.rhs_spec
+        plain = self.feature_group_count == 1 and set(self.lhs_dilation) == {1}
+        return plain and convolution_kernels.faster(
+            wanted, (*self.window, self.k[rhs[1]], self.k[rhs[0]]), self.window_strides, dtype
+        )
+
+    def by_kernels(self, a: Array, b: Array, wanted: str) -> Array:
+        """y, x' or k' by the GPU kernels."""
+        lhs, rhs, out = self.dimension_numbers
+        order = {"x": (lhs[0], *lhs[2:], lhs[1]), "k": (*rhs[2:], rhs[1], rhs[0]), "y": (out[0], *out[2:], out[1])}
+        a, b = (each.transpose(order[name]) for each, name in zip((a, b), _GIVEN[wanted], strict=True))
+        before = tuple(low for low, _ in self.padding)
+        how: Any = (self._sides(wanted), self.window, self.window_strides, self.rhs_dilation, before, self.precision)
+        found = convolution_kernels.compute(wanted, a, b, *how)
+        return found.transpose(np.argsort(order[wanted]))
+
     def _product(self, patches: Array, kernel: Array, dimensions: lax.DotDimensionNumbers) -> Array:
         return lax.dot_general(patches, kernel, dimensions, precision=self.precision)
 
@@ -119,9 +139,10 @@ class _Convolution(NamedTuple):
         x = x.transpose(0, *range(1, 2 * n, 2), *groups, *range(2, 2 * n + 1, 2), rest[-1])
         return x.reshape(*x.shape[: n + 1 + len(groups)], -1)
 
-    def _sides(self) -> tuple[int, ...]:
-        """The spatial shape of the output."""
-        return tuple(self.y[axis] for axis in self.dimension_numbers.out_spec[2:])
+    def _sides(self, of: str = "y") -> tuple[int, ...]:
+        """The spatial shape of the output, or of the input."""
+        spec = self.dimension_numbers.lhs_spec if of == "x" else self.dimension_numbers.out_spec
+        return tuple(getattr(self, of)[axis] for axis in spec[2:]) if of != "k" else self.window
 
 
 def convolve(x: Array, kernel: Array, *args: Any, **options: Any) -> Array:
@@ -244,12 +265,16 @@ def _slices_on_cpu(wanted: str, convolution: _Convolution) -> bool:
     return channels < 16 if convolution.feature_group_count == 1 else channels == 1
 
 
-def _transposed(place: int, cotangent: Array, a: Any, b: Any, *, wanted: str, convolution: _Convolution) -> Array:
+def _transposed(
+    place: int, cotangent: Array, a: Any, b: Any, *, wanted: str, convolution: _Convolution, primitive: Any = None
+) -> Array:
     """The cotangent of the argument at that place."""
     names = _GIVEN[wanted]
     known = {wanted: cotangent, names[1 - place]: b if place == 0 else a}
     target = names[place]
-    return _convolve.bind(*(known[name] for name in _GIVEN[target]), wanted=target, convolution=convolution)
+    return (primitive or _convolve).bind(
+        *(known[name] for name in _GIVEN[target]), wanted=target, convolution=convolution
+    )
 
 
 def _differentiated(values: Any, tangents: Any, *, wanted: str, convolution: _Convolution) -> tuple[Array, Any]:
@@ -265,7 +290,10 @@ def _differentiated(values: Any, tangents: Any, *, wanted: str, convolution: _Co
 
 
 def _batched(values: tuple[Array, Array], axes: tuple[Any, Any], **params: Any) -> tuple[Array, int]:
-    """Slices if there are many kernels, k or k'. One kernel for many inputs is the same as one for a larger batch."""
+    """Slices or GPU kernels if k or k' differs. One k for many inputs is the same as one for a larger batch."""
+    if None not in axes:
+        a, b = (jnp.moveaxis(each, axis, 0) for each, axis in zip(values, axes, strict=True))
+        return _convolve_each.bind(a, b, **params), 0
     shared = params["wanted"] != "k" and axes[1] is None
     way: Callable[..., Array] = _by_lax if shared else _by_slices
     run = jax.vmap(lambda a, b: way(a, b, **params), axes)
@@ -285,3 +313,44 @@ ad.primitive_jvps[_convolve] = _differentiated
 batching.primitive_batchers[_convolve] = _batched
 mlir.register_lowering(_convolve, mlir.lower_fun(_by_lax, multiple_results=False))
 mlir.register_lowering(_convolve, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")
+
+# The same for many clients, each with its own of both arguments, along the first axis: the platform is only known when
+# the program is compiled.
+_convolve_each = core.Primitive("convolve_each")
+
+
+def _each_by_slices(a: Array, b: Array, **params: Any) -> Array:
+    return jax.vmap(lambda a, b: _by_slices(a, b, **params))(a, b)
+
+
+def _each_on_gpu(a: Array, b: Array, *, wanted: str, convolution: _Convolution) -> Array:
+    if not (convolution_kernels.usable() and convolution.has_gpu_kernels(wanted, a.dtype)):
+        return _each_by_slices(a, b, wanted=wanted, convolution=convolution)
+    return jax.vmap(lambda a, b: convolution.by_kernels(a, b, wanted))(a, b)
+
+
+def _each_abstract(a: Any, b: Any, *, wanted: str, convolution: _Convolution) -> Any:
+    return jax.core.ShapedArray((a.shape[0], *getattr(convolution, wanted)), a.dtype)
+
+
+def _each_batched(values: tuple[Array, Array], axes: tuple[Any, Any], **params: Any) -> tuple[Array, int]:
+    """More clients: both axes as one."""
+    size = next(each.shape[axis] for each, axis in zip(values, axes, strict=True) if axis is not None)
+    a, b = (
+        jnp.broadcast_to(each, (size, *each.shape)) if axis is None else jnp.moveaxis(each, axis, 0)
+        for each, axis in zip(values, axes, strict=True)
+    )
+    found = _convolve_each.bind(*(each.reshape(-1, *each.shape[2:]) for each in (a, b)), **params)
+    return found.reshape(size, -1, *found.shape[1:]), 0
+
+
+_convolve_each.def_impl(jax.jit(_convolve_each.bind, static_argnames=("wanted", "convolution")))
+_convolve_each.def_abstract_eval(_each_abstract)
+ad.defbilinear(
+    _convolve_each,
+    functools.partial(_transposed, 0, primitive=_convolve_each),
+    functools.partial(_transposed, 1, primitive=_convolve_each),
+)
+batching.primitive_batchers[_convolve_each] = _each_batched
+mlir.register_lowering(_convolve_each, mlir.lower_fun(_each_by_slices, multiple_results=False))
+mlir.register_lowering(_convolve_each, mlir.lower_fun(_each_on_gpu, multiple_results=False), platform="cuda")
