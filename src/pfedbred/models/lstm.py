@@ -40,13 +40,7 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
     References: Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Gers, Schmidhuber and Cummins, "Learning to
     Forget", 2000.
     """
-    if len(shape) != 1 or shape[0] < 1:
-        raise SettingError(f"lstm needs samples of shape (length,), not {tuple(shape)}")
-    if words.vectors is not None and (words.vectors.ndim != 2 or len(words.vectors) != words.count):
-        raise SettingError(
-            f"lstm needs one vector for each of the {words.count} word ids, not an array of shape {words.vectors.shape}"
-        )
-    frozen = None if words.vectors is None else jnp.asarray(words.vectors, dtype)
+    frozen = frozen_vectors("lstm", shape, words, dtype)
     dimensions = _EMBEDDING if frozen is None else frozen.shape[1]
 
     def init(key: Key) -> Tree:
@@ -62,6 +56,13 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
         return params
 
     def apply(params: Tree, x: Array) -> Array:
+        if not _by_kernels(params["layer1"]):
+            return logits(params, x)
+        order = _order(lengths(x.T)[0])
+        # The indices are unique: so told, the gradient's scatter is deterministic.
+        return logits(params, x[order]).at[jnp.argsort(order)].get(unique_indices=True, mode="promise_in_bounds")
+
+    def logits(params: Tree, x: Array) -> Array:
         vectors = params["embedding"] if frozen is None else frozen.astype(params["output"]["weight"].dtype)
         ids = x.T
         length, last = lengths(ids)
@@ -74,6 +75,20 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
         return dense(params["output"], jax.nn.leaky_relu(dense(params["hidden"], features), 0.1))
 
     return Model(init, apply, head=("output",))
+
+
+def frozen_vectors(model: str, shape: tuple[int, ...], words: Words, dtype: Any) -> Array | None:
+    """The given vectors of the word ids, if any; samples that are not sequences are rejected."""
+    if len(shape) != 1 or shape[0] < 1:
+        raise SettingError(f"{model} needs samples of shape (length,), not {tuple(shape)}")
+    if words.vectors is None:
+        return None
+    if words.vectors.ndim != 2 or len(words.vectors) != words.count:
+        raise SettingError(
+            f"{model} needs one vector for each of the {words.count} word ids, not an array of shape "
+            f"{words.vectors.shape}"
+        )
+    return jnp.asarray(words.vectors, dtype)
 
 
 def lengths(ids: Array) -> tuple[Array, Array]:
@@ -97,12 +112,32 @@ def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
 
 def _layer(params: Tree, x: Array, length: Array) -> Array:
     """Both directions: from x of shape (time, batch, inputs) and the samples' lengths to (time, batch, 2 hidden)."""
-    if jax.default_backend() == "gpu":
+    if _by_kernels(params):
         from pfedbred.models import lstm_kernels
 
-        if lstm_kernels.usable(params):
-            return lstm_kernels.layer(params, x, length)
+        # The kernels gain nothing from factors in half precision (benchmarks/README.md): they get params and x that
+        # were rounded to it as float32.
+        return lstm_kernels.layer(jax.tree.map(widened, params), widened(x), length).astype(x.dtype)
     return scanned(params, x, length)
+
+
+def _order(length: Array) -> Array:
+    """In which order the kernels take the samples."""
+    return jnp.argsort(length)
+
+
+def _by_kernels(params: Tree) -> bool:
+    """Whether layers are GPU kernels, which take the less time the more alike neighbouring samples are in length."""
+    if jax.default_backend() != "gpu":
+        return False
+    from pfedbred.models import lstm_kernels
+
+    return lstm_kernels.usable(jax.eval_shape(lambda params: jax.tree.map(widened, params), params))
+
+
+def widened(array: Array) -> Array:
+    """The array in float32, if it is in half precision."""
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 def scanned(params: Tree, x: Array, length: Array) -> Array:
@@ -112,25 +147,27 @@ def scanned(params: Tree, x: Array, length: Array) -> Array:
     batch is the last axis: the four parts of the sums are then contiguous, and rows are as long as the batch. W_x x is
     part of each step's single product: computing it for all words beforehand costs an extra write and read, more than
     it saves (benchmarks/client_models.py). On a CPU, whose caches are small, the gates are recomputed for the gradient
-    rather than stored, and the loop is not unrolled.
+    rather than stored, and the loop is not unrolled. Of x in half precision only the products' factors and results are:
+    h, c and the sum of the gradients over the words are in float32.
     """
     cell, unroll = cell_and_unrolling(len(x))
-    kernel = jnp.concatenate([params["input"], params["recurrent"]], axis=2)
-    bias = (params["input_bias"] + params["recurrent_bias"])[:, :, None]
-    x = x.transpose(0, 2, 1)
+    kernel = widened(jnp.concatenate([params["input"], params["recurrent"]], axis=2))
+    bias = (widened(params["input_bias"]) + widened(params["recurrent_bias"]))[:, :, None]
+    x, factors = x.transpose(0, 2, 1), x.dtype
     real = jnp.arange(len(x))[:, None] < length
     both_real = jnp.stack([real, real[::-1]], axis=1)[:, :, None]
 
     def step(state: tuple[Array, Array], inputs: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
         h, c = state
         forward, backward, real = inputs
-        sums = kernel @ jnp.concatenate([jnp.stack([forward, backward]), h], axis=1) + bias
+        right = jnp.concatenate([jnp.stack([forward, backward]), h.astype(factors)], axis=1)
+        sums = widened(kernel.astype(factors) @ right) + bias
         h, c = cell(sums, c, real)
         return (h, c), h
 
-    start = jnp.zeros((2, params["recurrent"].shape[2], x.shape[2]), x.dtype)
+    start = jnp.zeros((2, params["recurrent"].shape[2], x.shape[2]), kernel.dtype)
     _, out = jax.lax.scan(step, (start, start), (x, x[::-1], both_real), unroll=unroll)
-    return jnp.concatenate([out[:, 0], out[::-1, 1]], axis=1).transpose(0, 2, 1)
+    return jnp.concatenate([out[:, 0], out[::-1, 1]], axis=1).transpose(0, 2, 1).astype(factors)
 
 
 def cell_and_unrolling(time: int) -> tuple[Callable[..., tuple[Array, Array]], int]:

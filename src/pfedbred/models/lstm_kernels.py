@@ -9,13 +9,16 @@ h_-, c_- the states at the previous word in the direction of reading:
     backward   ds_t from dh_t and dc_t, last word first, with dh_- += W_h^T ds_t
     products   W_x x_t before;  dW_x = sum_t ds_t x_t^T,  dW_h = sum_t ds_t h_-^T,  dx_t = W_x^T ds_t  after
 
+A program ends with its longest sample: on the padding after it, outputs and gradients are zero. The model therefore
+sorts the samples of a minibatch by length.
+
 Second derivatives are those of :func:`pfedbred.models.lstm.scanned`. The kernels use Pallas's Triton
 backend, which JAX plans to remove: without it :func:`usable` is false, and the scan is used instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -82,7 +85,7 @@ def _outputs_jvp(primals: Any, tangents: Any) -> Any:
 def _gradients(params: Tree, x: Array, length: Array, out: Array, kept: Any, d_out: Array) -> tuple[Tree, Array]:
     """The gradients with respect to the params and to x."""
     hidden, inputs = params["recurrent"].shape[2], x.shape[2]
-    (d_sums,) = _run(_backward_kernel, params, length, (8,), *kept, d_out)
+    (d_sums,) = _run(_backward_kernel, params, length, (8,), d_out, *kept)
     start = jnp.zeros_like(out[:1, :, :hidden])
     before = [jnp.concatenate([start, out[:-1, :, :hidden]]), jnp.concatenate([out[1:, :, hidden:], start])]
     # A column of ones for the biases, repeated to pad rows to a multiple of 16.
@@ -158,6 +161,7 @@ class _Tile:
         self.columns = jnp.arange(max(16, 1 << (hidden - 1).bit_length()))
         self.inside = (self.samples < batch)[:, None] & (self.columns < hidden)[None]
         self.length = triton.load(length.at[self.samples], mask=self.samples < batch, other=0)
+        self.longest = jnp.max(self.length).astype(jnp.int32)
         self._recurrent = recurrent
 
     def zeros(self, dtype: Any) -> Array:
@@ -186,6 +190,20 @@ class _Tile:
     def write(self, array: Any, time: Array, part: Any, block: Array) -> None:
         """Stores the block at one word of an array of shape (time, batch, parts * hidden)."""
         triton.store(self._at(array, time, part), block, mask=self.inside)
+
+    def first(self, steps: int) -> Array:
+        """The first step at which there is a word: the backward direction reads padding before it."""
+        return jnp.where(self.direction == 0, 0, steps - self.longest)
+
+    def pad(self, array: Any, steps: int, parts: Sequence[Any]) -> None:
+        """Stores zeros where none of the samples has a word."""
+        zeros = self.zeros(array.dtype)
+
+        def store(t: Array, nothing: None) -> None:
+            for part in parts:
+                self.write(array, t, part, zeros)
+
+        jax.lax.fori_loop(self.longest, steps, store, None)
 
     def time(self, step: Array, steps: int) -> Array:
         """The position of a step in the direction of reading."""
@@ -218,23 +236,25 @@ def _forward_kernel(time: int, batch: int, hidden: int, recurrent: Any, length: 
             tile.write(kept[1], t, tile.direction, c)
         return h, c
 
-    start = tile.zeros(products.dtype)
-    jax.lax.fori_loop(0, time, step, (start, start))
+    start, first = tile.zeros(products.dtype), tile.first(time)
+    jax.lax.fori_loop(first, first + tile.longest, step, (start, start))
+    tile.pad(out, time, [tile.direction])
 
 
 def _backward_kernel(time: int, batch: int, hidden: int, recurrent: Any, length: Any, *arrays: Any) -> None:
-    gates, cells, d_out, d_sums = arrays
+    d_out, gates, cells, d_sums = arrays
     tile = _Tile(batch, hidden, recurrent, length)
     kernels = [tile.recurrent(part, transposed=False) for part in range(4)]
+    first = tile.first(time)
 
     def step(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         d_h, d_c = state
-        steps_before = time - 1 - number
+        steps_before = first + tile.longest - 1 - number
         t = tile.time(steps_before, time)
         i, f, g, o = (tile.read(gates, t, place) for place in tile.gates())
         squashed = jnp.tanh(tile.read(cells, t, tile.direction))
-        earlier = tile.read(cells, tile.time(jnp.maximum(steps_before - 1, 0), time), tile.direction)
-        c_before = jnp.where(steps_before > 0, earlier, 0)
+        earlier = tile.read(cells, tile.time(jnp.maximum(steps_before - 1, first), time), tile.direction)
+        c_before = jnp.where(steps_before > first, earlier, 0)
         d_h = d_h + tile.read(d_out, t, tile.direction)
         d_c = jnp.where((t < tile.length)[:, None], d_c + d_h * o * (1 - squashed**2), 0)
         d_parts = (
@@ -249,4 +269,5 @@ def _backward_kernel(time: int, batch: int, hidden: int, recurrent: Any, length:
         return d_h, d_c * f
 
     start = tile.zeros(d_out.dtype)
-    jax.lax.fori_loop(0, time, step, (start, start))
+    jax.lax.fori_loop(0, tile.longest, step, (start, start))
+    tile.pad(d_sums, time, tile.gates())
