@@ -27,7 +27,8 @@ FEW = {"R": 2, "K": 2, "R_head": 2, "R_personal": 2, "adapt_steps": 2, "tune_ste
 
 def make(name, dtype=jnp.float64):
     """The algorithm with few steps, on a network that has a body and a head."""
-    task = pfedbred.Task(pfedbred.models.dnn((6,), 3, hidden=4, dtype=dtype))
+    model = pfedbred.models.dnn((6,), 3, hidden=4, dtype=dtype)
+    task = pfedbred.Task(model._replace(norms=("hidden",)))  # to fedbn any params will do
     known = pfedbred.settings.declared(algorithms.factory(name))
     return algorithms.make(name, task, {key: value for key, value in FEW.items() if key in known}), task
 

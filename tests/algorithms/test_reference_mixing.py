@@ -395,7 +395,7 @@ def together(sides: dict[str, Side]) -> Algorithm:
     )
 
 
-DEEP = pfedbred.Task(pfedbred.models.dnn((FEATURES,), CLASSES, hidden=2, dtype=jnp.float64))
+DEEP = pfedbred.Task(pfedbred.models.dnn((FEATURES,), CLASSES, hidden=2, dtype=jnp.float64)._replace(norms=("hidden",)))
 SHORT = {"R": 1, "R_personal": 1, "R_head": 1, "R_body": 1, "K": 1, "M": 2, "adapt_steps": 1}
 
 

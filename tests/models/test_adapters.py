@@ -202,16 +202,6 @@ def test_word_ids_reach_a_module_as_integers():
         assert types in ([jnp.dtype(jnp.int32)], [jnp.dtype(int)])
 
 
-DROPOUT = "^dropout is active .*: build it with {}"
-STATISTICS = "^the module uses batch statistics, which clients cannot share: use LayerNorm or GroupNorm$"
-
-
-@pytest.mark.parametrize("make", [lambda: linen_net(dropout=False), lambda: nnx_net(dropout=False)])
-def test_flax_dropout_is_rejected(make):
-    with pytest.raises(SettingError, match=DROPOUT.format("deterministic=True")):
-        models.from_flax(make(), (6,))
-
-
 @pytest.mark.full
 def test_inactive_dropout_is_accepted():
     """So is a rate of zero."""
@@ -232,18 +222,6 @@ def test_inactive_dropout_is_accepted():
         if name.startswith("linen"):  # in the others the dropout layer consumes keys
             assert np.allclose(logits[0], without.apply(without.init(jax.random.split(KEY, 2)[0]), x), atol=1e-6)
         assert np.all(np.isfinite(logits))
-
-
-def test_batch_statistics_are_rejected():
-    for norm in (True, False):
-        with pytest.raises(SettingError, match=STATISTICS):
-            models.from_flax(linen_net(use_running_average=norm), (6,))
-    with pytest.raises(SettingError, match=STATISTICS):
-        models.from_flax(nnx_net(norm=True), (6,))
-    batch_norm = equinox_net(norm=lambda: eqx.nn.BatchNorm(16, axis_name="batch", mode="batch"))
-    for make in (batch_norm, eqx.nn.make_with_state(batch_norm)):
-        with pytest.raises(SettingError, match=STATISTICS):
-            models.from_equinox(make)
 
 
 def test_other_state_is_rejected():
@@ -274,13 +252,6 @@ def test_other_state_is_rejected():
         models.from_equinox(Spectral)
     with pytest.raises(SettingError, match=r"^the module keeps state \(eqx.nn.State\) besides its parameters"):
         models.from_equinox(eqx.nn.make_with_state(equinox_net()))
-
-
-def test_equinox_dropout_is_rejected():
-    with pytest.raises(SettingError, match=DROPOUT.format("inference=True, or return eqx.nn.inference_mode")):
-        models.from_equinox(equinox_net(dropout=False))
-    model = models.from_equinox(lambda key: eqx.nn.inference_mode(equinox_net(dropout=False)(key)))
-    assert model.apply(model.init(KEY), jnp.ones((2, 6))).shape == (2, 3)
 
 
 def test_modules_that_cannot_be_used():

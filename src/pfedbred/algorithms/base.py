@@ -48,15 +48,24 @@ class Task(NamedTuple):
     kind: TaskKind = CLASSIFICATION
     target: Target | None = None
 
+    def outputs(self, params: Tree, batch: Batch) -> Array:
+        """The network's outputs in training: with dropout, and normalised by the minibatch's own statistics.
+
+        A minibatch without a key drops the same units every time; the engine gives each its own.
+        """
+        if self.model.train is None:
+            return self.model.apply(params, batch.x)
+        return self.model.train(params, batch.x, jax.random.key(0) if batch.key is None else batch.key)
+
     def loss(self, params: Tree, batch: Batch) -> Array:
         """f_i on one minibatch: the mean loss."""
-        return batch.mean(self.losses(self.model.apply(params, batch.x), batch.y))
+        return batch.mean(self.losses(self.outputs(params, batch), batch.y))
 
     def first_layer(self, batch: Batch) -> FirstLayer | None:
         """The minibatch loss split after the network's first, linear layer; None if that would save nothing."""
         model, x = self.model, batch.x.reshape(batch.x.shape[0], -1)
         rest = model.rest
-        if model.first is None or rest is None or 4 * x.shape[0] > x.shape[1]:
+        if model.first is None or rest is None or model.train is not None or 4 * x.shape[0] > x.shape[1]:
             return None
         return FirstLayer(model.first, x, lambda params, z: batch.mean(self.losses(rest(params, z), batch.y)))
 
@@ -66,10 +75,10 @@ class Task(NamedTuple):
         return found if self.target is None else found * self.target.unit + self.target.mean
 
     def full_gradient(self, params: Tree, data: ClientData) -> Tree:
-        """Gradient of f_i on all of the client's training samples."""
+        """Gradient of f_i on all of the client's training samples; batch normalisation is by pieces of 64 of them."""
 
         def total(params: Tree, batch: Batch, real: Array) -> Array:
-            return jnp.sum(jnp.where(real, self.losses(self.model.apply(params, batch.x), batch.y), 0))
+            return jnp.sum(jnp.where(real, self.losses(self.outputs(params, batch), batch.y), 0))
 
         def add(sum_: Tree, batch: Batch, real: Array) -> Tree:
             return optax.tree.add(sum_, jax.grad(total)(params, batch, real))
@@ -163,6 +172,10 @@ class Client(NamedTuple):
         is measured from it. What a client uploads and keeps must be finite, else its update is rejected.
       comparable: whether the updates of honest clients move the model in a common direction, as far as their data
         does, so that one opposed to the others is rejected.
+      screened: the part of an upload that is compared with ``unchanged`` and with other clients' uploads. All of it
+        must be finite.
+      uploaded: the network that is uploaded, in a message and the upload that answers it: of this one, a client
+        computes the batch statistics for G.
     """
 
     init: Callable[[Tree], Tree]
@@ -174,6 +187,8 @@ class Client(NamedTuple):
     synced: bool = False
     unchanged: Callable[[Tree], Tree] = lambda message: message
     comparable: bool = True
+    screened: Callable[[Tree], Tree] = lambda upload: upload
+    uploaded: Callable[[Tree, Tree], Tree] = lambda message, upload: upload
 
 
 class Server(NamedTuple):
@@ -198,12 +213,27 @@ class Server(NamedTuple):
     averages: bool = True
 
 
+class Networks(NamedTuple):
+    """Where the networks are in an algorithm's models, G and P; usually a model is one network's params.
+
+    Attributes:
+      get: the network in a model.
+      put: ``put(model, network)`` is the model with another one in its place.
+      several: whether these are several networks, along the first axis of every array.
+    """
+
+    get: Callable[[Tree], Tree] = lambda model: model
+    put: Callable[[Tree, Tree], Tree] = lambda model, network: network
+    several: bool = False
+
+
 class Algorithm(NamedTuple):
-    """A client half, a server half, and how their models predict."""
+    """A client half, a server half, how their models predict, and where the networks are in these models."""
 
     client: Client
     server: Server
     predict: Callable[[Tree, Array], Array]
+    networks: Networks = Networks()
 
 
 def averaging_server(task: Task, beta: Any = 1.0) -> Server:

@@ -63,5 +63,6 @@ def fedbabu(
         draws=draws(work),
         model_draws=draws(tuning),
         unchanged=lambda message: message.body,
+        uploaded=lambda message, body: join(body, message.head),
     )
     return Algorithm(client, body_server(task), task.model.apply)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, averaging_server, method
+from pfedbred.algorithms.base import Algorithm, Client, Networks, Server, ServerState, Task, averaging_server, method
 from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.settings.values import Count, Epochs, Few, NonNegative
@@ -54,7 +54,7 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20, e
 
     def losses(components: Tree, batch: Batch) -> Array:
         """The loss of each component on each sample: (M, samples)."""
-        return jax.vmap(lambda logits: task.losses(logits, batch.y))(apply_each(components, batch.x))
+        return jax.vmap(lambda each: task.losses(task.outputs(each, batch), batch.y))(components)
 
     def responsibilities(components: Tree, log_weights: Array, batch: Batch) -> Array:
         return jax.nn.softmax(log_weights[:, None] - losses(components, batch), axis=0)
@@ -89,4 +89,6 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20, e
         init, plain.send, plain.aggregate, model=lambda state: Mixture(state.model, equal_weights(state.model))
     )
     # Clients whose data is of different components move each of them in their own direction.
-    return Algorithm(Client(equal_weights, train, personal, draws=draws(work), comparable=False), server, predict)
+    client = Client(equal_weights, train, personal, draws=draws(work), comparable=False)
+    networks = Networks(lambda model: model.components, lambda model, new: model._replace(components=new), several=True)
+    return Algorithm(client, server, predict, networks)

@@ -50,5 +50,6 @@ def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epoc
         model=model,
         draws=draws(work),
         unchanged=lambda message: message.body,
+        uploaded=lambda message, body: join(body, message.head),
     )
     return Algorithm(client, body_server(task), task.model.apply)

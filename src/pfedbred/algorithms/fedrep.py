@@ -62,5 +62,6 @@ def fedrep(
         model=model,
         draws=draws(heads, bodies),
         unchanged=lambda message: message.body,
+        uploaded=lambda message, body: join(body, message.head),
     )
     return Algorithm(client, body_server(task), task.model.apply)

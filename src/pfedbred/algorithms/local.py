@@ -31,7 +31,13 @@ def local(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epoch
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
         return state
 
-    client = Client(init=lambda start: start, train=train, model=lambda start, w, data: w, draws=draws(work))
+    client = Client(
+        init=lambda start: start,
+        train=train,
+        model=lambda start, w, data: w,
+        draws=draws(work),
+        uploaded=lambda start, nothing: start,
+    )
     server = Server(
         init=lambda key, clients: ServerState(task.model.init(key)),
         send=lambda state, client: state.model,

@@ -52,9 +52,9 @@ def draws(*work: Work) -> Draws:
     return lambda minibatches: sum(each.draws(minibatches) for each in work)
 
 
-def one_more(amount: Draws) -> Draws:
-    """The amount and one minibatch."""
-    return (lambda minibatches: amount(minibatches) + 1) if callable(amount) else amount + 1
+def more(amount: Draws, count: int) -> Draws:
+    """The amount and so many minibatches more."""
+    return (lambda minibatches: amount(minibatches) + count) if callable(amount) else amount + count
 
 
 def drawn(amount: Draws, minibatches: Any) -> Any:

@@ -13,6 +13,7 @@ from pfedbred.algorithms.ditto import ditto
 from pfedbred.algorithms.fedamp import fedamp, heurfedamp
 from pfedbred.algorithms.fedavg import fedavg
 from pfedbred.algorithms.fedbabu import fedbabu
+from pfedbred.algorithms.fedbn import fedbn
 from pfedbred.algorithms.fedem import fedem
 from pfedbred.algorithms.fedper import fedper
 from pfedbred.algorithms.fedprox import fedprox
@@ -44,6 +45,7 @@ ALGORITHMS: dict[str, Factory] = {
     "fedavg": fedavg,
     "fedavgm": fedavgm,
     "fedbabu": fedbabu,
+    "fedbn": fedbn,
     "fedem": fedem,
     "fedper": fedper,
     "fedprox": fedprox,

@@ -95,6 +95,7 @@ def scaffold(
         draws=draws(work),
         synced=True,
         unchanged=lambda message: Update(message.w, optax.tree.zeros_like(message.control)),
+        uploaded=lambda message, update: update.w,
     )
     server = Server(
         init=init,

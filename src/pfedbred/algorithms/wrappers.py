@@ -8,9 +8,10 @@ import jax
 import optax
 
 from pfedbred.algorithms.base import Algorithm, ServerState, Task, Uploads, towards
-from pfedbred.algorithms.local_steps import drawn, one_more
+from pfedbred.algorithms.local_steps import drawn, more
 from pfedbred.algorithms.server_optimizers import server
 from pfedbred.data.minibatches import ClientData
+from pfedbred.errors import SettingError
 from pfedbred.settings.values import NonNegative
 from pfedbred.types import Tree
 
@@ -22,18 +23,22 @@ def ft(algorithm: Algorithm, task: Task, *, ft_alpha: NonNegative = 0.01) -> Alg
 
     References: Shi et al., Section "Tricks".
     """
-    client = algorithm.client
+    client, trains = algorithm.client, task.model.train is not None
+    if trains and algorithm.networks.several:
+        raise SettingError("+ft does not train mixtures of networks with batch norm or dropout: leave +ft out")
 
     def model(message: Tree, state: Tree, data: ClientData) -> Tree:
         personal = client.model(message, state, data)
         batch = data.batch(drawn(client.model_draws, data.passes.minibatches if data.passes else 0))
 
         def loss(model: Tree) -> jax.Array:
+            if trains:
+                return task.loss(model, batch)
             return batch.mean(task.losses(algorithm.predict(model, batch.x), batch.y))
 
         return optax.tree.add_scale(personal, -ft_alpha, jax.grad(loss)(personal))
 
-    return algorithm._replace(client=client._replace(model=model, model_draws=one_more(client.model_draws)))
+    return algorithm._replace(client=client._replace(model=model, model_draws=more(client.model_draws, 1)))
 
 
 def am(algorithm: Algorithm, task: Task, *, am_beta: NonNegative = 2.0) -> Algorithm:
