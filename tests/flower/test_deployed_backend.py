@@ -18,7 +18,7 @@ from pfedbred.errors import SettingError
 from pfedbred.runs import saved_models
 
 FULL = ("mime", "scaffold", "mg-meta+am", "per-fedavg+ft")
-METHODS = [name for name in dict.fromkeys([*FULL, *pfedbred.ALGORITHMS]) if name != "mg-meta"]  # see below
+METHODS = [name for name in dict.fromkeys([*FULL, *pfedbred.ALGORITHMS]) if name not in ("mg-meta", "fedbn")]
 RICH = {"metrics": "accuracy,f1,ece,auroc", "diagnostics": True}
 
 

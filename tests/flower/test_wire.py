@@ -139,7 +139,7 @@ def test_an_update_far_out_of_line_is_rejected(prepared, tmp_path, capsys):
     _, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path), spoil_upload(lambda array: array + np.float32(1e6)))
     summary = run(grid, tmp_path / "run", algorithm="fedavg", rounds=2, **ALL)
-    assert "the update of clinic-1 is rejected: it is not finite or far too large" in capsys.readouterr().out
+    assert "the update of clinic-1 is rejected: it is far longer than the others'" in capsys.readouterr().out
     assert summary["rejected"] == [{"clinic-1": 2}]
 
 
@@ -171,8 +171,8 @@ def test_updates_are_compared_with_the_others_and_weights_bounded(tmp_path, caps
     said = capsys.readouterr().out
     copy = "clinic-4" if "clinic-4" in summary["rejected"][0] else "clinic-5"  # whichever was selected second
     assert summary["rejected"] == [{"clinic-3": 1, copy: 1}]
-    for clinic in ("clinic-3", copy):
-        why = "it points against the other updates or is reversed, or duplicates one"
+    reasons = {"clinic-3": "it points against the other updates", copy: "it is a copy of another client's"}
+    for clinic, why in reasons.items():
         assert f"the update of {clinic} is rejected: {why}" in said
     assert "clinic-6 claims 16,777,216 samples; its weight in the average is that of 28" in said  # 0.7 * 5 * 8
     model = tensors.named(saved_models.load_model(tmp_path / "run" / "global.safetensors").params)

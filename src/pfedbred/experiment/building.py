@@ -15,6 +15,7 @@ from pfedbred import aggregation, algorithms, data, tasks
 from pfedbred import settings as settings_
 from pfedbred.algorithms import local_optimizers
 from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.algorithms.batch_statistics import with_statistics
 from pfedbred.algorithms.exchange import state_bytes
 from pfedbred.algorithms.kept_optimizers import keep_optimizers
 from pfedbred.algorithms.local_steps import drawn
@@ -28,7 +29,7 @@ from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.sigma import with_sigma
-from pfedbred.experiment.task import make_task
+from pfedbred.experiment.task import has_batch_norm, make_task
 from pfedbred.settings import schedules
 from pfedbred.types import Array
 
@@ -101,12 +102,13 @@ def load_data(experiment: Experiment) -> Federation | Population:
     return data.load(experiment.dataset, **options, task=task)
 
 
-def make_plan(experiment: Experiment) -> Plan:
-    """How the rounds are run."""
+def make_plan(experiment: Experiment, classes: int) -> Plan:
+    """How the rounds are run, on data with so many labels."""
     chosen = experiment.fixed_clients()
     assert experiment.aggregated is not None
     assert experiment.weights is not None
-    pulled_both_ways = experiment.screening == "directions" and experiment.kind.one_output
+    # Two labels leave a model only two ways to go, and honest clients pull it both ways.
+    two_ways = experiment.kind.one_output or (classes == 2 and experiment.kind.labels == "classes")
     return Plan(
         select=selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
         participation=experiment.participation,
@@ -117,7 +119,7 @@ def make_plan(experiment: Experiment) -> Plan:
         rule=aggregation.get(experiment.aggregate, outliers=experiment.outliers),
         metrics=tuple(map(metrics.get, metrics.as_list(experiment.metrics or ()))),
         diagnostics=experiment.diagnostics,
-        screening="responses" if pulled_both_ways else experiment.screening,
+        screening="responses" if two_ways and experiment.screening == "directions" else experiment.screening,
         last_batch=experiment.last_batch,
         optimizer=local_optimizers.get(experiment.local_optimizer),
         augment=augmentation.get(experiment.augment),
@@ -137,7 +139,7 @@ def make_algorithm(
     if experiment.keep_optimizer:
         optimizer = local_optimizers.get(experiment.local_optimizer)
         algorithm = keep_optimizers(algorithm, optimizer, example_batch(data, task))
-    return algorithm
+    return with_statistics(algorithm, task, experiment.batch_norm)
 
 
 def example_batch(data: DataInfo, task: Task) -> Batch:
@@ -184,6 +186,14 @@ class _Parts(NamedTuple):
     store: Literal["device", "memory", "file"]
 
 
+def _with_note(federation: Federation | Population) -> Federation | Population:
+    """With a note if samples that are now kept apart have had a part in how inputs are made."""
+    if isinstance(federation, Population) or federation.refit is not None or not federation.fitted:
+        return federation
+    note = "stay as they were prepared, by all training samples: those kept apart now included"
+    return dataclasses.replace(federation, about={**federation.about, "inputs": note})
+
+
 def _prepare(experiment: Experiment, federation: Federation | Population | None) -> _Parts:
     # Of other data the dataset's own numbers say nothing.
     experiment = experiment.checked(data_elsewhere=federation is not None)
@@ -192,6 +202,8 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     else:
         federation = federation.for_task(_data_task(experiment) or federation.task)
     experiment = experiment.for_data(federation)
+    if experiment.validation or experiment.held_out_clients:
+        federation = _with_note(federation)
     if experiment.validation:
         federation = federation.with_validation(experiment.validation, experiment.split_seed or 0)
         if isinstance(federation, Federation) and not len(federation.parts["validation"].y):
@@ -201,8 +213,10 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
         if isinstance(federation, Population):
             raise SettingError("held_out_clients needs the samples of all clients, but these are generated on demand")
         federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
+    if experiment.batch_norm != "local" and not has_batch_norm(experiment, federation):
+        experiment = dataclasses.replace(experiment, batch_norm="local")  # as if it had not been given
     task = make_task(experiment, federation)
-    algorithm, plan = make_algorithm(experiment, task, federation), make_plan(experiment)
+    algorithm, plan = make_algorithm(experiment, task, federation), make_plan(experiment, federation.classes)
     plan.check_rule(algorithm, experiment.algorithm_name)
     store = _decide_store(experiment, federation, algorithm)
     return _Parts(experiment, federation, newcomers, task, algorithm, plan, store)

@@ -32,6 +32,7 @@ from pfedbred.experiment.options import (
     ProtocolOptions,
     TaskOptions,
 )
+from pfedbred.runs.start_params import split, start_params
 from pfedbred.tasks import TaskKind
 
 
@@ -69,6 +70,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         augmentation.get(values["augment"])
         values["metrics"] = _given_metrics(values["metrics"])
         values["class_weights"] = _weights(values["class_weights"])
+        values |= _start(values)
         experiment = dataclasses.replace(self, **values)
         executors.choose(experiment.executor)
         models.check(experiment.model)
@@ -310,6 +312,28 @@ def _weights(given: str | list[float] | None) -> str | list[float] | None:
         return [settings_.check("class_weights", each, settings_.NonNegative) for each in parts]
     except SettingError:
         raise SettingError(f"class_weights must be balanced, or numbers >= 0 such as 1,5, not {given!r}") from None
+
+
+def _start(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Where params come from, with their hash, and the names of parts as lists."""
+    given = values["start_from"]
+    parts = {name: _part_names(name, values[name]) for name in ("start_parts", "train_only")}
+    if given is None:
+        for name in (name for name, found in parts.items() if found):
+            raise SettingError(f"{name} needs start_from, the params that the network starts from")
+        return parts
+    found = start_params(given)
+    if isinstance(given, str):
+        return {**parts, "start_from": f"{absolute_path(Path(split(given)[0]).expanduser())}#sha256={found.sha256}"}
+    return {**parts, "start_from": found}
+
+
+def _part_names(option: str, given: str | list[str] | None) -> list[str] | None:
+    """Names of parts as a list, also if they are given as a text such as conv1,conv2; None if there are none."""
+    parts = given.split(",") if isinstance(given, str) else given or []
+    if not all(isinstance(part, str) for part in parts):
+        raise SettingError(f"{option} must be names of parts, such as conv1,conv2, not {given!r}")
+    return [part.strip() for part in parts if part.strip()] or None
 
 
 def _given_metrics(given: Any) -> list[Any] | None:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import optax
 
 from pfedbred.aggregation import RULES
+from pfedbred.algorithms.batch_statistics import BatchNorm
 from pfedbred.data.federation import Federation
 from pfedbred.data.partition import SPLITS
 from pfedbred.data.population import Population
@@ -152,6 +153,38 @@ class ModelOptions:
     model: str | Model | Callable[..., Any] = option(
         "mclr", "model by name (see 'pfedbred list models')", deployed=True, sent=True
     )
+    batch_norm: BatchNorm = option(
+        "local",
+        "batch norm, in networks that have it: with each client's statistics (local) or averaged ones (average), or "
+        "replaced by group norm (group)",
+        deployed=True,
+        sent=True,
+        later=True,
+    )
+    precision: Literal["float32", "bfloat16"] = option(
+        "float32",
+        "of the network's products: float32, or bfloat16 with params, losses and averages still in float32",
+        deployed=True,
+        sent=True,
+        later=True,
+    )
+    start_from: Any = option(
+        None,
+        "params to start from in place of random ones: a model made by 'pfedbred export', or a run's folder (its G)",
+        deployed=True,
+        later=True,
+    )
+    start_parts: str | list[str] | None = option(
+        None,
+        "take only these parts of start_from, such as conv1,conv2, and draw the others at random",
+        deployed=True,
+        later=True,
+    )
+    train_only: str | list[str] | None = option(
+        None,
+        "train only these parts of the network, such as output; the others stay as in start_from, one copy for all",
+        later=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -270,7 +303,10 @@ class ExecutionOptions:
         "auto", "how clients run: auto, vmap, in-turn, or loop (slow reference)", result=False, identifies=False
     )
     chunk: Count | None = option(
-        None, "clients that vmap runs at a time; by default all", result=False, identifies=False
+        None,
+        "clients that vmap runs at a time; by default all, or as many as the device has memory for",
+        result=False,
+        identifies=False,
     )
 
 

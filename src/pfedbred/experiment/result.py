@@ -76,12 +76,16 @@ class Run(Generic[S]):
     def global_model(self, seed: int = 0, *, at: When | None = None) -> Tree:
         """The parameters of G, for the seed at that position: of the chosen round if there is one, else of the last."""
         last = self.backend.global_model(self.state, seed)
-        return self._kept("global", (seed,), last) if self._is_chosen(at) else last
+        return self._whole(self._kept("global", (seed,), last) if self._is_chosen(at) else last)
 
     def personal_model(self, client: int, seed: int = 0, *, at: When | None = None) -> Tree:
         """The parameters of a client's P, for the seed at that position, likewise."""
         last = self.backend.personal_model(self.state, client, seed)
-        return self._kept("personal", (seed, client), last) if self._is_chosen(at) else last
+        return self._whole(self._kept("personal", (seed, client), last) if self._is_chosen(at) else last)
+
+    def _whole(self, trained: Tree) -> Tree:
+        """With the params that no client trained."""
+        return self.backend.task.model.whole(trained)
 
     def _is_chosen(self, at: When | None) -> bool:
         if at not in (None, "chosen", "last"):
@@ -117,6 +121,7 @@ class Run(Generic[S]):
                 "round": float(np.median(self.round_seconds)) if self.round_seconds else 0.0,
                 "total": self.total_seconds,
             },
+            chunk=backend.plan.chunk,
             rejections=self.rejections,
             diverged=self.diverged,
             finished_early=self.finished_early,

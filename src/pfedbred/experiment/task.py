@@ -13,13 +13,15 @@ from pfedbred.engine.backend import DataInfo
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.models import Model
+from pfedbred.runs.start_params import start_params
 from pfedbred.tasks import Losses, Target, TaskKind
 
 
 def make_task(experiment: Experiment, data: DataInfo, target: Target | None = None) -> Task:
     """The task on this data; numbers are standardised as its own training samples tell, or by a ``target`` given."""
     kind = experiment.kind
-    model = models.get(experiment.model, data.shape, kind.outputs(data.classes), data.words)
+    model = models.get(experiment.model, data.shape, kind.outputs(data.classes), data.words, experiment.batch_norm)
+    model = _started(models.with_precision(model, experiment.precision), experiment)
     loss = None if experiment.loss is None else tasks.get_loss(experiment.loss, kind)
     target = target or data.target
     weights = _weights(experiment, data)
@@ -29,6 +31,30 @@ def make_task(experiment: Experiment, data: DataInfo, target: Target | None = No
     if loss is not None:
         _check_loss(task.losses, kind, data)
     return task
+
+
+def has_batch_norm(experiment: Experiment, data: DataInfo) -> bool:
+    """Whether the model has batch norm, which ``batch_norm`` is about."""
+    outputs = experiment.kind.outputs(data.classes)
+    return models.get(experiment.model, data.shape, outputs, data.words).statistics is not None
+
+
+def _started(model: Model, experiment: Experiment) -> Model:
+    """The model with the params that it starts from, if they are given, and without those that are not trained."""
+    if experiment.start_from is None:
+        return model
+    given, parts, trained = start_params(experiment.start_from), experiment.start_parts, experiment.train_only
+    model = models.starting_from(model, given.arrays, parts, given.where)
+    if trained is None:
+        return model
+    if parts is not None:
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        known = {*models.keys_of(shapes, parts, "start_parts"), *models.keys_of(shapes, trained, "train_only")}
+        for key in (key for key in shapes if key not in known):
+            raise SettingError(
+                f"{key} is neither taken from start_from nor trained: add it to start_parts or train_only"
+            )
+    return models.training_only(model, trained, given.arrays, given.where)
 
 
 def _weights(experiment: Experiment, data: DataInfo) -> np.ndarray | None:
@@ -50,7 +76,7 @@ def _weights(experiment: Experiment, data: DataInfo) -> np.ndarray | None:
 
 def _check_outputs(model: Model, kind: TaskKind, data: DataInfo) -> None:
     sample = jax.ShapeDtypeStruct((2, *data.shape), jnp.int32 if data.words else jnp.float32)
-    found = jax.eval_shape(lambda key, x: model.apply(model.init(key), x), jax.random.key(0), sample)
+    found = jax.eval_shape(lambda key, x: model.apply(model.starting(model.init(key)), x), jax.random.key(0), sample)
     wanted = (2, kind.outputs(data.classes))
     if found.shape not in (wanted, *([(2,)] if kind.one_output else [])):
         raise SettingError(

@@ -10,6 +10,7 @@ evaluated, clients do that before they train, with the message they train on.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +41,7 @@ from pfedbred.types import Tree, tree_bytes
 
 _PREPARED = {"seconds": NUMBER}
 _TRAINED = {**_PREPARED, "update_norm": Maybe(NUMBER), "reference_norm": Maybe(NUMBER), "info": Each(Maybe(NUMBER))}
+_TOO_LONG = "it is far longer than the others'"
 
 
 class DeployedBackend:
@@ -297,11 +299,14 @@ class DeployedBackend:
         update, reference = (jnp.asarray(each, jnp.float32) for each in zip(*norms.values(), strict=True))
         found = screening.valid(screening.Norms(update, reference), self._half.algorithm.server.averages)
         valid = dict(zip(norms, np.asarray(found).tolist(), strict=True))
-        self._log_rejected(number, valid, "it is not finite or far too large")
+        for i, length in zip(norms, update.tolist(), strict=True):
+            if not valid[i]:
+                self._log_rejected(number, i, _TOO_LONG if math.isfinite(length) else "it is not finite")
         sent = {i: (uploads[i], norms[i][0]) for i in chosen if i in uploads and valid.get(i)}
         comparison = self._half.compare(server, sent, chosen, responses)
         in_line = comparison.in_line if comparison else {}
-        self._log_rejected(number, in_line, "it points against the other updates or is reversed, or duplicates one")
+        for i, why in comparison.why.items() if comparison else ():
+            self._log_rejected(number, i, why)
         return {i for i, counts in (valid | in_line).items() if counts}, comparison
 
     def _log_bounded(self, number: int, clients: Sequence[int], sizes: np.ndarray) -> None:
@@ -313,9 +318,8 @@ class DeployedBackend:
                 name, samples = self._roster.name(i), f"{sizes[i]:,} samples"
                 log(f"round {number}: {name} claims {samples}; its weight in the average is that of {limit:,.0f}")
 
-    def _log_rejected(self, number: int, valid: Mapping[int, bool], why: str) -> None:
-        for i in (i for i, counts in valid.items() if not counts):
-            log(f"round {number}: the update of {self._roster.name(i)} is rejected: {why}")
+    def _log_rejected(self, number: int, client: int, why: str) -> None:
+        log(f"round {number}: the update of {self._roster.name(client)} is rejected: {why}")
 
 
 def _average(infos: Sequence[Mapping[str, float | None]], names: Sequence[str]) -> dict[str, float]:

@@ -33,14 +33,15 @@ class ClientHalf:
         """``target`` is how the whole federation standardises numbers."""
         self.data, self.task = data, make_task(experiment, data, target)
         task = self.task
-        self.algorithm, plan = make_algorithm(experiment, task, data), make_plan(experiment)
+        self.algorithm, plan = make_algorithm(experiment, task, data), make_plan(experiment, data.classes)
         self.shapes: Received = received(self.algorithm)
         shards = jax.tree.map(jnp.asarray, shards_of(data, np.asarray([number])))
         self._shared = Shared(shards, jax.random.key(np.uint32(experiment.seed)), None, {})
         self._evaluator = Evaluator(self.algorithm, task, data, shards.x, "in-turn", chosen=plan.metrics)
         usual = varying(experiment, task, data)
         changes = Varying(lambda settings: _passing_on(usual.build(settings)), usual.schedules)
-        own = Round(_passing_on(self.algorithm), plan, "in-turn", None, changes, data.train.sizes)
+        random, sizes = task.model.train is not None, data.train.sizes
+        own = Round(_passing_on(self.algorithm), plan, "in-turn", None, changes, sizes, random)
         self._drawn = own.samples_read(shards.sizes[0])
         self._train, self._prepare, self._model = map(jax.jit, (own.train_client, own.prepare_client, own.model_client))
         self._tally = jax.jit(self._evaluator.tally)

@@ -16,6 +16,7 @@ from pfedbred.algorithms.exchange import Exchange, exchange
 from pfedbred.data.federation import Part
 from pfedbred.data.minibatches import example_data
 from pfedbred.engine import screening, selection
+from pfedbred.engine.directions import Products
 from pfedbred.engine.evaluation import Sums, Tallies, chosen_metrics
 from pfedbred.engine.keys import aggregation_key, init_key, select_key
 from pfedbred.engine.metrics import Predictions
@@ -34,10 +35,12 @@ class Comparison(NamedTuple):
 
     Attributes:
       in_line: by client, whether its update is.
+      why: by client, why an update that is not in line is rejected.
       responses: given the server's next state, what it remembers of how clients respond; None if it does not.
     """
 
     in_line: dict[int, bool]
+    why: dict[int, str]
     responses: Callable[[Tree], Responses | None]
 
 
@@ -55,7 +58,7 @@ class ServerHalf:
     def __init__(self, experiment: Experiment, data: Description) -> None:
         self.experiment, self.data = experiment, data
         self.task = make_task(experiment, data)
-        self.algorithm, self.plan = make_algorithm(experiment, self.task, data), make_plan(experiment)
+        self.algorithm, self.plan = make_algorithm(experiment, self.task, data), make_plan(experiment, data.classes)
         self.plan.check_rule(self.algorithm, experiment.algorithm_name)
         parts: list[Part] = ["train", "validation", "test"] if experiment.validation else ["train", "test"]
         self.metrics = chosen_metrics(parts, self.plan.metrics, self.task)
@@ -64,7 +67,7 @@ class ServerHalf:
         self.shapes: Exchange = exchange(self.algorithm, self.task, self._sample, self.plan.optimizer)
         self.tallies = jax.eval_shape(self._tally, self.shapes.global_, self.shapes.personal)
         self.diagnostics = self._diagnostics() if experiment.diagnostics else []
-        server = self.algorithm.server
+        client, server = self.algorithm.client, self.algorithm.server
         self.key: Key = jax.random.key(np.uint32(experiment.seed))
         self.prepares = bool(self.algorithm.client.prepare and server.prepare)
         self._init = jax.jit(server.init, static_argnums=1)
@@ -74,7 +77,7 @@ class ServerHalf:
         self._aggregate = jax.jit(self._aggregate_uploads, static_argnums=0)
         self._compare, self._remember = jax.jit(self._compare_uploads), jax.jit(self._remember_step)
         self._measure = jax.jit(
-            lambda message, upload: screening.measure(self.algorithm.client.unchanged(message), upload, ())
+            lambda message, upload: screening.measure(client.unchanged(message), client.screened(upload), upload)
         )
 
     def _unchanged(self, state: Tree, numbers: Array) -> Tree:
@@ -89,15 +92,26 @@ class ServerHalf:
         norms: Array,
         counted: Array,
         before: Responses | None,
-    ) -> screening.Compared:
-        unchanged, directions = self._unchanged(state, numbers), self.plan.screening == "directions"
-        return screening.compare(unchanged, uploads, norms, numbers, counted, before, directions)
+    ) -> tuple[screening.Compared, Products | None]:
+        sent = self.algorithm.client.screened(uploads)
+        products = screening.related(self._unchanged(state, numbers), sent, norms, before)
+        opposed = self.plan.screening == "directions"
+        return screening.compare(
+            products, norms=norms, numbers=numbers, counted=counted, before=before, opposed=opposed
+        ), products
 
     def _remember_step(
-        self, found: screening.Compared, state: Tree, after: Tree, numbers: Array, counted: Array
+        self,
+        now: Responses | None,
+        products: Products | None,
+        state: Tree,
+        after: Tree,
+        norms: Array,
+        numbers: Array,
+        counted: Array,
     ) -> Responses | None:
         start, end = (jax.tree.map(itemgetter(0), self._unchanged(each, numbers[:1])) for each in (state, after))
-        return screening.remember(found, start, end, numbers, counted)
+        return screening.remember(now, products, start, end, norms=norms, numbers=numbers, counted=counted)
 
     def _tally(self, global_: Tree, personal: Tree) -> Tallies:
         """The statistics of one sample, for their shapes."""
@@ -167,10 +181,15 @@ class ServerHalf:
         norms = np.asarray([sent[i][1] if i in sent else 0 for i in chosen], np.float32)
         counted = np.asarray([i in sent for i in chosen])
         numbers = np.asarray(chosen, np.int32)
-        found = self._compare(state, uploads, numbers, norms, counted, before)
-        verdicts = np.asarray(found.valid)
-        in_line = {i: bool(verdicts[place]) for place, i in enumerate(chosen) if i in sent}
-        return Comparison(in_line, lambda after: jax.device_get(self._remember(found, state, after, numbers, counted)))
+        found, products = self._compare(state, uploads, numbers, norms, counted, before)
+        in_line = {i: bool(valid) for i, valid in zip(chosen, np.asarray(found.valid), strict=True) if i in sent}
+        why = {i: found.reason(place) for place, i in enumerate(chosen) if not in_line.get(i, True)}
+
+        def responses(after: Tree) -> Responses | None:
+            given = (found.responses, products, state, after, norms, numbers, counted)
+            return jax.device_get(self._remember(*given))
+
+        return Comparison(in_line, why, responses)
 
     def aggregate(
         self, state: Tree, uploads: wire.Trees, chosen: Sequence[int], sizes: np.ndarray, round_: int, stage: int

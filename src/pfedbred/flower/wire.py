@@ -27,9 +27,9 @@ from pfedbred.io.strict import parse_json
 from pfedbred.settings import Fraction, hints
 from pfedbred.types import Tree, tree_bytes
 
-PROTOCOL = 4
+PROTOCOL = 5
 """The version of all messages. Version 1 evaluated accuracy and loss only, and sent them as facts; version 2 knew no
-task but classification; version 3 had no validation samples."""
+task but classification; version 3 had no validation samples; version 4 no precision but float32."""
 
 Trees = Mapping[int, Tree]
 """By client number."""

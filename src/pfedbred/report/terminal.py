@@ -33,6 +33,13 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
+    with progress_lines(what) as advance:
+        yield advance
+
+
+@contextmanager
+def progress_lines(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Likewise, a line every ten seconds wherever it is shown."""
     shown = [time.monotonic()]
 
     def advance(done: int, total: int) -> None:
@@ -41,6 +48,21 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
             print(f"{what}: round {done}/{total}", flush=True)
 
     yield advance
+
+
+def show_network(options: Mapping[str, Any]) -> None:
+    """One line on a network that is not trained as a whole, from random params and in float32."""
+    start, parts, trained = (options[name] for name in ("start_from", "start_parts", "train_only"))
+    said = []
+    if options["precision"] != "float32":
+        said.append(f"products in {options['precision']}")
+    if start:
+        others = f" ({', '.join(parts)}; other parts are drawn at random)" if parts else ""
+        said.append(f"starts from {start.partition('#')[0]}{others}")
+    if trained:
+        said.append(f"only {', '.join(trained)} trained")
+    if said:
+        print(printable(f"{options['model']}: {', '.join(said)}"))
 
 
 def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -> None:
@@ -56,6 +78,8 @@ def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -
     print(printable(f"{data.name}: {data.clients:,} clients, {samples}, {labels}{words}{held}"))
     if "columns" in data.about:
         print(printable(f"  {data.about['columns']}"))
+    if "inputs" in data.about:
+        print(printable(f"  inputs {data.about['inputs']}"))
     if backend.samples is not None and backend.plan.weights == "data":
         sizes = backend.samples.train.sizes
         limit = float(largest_weight(cohort, typical_size(sizes)))

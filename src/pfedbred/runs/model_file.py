@@ -6,10 +6,11 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from pfedbred.algorithms.batch_statistics import BatchNorm
 from pfedbred.data.columns import SHAPE
 from pfedbred.data.federation import check_classes, names_fit
 from pfedbred.errors import SettingError
@@ -20,12 +21,23 @@ from pfedbred.runs.chosen import MODELS as MODEL_KINDS
 from pfedbred.tasks import TASKS
 
 KEPT, EXPORTED = "pfedbred models 1", "pfedbred model 1"
-_TEXTS = ("format", "dataset", "model", "algorithm", "kind", "client_name", "chosen_on")  # other facts are in JSON
+_TEXTS = (
+    "format",
+    "dataset",
+    "model",
+    "batch_norm",
+    "algorithm",
+    "kind",
+    "client_name",
+    "chosen_on",
+    "precision",
+)  # other facts are in JSON
 _LARGEST_SAMPLE = 2**24
 _DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U32", "U16", "U8", "BOOL")
 _FACTS = {
     "dataset": str,
     "model": str,
+    "batch_norm": str,
     "algorithm": str,
     "settings": dict,
     "round": COUNT,
@@ -37,8 +49,18 @@ _FACTS = {
     "task": str,
     "target": Maybe({"mean": NUMBER, "std": NUMBER}),
     "columns": Maybe(SHAPE),
+    "precision": str,
+    "train_only": Maybe([str]),
 }
-_EARLIER = {"features": None, "task": "classification", "target": None, "columns": None}  # what older files do not tell
+_EARLIER = {  # what older files do not tell
+    "features": None,
+    "task": "classification",
+    "target": None,
+    "columns": None,
+    "precision": "float32",
+    "train_only": None,
+    "batch_norm": "local",
+}
 _OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
 _OF_MODEL = {"kind": str, "seed": COUNT}
 
@@ -72,6 +94,8 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         raise SettingError(f"{path} is damaged: samples of shape {facts['shape']} are not from {facts['features']}")
     if facts["task"] not in TASKS:
         raise SettingError(f"{path} is of a task that is not known here: {facts['task']!r}")
+    if facts["batch_norm"] not in get_args(BatchNorm):
+        raise SettingError(f"{path} is damaged: 'batch_norm' cannot be {facts['batch_norm']!r}")
     _check_chosen(facts, path)
     names = facts.get("client_names")
     if names is not None and len(names) != facts["clients"]:

@@ -30,13 +30,13 @@ class GivenSamples(NamedTuple):
     encoded: bool = False
 
 
-def find_model(path: Path) -> TrainedModel:
-    """The model in an exported file, or the newest personal model in a client's home folder."""
+def find_model(path: Path, network: Any = None) -> TrainedModel:
+    """The model in an exported file, or the newest personal model in a client's home; a custom ``network`` is given."""
     if not path.is_dir():
-        return load_model(path)
+        return load_model(path, network)
     found = personal_models(path)
     if found:
-        return load_model(found[0])
+        return load_model(found[0], network)
     if (path / "config.yaml").exists() or (path / "table.json").exists():
         raise SettingError(f"{path} is a run: take a model out of it with 'pfedbred export', and predict with that")
     raise SettingError(f"there is no personal model in {path}: the client has not taken part in a round yet")

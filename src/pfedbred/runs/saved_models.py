@@ -20,6 +20,7 @@ import numpy as np
 from pfedbred import algorithms, models, tasks
 from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Algorithm, Task
+from pfedbred.algorithms.batch_statistics import with_statistics
 from pfedbred.algorithms.exchange import exchange
 from pfedbred.data.columns import Encoding, numbers_of, restored
 from pfedbred.data.minibatches import Batch, Inputs
@@ -31,6 +32,7 @@ from pfedbred.runs import model_file
 from pfedbred.runs.chosen import MODELS as MODEL_KINDS
 from pfedbred.runs.chosen import Chosen
 from pfedbred.runs.layout import COMPARISON, GLOBAL_MODEL, MODELS, SWEEP, TABLE
+from pfedbred.runs.start_params import FROZEN, without_statistics
 from pfedbred.settings.schedules import may_vary
 from pfedbred.types import Array, Tree, Words
 
@@ -76,7 +78,8 @@ def write_models(
         "client_names": federation.names,
         **({"chosen_rounds": {kind: rounds.tolist() for kind, rounds in chosen.rounds.items()}} if chosen else {}),
     }
-    model_file.save(folder / MODELS, arrays | _data_arrays(federation), facts)
+    frozen = {f"{FROZEN}{name}": array for name, array in _frozen(backend.task).items()}
+    model_file.save(folder / MODELS, arrays | frozen | _data_arrays(federation), facts)
 
 
 def write_model(
@@ -106,13 +109,20 @@ def write_model(
         **whose,
         **({"chosen_on": _CHOSEN_ON} if chosen else {}),
     }
-    model_file.save(path, arrays | _data_arrays(data), facts)
+    model_file.save(path, arrays | _frozen(task) | _data_arrays(data), facts)
+
+
+def _frozen(task: Task) -> dict[str, np.ndarray]:
+    """The params that no client trains."""
+    frozen = task.model.frozen
+    return {} if frozen is None else {name: np.asarray(leaf) for name, leaf in tensors.named(frozen).items()}
 
 
 def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int, task: Task) -> dict[str, Any]:
     """What made the models, and what their inputs and outputs stand for."""
     return {
         "model": experiment["model"] if experiment["model"] in models.MODELS else "custom",
+        "batch_norm": experiment["batch_norm"],
         "algorithm": experiment["algorithm"],
         "settings": _plain_settings(experiment["settings"]),
         "round": round_,
@@ -125,6 +135,8 @@ def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int, tas
         "task": task.kind.name if task.kind.name in tasks.TASKS else tasks.usual(task.kind.labels),
         "target": None if task.target is None else task.target._asdict(),
         "columns": None if federation.encoding is None else federation.encoding.facts(),
+        "precision": experiment.get("precision", "float32"),
+        "train_only": experiment.get("train_only"),
     }
 
 
@@ -176,6 +188,8 @@ def export(
                 arrays[name] = file.get_tensor(name)[client : client + 1]
         elif name.startswith("input."):
             arrays[name] = file.get_tensor(name)
+        elif name.startswith(FROZEN):
+            arrays[name.removeprefix(FROZEN)] = file.get_tensor(name)
         elif name.startswith(f"{kind}."):
             if tuple(file.get_slice(name).get_shape()[: len(place)]) != (len(seeds), clients)[: len(place)]:
                 raise SettingError(f"{folder / MODELS} is damaged: {name!r} is not of these seeds and clients")
@@ -297,14 +311,18 @@ def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> Tr
     vocabulary = about["vocabulary"]
     text = Text(tuple(vocabulary), given["vectors"]) if vocabulary is not None else None
     if model is None and about["model"] not in models.MODELS:
-        raise SettingError(f"{path} holds a custom network: give it as load_model(path, model=...)")
+        raise SettingError(f"{path} holds a custom network: give it as load_model(path, model=...) or --model")
     if algorithm is None and str(about["algorithm"]).split("+")[0] not in algorithms.ALGORITHMS:
         raise SettingError(f"{path} is of a custom algorithm: give it as load_model(path, algorithm=...)")
     shape, words = tuple(about["shape"]), Words(text.count, text.vectors) if text else None
     kind, target = tasks.get(about["task"]), None if about["target"] is None else tasks.Target(**about["target"])
-    network = models.get(model or about["model"], shape, kind.outputs(about["classes"]), words)
+    network = models.get(model or about["model"], shape, kind.outputs(about["classes"]), words, about["batch_norm"])
+    network = models.with_precision(network, about["precision"])
+    if about["train_only"]:
+        network = models.training_only(network, about["train_only"], without_statistics(arrays), str(path))
     task = Task(network, tasks.per_sample(kind, target=target), kind, target)
     made = algorithms.make(algorithm or about["algorithm"], task, _constant(algorithm, about))
+    made = with_statistics(made, task, about["batch_norm"])
     sample = Batch(jnp.zeros((1, *shape), jnp.int32 if text else jnp.float32), kind.blank_labels(about["classes"]))
     expected = exchange(made, task, sample)
     structure = expected.global_ if about["kind"] == "global" else expected.personal

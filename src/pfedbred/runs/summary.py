@@ -80,6 +80,7 @@ def summary(
     finished_early: str | None,
     newcomers: Sequence[Evaluation] | None,
     evaluated: Mapping[str, Any] | None,
+    chunk: int | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json.
 
@@ -95,6 +96,7 @@ def summary(
       finished_early: why the run was complete before its last round.
       newcomers: evaluations of held-out clients.
       evaluated: where not all clients are evaluated: how many are, and how many of them have taken part.
+      chunk: how many clients ran at a time, if not all.
     """
     return {
         **names,
@@ -110,6 +112,7 @@ def summary(
             "round": float(f"{seconds['round']:.4g}"),
             "total": round(seconds["total"], 4),
         },
+        "chunk": chunk,
         "data": dict(data),
         "rejected": rejections.rejected,
         "skipped_rounds": rejections.skipped,

@@ -43,6 +43,7 @@ class Interruption(Callback):
 
     Attributes:
       reason: why to stop, one of EXIT_CODES; None as long as there is no reason.
+      end: when to have stopped, a time of ``time.monotonic``; None without a time limit.
     """
 
     def __init__(self, time_limit: float | None = None, started: float | None = None) -> None:
@@ -50,7 +51,7 @@ class Interruption(Callback):
         self.reason: str | None = None
         self._listening = False
         self._asked = time.monotonic()
-        self._end = None if time_limit is None else (time.monotonic() if started is None else started) + time_limit
+        self.end = None if time_limit is None else (time.monotonic() if started is None else started) + time_limit
 
     @contextmanager
     def running(self, progress: Progress[Any]) -> Iterator[None]:
@@ -60,7 +61,7 @@ class Interruption(Callback):
 
     def check(self, needed: float = 0.0) -> str | None:
         """Why to stop now, if what comes before the next check takes ``needed`` seconds."""
-        if self.reason is None and self._end is not None and time.monotonic() + needed >= self._end:
+        if self.reason is None and self.end is not None and time.monotonic() + needed >= self.end:
             self.reason = "time limit"
         return self.reason
 

@@ -1,0 +1,109 @@
+"""Params to start a run from: an exported model, the G of another run, or arrays given in Python."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pfedbred.errors import SettingError
+from pfedbred.io import tensors
+from pfedbred.runs import model_file
+from pfedbred.runs.layout import GLOBAL_MODEL, MODELS
+from pfedbred.types import Tree
+
+_HASHED = re.compile(r"(?P<path>.*)#sha256=(?P<sha256>[0-9a-f]{64})", re.DOTALL)
+FROZEN = "frozen."
+"""In the file of a run's models, what comes before the names of params that no client trained."""
+
+
+@dataclass(frozen=True, eq=False)
+class StartParams:
+    """Params to start from.
+
+    Attributes:
+      arrays: by the path to each, such as ``hidden.weight``.
+      where: for errors.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    where: str
+
+    @property
+    def sha256(self) -> str:
+        """Of the names, types, shapes and contents of the arrays."""
+        found = hashlib.sha256()
+        for name in sorted(self.arrays):
+            array = np.ascontiguousarray(self.arrays[name])
+            found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            found.update(array.data if array.size else b"")
+        return found.hexdigest()
+
+    @property
+    def __name__(self) -> str:  # how records call an object that is not importable
+        return f"params sha256={self.sha256}"
+
+
+def start_params(given: Any) -> StartParams:
+    """Params from a file or a run's folder, whose path may be followed by ``#sha256=...``, or from a pytree."""
+    if isinstance(given, StartParams):
+        return given
+    if not isinstance(given, str):
+        return _from_tree(given)
+    text, sha256 = split(given)
+    path = Path(text).expanduser()
+    found = StartParams(_of_run(path) if path.is_dir() else _of_file(path), str(path))
+    if sha256 not in (None, found.sha256):
+        raise SettingError(f"{path} has changed: its params had sha256 {sha256}, and now have {found.sha256}")
+    return found
+
+
+def split(given: str) -> tuple[str, str | None]:
+    """The path, and the hash that follows it, if one does."""
+    hashed = _HASHED.fullmatch(given)
+    return (hashed["path"], hashed["sha256"]) if hashed else (given, None)
+
+
+def _from_tree(tree: Tree) -> StartParams:
+    named = tensors.named(jax.device_get(tree))
+    arrays = without_statistics({name: np.asarray(leaf) for name, leaf in named.items()})
+    wrong = next((name for name, array in arrays.items() if array.dtype.kind not in "fV"), None)  # V: bfloat16
+    if wrong is not None or not arrays:
+        what = f"{wrong!r} is not an array of numbers" if arrays else f"not {type(tree).__name__}"
+        raise SettingError(f"start_from must be a file, a run's folder or params, a pytree of arrays: {what}")
+    return StartParams(arrays, "start_from")
+
+
+def _of_run(folder: Path) -> dict[str, np.ndarray]:
+    """G of a run's first seed, with what no client trained."""
+    if not (folder / MODELS).exists() and (folder / GLOBAL_MODEL).exists():
+        return _of_file(folder / GLOBAL_MODEL)
+    hint = ": start_from takes a file made by 'pfedbred export', or the folder of a finished run that kept its models"
+    file, _ = model_file.read(folder / MODELS, model_file.KEPT, hint)
+    arrays = {}
+    for name in file.keys():  # noqa: SIM118  (not a mapping)
+        if name.startswith("global."):
+            arrays[name.removeprefix("global.")] = file.get_slice(name)[:1][0]
+        elif name.startswith(FROZEN):
+            arrays[name.removeprefix(FROZEN)] = file.get_tensor(name)
+    return without_statistics(arrays)
+
+
+def _of_file(path: Path) -> dict[str, np.ndarray]:
+    hint = ": start_from takes a file made by 'pfedbred export', or the folder of a finished run"
+    file, _ = model_file.read(path, model_file.EXPORTED, hint)
+    arrays = {name: file.get_tensor(name) for name in file.keys() if not name.startswith("input.")}  # noqa: SIM118
+    return without_statistics(arrays)
+
+
+def without_statistics(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The params of a network, by the path to each, without the batch statistics that a model may hold beside them."""
+    if not any(name.startswith("statistics.") for name in arrays):
+        return arrays
+    return {name.removeprefix("params."): array for name, array in arrays.items() if not name.startswith("statistics.")}
