@@ -78,6 +78,17 @@ def compiler_options() -> dict[str, Any]:
     return {"xla_gpu_dot_merger_threshold_mb": 0} if jax.default_backend() == "gpu" else {}
 
 
+class TooLarge(SettingError):
+    """A program needs more memory than a device has: ``needed`` bytes, of which ``temporary`` ones while it runs."""
+
+    def __init__(self, needed: int, temporary: int, room: int) -> None:
+        super().__init__(
+            f"the compiled program needs {needed / 1e9:,.1f} GB on each device, but only {room / 1e9:,.1f} GB are "
+            "available: use fewer clients or seeds, a smaller batch_size or model, or a smaller chunk"
+        )
+        self.needed, self.temporary, self.room = needed, temporary, room
+
+
 def compiled(traced: Any) -> Any:
     """A traced program, compiled; rejected if the compiler says that it needs more memory than a device has."""
     program = traced.lower().compile(compiler_options())
@@ -88,10 +99,7 @@ def compiled(traced: Any) -> Any:
             needed += stats.argument_size_in_bytes
         room = device_memory()
         if needed > room:
-            raise SettingError(
-                f"the compiled program needs {needed / 1e9:,.1f} GB on each device, but only {room / 1e9:,.1f} GB are "
-                "available: use fewer clients or seeds, a smaller batch_size or model, or a smaller chunk"
-            )
+            raise TooLarge(needed, stats.temp_size_in_bytes, room)
     return program
 
 

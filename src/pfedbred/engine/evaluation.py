@@ -210,13 +210,16 @@ class Evaluator:
         rows = jnp.minimum(block.start + place, len(samples.y) - 1)
         x, y, mask = samples.x.take(rows), samples.y[rows], place < block.length
 
-        def tally(model: Tree) -> Sums:
-            outputs = self._predict(model, x)
+        def tally(outputs: Array) -> Sums:
             predictions = Predictions(self._task.scores(outputs), y, self._task.losses(outputs, y), mask)
             return {metric.name: metric.sums(predictions) for metric in self.metrics[part]}
 
         own = jax.tree.map(lambda leaf: leaf[block.client], personal)
-        return tally(global_), tally(own)
+        outputs = [self._predict(model, x) for model in (global_, own)]
+        if self._executor == "loop":  # it takes what cannot be traced
+            return tally(outputs[0]), tally(outputs[1])
+        both = jax.vmap(tally)(jnp.stack(outputs))  # half as many kernels on a GPU as one model after the other
+        return jax.tree.map(itemgetter(0), both), jax.tree.map(itemgetter(1), both)
 
     def _chunk(self, part: Part, shared: tuple[EvaluationSet, Tree, Tree]) -> int:
         """How many blocks run side by side: as many as keep the largest array of a model within its limit."""
@@ -236,10 +239,8 @@ class Evaluator:
             else:
                 shapes = jax.eval_shape(functools.partial(self._tally_block, part), *_one_row(shared))
                 blocks = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), shapes)
-            for model, sums in zip(_MODELS, blocks, strict=True):
-                tallies[f"{model}_{part}"] = jax.tree.map(
-                    lambda leaf, owner=samples.blocks.client: jax.ops.segment_sum(leaf, owner, self._clients), sums
-                )
+            by_client = _by_client(blocks, samples.blocks.client, self._clients)
+            tallies |= {f"{model}_{part}": sums for model, sums in zip(_MODELS, by_client, strict=True)}
         return tallies
 
     def pack(self, tallies: Tallies) -> Packed:
@@ -263,6 +264,20 @@ class Evaluator:
     def summarise(self, packed: Packed) -> Evaluation:
         """The metrics' values from packed statistics that begin with the seeds."""
         return summarise(self._unpack(jax.device_get(dict(packed))), self.metrics)
+
+
+def _by_client(blocks: Tree, owner: Array, clients: int) -> Tree:
+    """The sums over each client's blocks, of all statistics of one type at once: on a GPU each sum is a few kernels."""
+    leaves, structure = jax.tree.flatten(blocks)
+    found: list[Any] = [None] * len(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        places = [place for place, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        widths = [math.prod(leaves[place].shape[1:]) for place in places]
+        flat = [leaves[place].reshape(len(owner), width) for place, width in zip(places, widths, strict=True)]
+        total = jax.ops.segment_sum(jnp.concatenate(flat, axis=1), owner, clients)
+        for place, part in zip(places, jnp.split(total, np.cumsum(widths)[:-1], axis=1), strict=True):
+            found[place] = part.reshape(clients, *leaves[place].shape[1:])
+    return jax.tree.unflatten(structure, found)
 
 
 def _block_width(sizes: np.ndarray) -> int:
@@ -289,8 +304,12 @@ def combine(tallies: Tallies, chosen: Chosen, axis: int = 0) -> CombinedTallies:
         own = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *both)
         if metric.condense is None:
             return Combined(own, None)
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=axis + 1), own)
-        return Combined(metric.condense(own), metric.condense(total))
+        # All clients together are one more client: on a GPU, condensing them apart would be as many kernels again.
+        more = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.sum(leaf, axis + 1, keepdims=True)], axis + 1), own)
+        found = metric.condense(more)
+        clients = (slice(None),) * (axis + 1) + (slice(-1),)
+        pooled = (slice(None),) * (axis + 1) + (-1,)
+        return Combined(jax.tree.map(itemgetter(clients), found), jax.tree.map(itemgetter(pooled), found))
 
     return {part: {metric.name: combined(part, metric) for metric in chosen[part]} for part in chosen}
 

@@ -31,6 +31,11 @@ def augmentation_key(key: Key, client: int | Array, read: int | Array) -> Key:
     return jax.random.fold_in(_derive(key, 4, client), read)
 
 
+def network_key(key: Key, client: int | Array, read: int | Array) -> Key:
+    """For what a client's networks draw in training, as dropout does, likewise."""
+    return jax.random.fold_in(_derive(key, 5, client), read)
+
+
 def aggregation_key(key: Key, round_: int | Array, stage: int = 0) -> Key:
     """For the aggregation rule of a round; ``stage`` 1 is the exchange before training."""
     return jax.random.fold_in(_derive(key, 3, round_), stage)

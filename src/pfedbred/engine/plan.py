@@ -32,7 +32,7 @@ class Plan:
         many) or ``uniform``.
       batch_size: samples in a minibatch.
       executor: see :mod:`pfedbred.engine.executors`.
-      chunk: clients that ``vmap`` runs at a time; all if None.
+      chunk: clients that ``vmap`` runs at a time; if None, all, or as many as the device has memory for.
       rule: how uploads are combined.
       metrics: what is evaluated.
       diagnostics: whether the methods' diagnostics are collected.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from jax.sharding import NamedSharding
 
 from pfedbred.algorithms.base import Algorithm, Info, Task
 from pfedbred.data.federation import Federation
-from pfedbred.engine import devices, evaluation, executors, screening, selection
+from pfedbred.engine import devices, evaluation, executors, programs, screening, selection
 from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
 from pfedbred.engine.keys import init_key, select_key
 from pfedbred.engine.plan import Plan
@@ -100,7 +101,9 @@ class ResidentBackend:
         self._evaluator = evaluation.Evaluator(
             algorithm, task, federation, self.shards.x, self.executor, self.mesh, plan.metrics
         )
-        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, federation.train.sizes)
+        self._varying, self._runs_all = varying, plan.chunk is None
+        random = task.model.train is not None
+        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, federation.train.sizes, random)
         self._model_one = jax.jit(self.round.model_client)
         self._replicate = jax.jit(lambda counts: counts, out_shardings=self._everywhere)
         self._advance = self._compiled(self._rounds, in_place=True)
@@ -187,6 +190,21 @@ class ResidentBackend:
             return jax.tree.map(lambda leaf: leaf[None], alone)
 
         return _SeedProgram(self, function, seeds, in_place)
+
+    def run_fewer(self, problem: devices.TooLarge) -> bool:
+        """Runs fewer clients at a time from now on, if that is possible and no chunk is given."""
+        everyone = self.plan.participation == "all"
+        clients = self.federation.clients if everyone else len(self.plan.select(jax.random.key(0), self.shards.sizes))
+        share = -(-clients // self.mesh.size) if self.mesh else clients
+        chunk = programs.fewer(share, self.plan.chunk, problem)
+        if chunk is None or self.executor != "vmap" or not self._runs_all:
+            return False
+        self.plan = dataclasses.replace(self.plan, chunk=chunk)
+        sizes = self.federation.train.sizes
+        self.round = Round(self.algorithm, self.plan, self.executor, self.mesh, self._varying, sizes)
+        for program in (self._advance, self._tally, self._models):
+            program.forget_traces()
+        return True
 
     def init(self, seeds: Sequence[int], settings: Mapping[str, Any] | None = None) -> State:
         """The state before the first round, with the seeds along the first axis.
@@ -393,7 +411,7 @@ class _SeedProgram:
         in_place: bool,
     ) -> None:
         self._backend, self._one, self._seeds, self._in_place = backend, one, seeds, in_place
-        self._traced: dict[int, Any] = {}
+        self._traced: dict[int, programs.Traced] = {}
         self._programs: dict[int, Any] = {}
 
     def trace(self, shards: Shards, extra: Any, states: State) -> None:
@@ -401,13 +419,20 @@ class _SeedProgram:
         count = len(states.round) if hasattr(states.round, "__len__") else states.round.shape[0]
         if count not in self._traced:
             backend = self._backend
-            jitted = jax.jit(
-                self._seeds,
-                donate_argnums=(2,) if self._in_place else (),
-                out_shardings=backend._shardings(states) if self._in_place else backend._everywhere,
-            )
             with _settings_as_inputs(states.settings):
-                self._traced[count] = jitted.trace(shards, extra, states)
+                self._traced[count] = programs.trace(
+                    self._seeds,
+                    shards,
+                    extra,
+                    states,
+                    everywhere=backend._everywhere,
+                    in_place=2 if self._in_place else None,
+                    out_shardings=backend._shardings(states) if self._in_place else backend._everywhere,
+                )
+
+    def forget_traces(self) -> None:
+        """What is traced but not compiled is traced again when it is needed."""
+        self._traced.clear()
 
     def __call__(self, shards: Shards, extra: Any, states: State) -> Any:
         backend, count = self._backend, len(states.round)
@@ -417,8 +442,12 @@ class _SeedProgram:
             states = jax.device_put(states, backend._shardings(states))  # a caller may have put them elsewhere
         if count not in self._programs:
             started = time.perf_counter()
-            self.trace(shards, extra, states)
-            self._programs[count] = devices.compiled(self._traced.pop(count))
+
+            def traced() -> programs.Traced:
+                self.trace(shards, extra, states)
+                return self._traced.pop(count)
+
+            self._programs[count] = programs.fitted(traced, backend.run_fewer)
             backend.compile_seconds += time.perf_counter() - started
         return self._programs[count](shards, extra, states)
 

@@ -7,6 +7,7 @@ are. While one cohort trains, the samples of the next are fetched, unless an eva
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from pfedbred.algorithms.base import Algorithm, Info, Task
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
-from pfedbred.engine import devices, evaluation, executors, screening, selection
+from pfedbred.engine import devices, evaluation, executors, programs, screening, selection
 from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
 from pfedbred.engine.keys import init_key, select_key
@@ -105,7 +106,9 @@ class StreamedBackend:
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
         self._sharding = devices.everywhere(self.mesh) if self.mesh else None
         known = self.samples.train.sizes if self.samples else None
-        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, known)
+        self._varying, self._runs_all = varying, plan.chunk is None
+        random = task.model.train is not None
+        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, known, random)
         sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # a population does not know them
         if self.samples:
             sizes = jnp.asarray(self.samples.train.sizes)
@@ -146,8 +149,12 @@ class StreamedBackend:
         name = _program_name(function, shared)
         if name not in self._programs:
             started = time.perf_counter()
-            self._trace_program(function, shared, *rest)
-            self._programs[name] = devices.compiled(self._traced.pop(name))
+
+            def traced() -> programs.Traced:
+                self._trace_program(function, shared, *rest)
+                return self._traced.pop(name)
+
+            self._programs[name] = programs.fitted(traced, self._run_fewer)
             self.compile_seconds += time.perf_counter() - started
         return self._programs[name](shared, *rest)
 
@@ -155,7 +162,21 @@ class StreamedBackend:
         """Traces a program for these shapes, unless that has been done."""
         name = _program_name(function, shared)
         if name not in self._traced:
-            self._traced[name] = jax.jit(function, out_shardings=self._sharding).trace(shared, *rest)
+            self._traced[name] = programs.trace(
+                function, shared, *rest, everywhere=self._sharding, out_shardings=self._sharding
+            )
+
+    def _run_fewer(self, problem: devices.TooLarge) -> bool:
+        """Runs fewer clients of a cohort at a time from now on, if that is possible and no chunk is given."""
+        share = -(-self._each_round // self.mesh.size) if self.mesh else self._each_round
+        chunk = programs.fewer(share, self.plan.chunk, problem)
+        if chunk is None or self.executor != "vmap" or not self._runs_all:
+            return False
+        self.plan = dataclasses.replace(self.plan, chunk=chunk)
+        known = self.samples.train.sizes if self.samples else None
+        self.round = Round(self.algorithm, self.plan, self.executor, self.mesh, self._varying, known)
+        self._traced.clear()
+        return True
 
     def _fetch(self, numbers: np.ndarray) -> Shards:
         """The training samples of these clients, padded so that few programs serve all rounds."""
