@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from pfedbred import paper, priors
 from pfedbred.algorithms import factory
 from pfedbred.engine import ResidentBackend
 from pfedbred.experiment.callbacks import Interruption, checkpointing
-from pfedbred.paper import columns, complexity, figures, printed, records, tables, tuned
+from pfedbred.experiment.callbacks.stopping import process_started
+from pfedbred.paper import columns, complexity, figures, printed, records, running, tables, tuned
 from pfedbred.paper import table as table_
 from pfedbred.paper.cells import Cell
 from pfedbred.paper.columns import Column
@@ -106,8 +108,8 @@ def test_priors_are_compared_at_the_same_strength():
 @pytest.mark.full
 def test_a_table_is_run_once_and_then_completed(call, small, tmp_path, monkeypatch):
     ran = []
-    real = table_.run_into
-    monkeypatch.setattr(table_, "run_into", lambda *given: (ran.append(1), real(*given))[1])
+    real = running.run_into
+    monkeypatch.setattr(running, "run_into", lambda *given: (ran.append(1), real(*given))[1])
     options = ("paper", "table2", "--columns", "digits", "--seeds", "2", "--out", "here")
     code, out, err = call(*options, "--rows", "fedavg")
     assert code == 0, err
@@ -139,10 +141,102 @@ def test_a_table_is_run_once_and_then_completed(call, small, tmp_path, monkeypat
     assert not list((tmp_path / "here").rglob("*.part"))
 
 
-def figures_of(out):
+def figures_of(out, row="*"):
     """What a cell says, but for when and where it was run."""
-    (file,) = out.rglob("cells/*/*/*.json")
+    (file,) = out.rglob(f"cells/*/*/{row}.json")
     return {name: value for name, value in json.loads(file.read_text()).items() if name in ("rounds", "G", "P", "data")}
+
+
+@pytest.mark.parametrize(
+    "base", ["pfedme", *(pytest.param(each, marks=pytest.mark.full) for each in ("per-fedavg", "mg-meta"))]
+)
+def test_a_row_and_its_fine_tuned_row_are_trained_once(base, call, small, tmp_path, monkeypatch):
+    """With the figures of two trainings."""
+    ran = []
+    real = running.run_into
+    monkeypatch.setattr(running, "run_into", lambda *given: (ran.append(1), real(*given))[1])
+    options = ("paper", "table2", "--columns", "digits", "--seeds", "2", "--rounds", "4", "--rows")
+    code, out, err = call(*options, f"{base}+ft,{base}", "--out", "once")
+    assert (code, len(ran)) == (0, 1), err
+    assert f"table2 digits {base}+ft: G " in out
+    assert f"trained with {base}" in out
+    for row in (base, f"{base}+ft"):
+        assert call(*options, row, "--out", row)[0] == 0
+        assert figures_of(tmp_path / "once", row) == figures_of(tmp_path / row)
+    both = [json.loads((tmp_path / row / "table2.json").read_text())[0]["mean"] for row in (base, f"{base}+ft")]
+    assert both[0] != both[1]  # P differs, or the test shows nothing
+    assert call(*options, f"{base},{base}+ft", "--out", "once")[0] == 0
+    assert len(ran) == 3
+
+
+def test_rows_that_train_alike_are_grouped():
+    rows = tables.TABLE2.rows
+    assert tables.TABLE2.trainings(list(rows)) == [
+        *[("fedavg",), ("fedavg+am",), ("fedem",), ("fedamp",), ("pfedme", "pfedme+ft"), ("pfedme+am",)],
+        *[("per-fedavg", "per-fedavg+ft"), ("per-fedavg+am",), ("mg-meta", "mg-meta+ft"), ("mg-meta+am",)],
+    ]
+    assert tables.TABLE2.trainings(["mg-meta+ft", "pfedme"]) == [("mg-meta+ft",), ("pfedme",)]
+    variants = tables.PER_FEDAVG.trainings(list(tables.PER_FEDAVG.rows))
+    assert ("per-fedavg", "per-fedavg+ft") in variants
+    assert ("two-steps", "two-steps+ft") in variants  # each with its own settings
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kept", ["whole", "damaged", "lost"])
+def test_a_resumed_run_serves_the_fine_tuned_row(kept, call, small, tmp_path):
+    """If its evaluations from before are there; else that row is run."""
+    options = ("paper", "table2", "--columns", "digits", "--rows", "pfedme,pfedme+ft", "--rounds", "6", "--seeds", "1")
+    assert call(*options, "--out", "whole")[0] == 0
+    with out_of_time("in it"):
+        assert call(*options, "--out", "parts", "--time-limit", "1h")[0] == 75
+    (file,) = (tmp_path / "parts").rglob("*.run/pfedme+ft/metrics.jsonl")
+    assert len(file.read_text().splitlines()) == 1
+    if kept == "damaged":
+        file.write_text(file.read_text()[:-20])
+    elif kept == "lost":
+        file.unlink()
+    code, out, err = call(*options, "--out", "parts")
+    assert code == 0, err
+    assert ("trained with pfedme" in out) == (kept == "whole")
+    for row in ("pfedme", "pfedme+ft"):
+        assert figures_of(tmp_path / "parts", row) == figures_of(tmp_path / "whole", row)
+
+
+@pytest.fixture
+def real_column(call, tmp_path):
+    """Data for a column that other processes know too: the digits, in place of MNIST's."""
+    (tmp_path / "fed").mkdir()
+    code, _, err = call("data", "prepare", "digits", "--clients", "20", "--out", "fed/mnist.fed")
+    assert code == 0, err
+    return ("paper", "table2", "--columns", "mnist-true-mclr", "--federations", "fed", "--seeds", "1")
+
+
+@pytest.mark.full
+def test_jobs_give_what_one_process_gives(call, real_column, tmp_path):
+    rows = ("--rows", "fedavg,pfedme,pfedme+ft", "--rounds", "2")
+    code, out, err = call(*real_column, *rows, "--jobs", "2", "--out", "jobs")
+    assert code == 0, err
+    assert out.count("table2 mnist-true-mclr") == 3
+    assert "trained with pfedme" in out
+    assert call(*real_column, *rows, "--out", "alone")[0] == 0
+    for row in ("fedavg", "pfedme", "pfedme+ft"):
+        assert figures_of(tmp_path / "jobs", row) == figures_of(tmp_path / "alone", row)
+    assert (tmp_path / "jobs" / "table2.md").read_text() == (tmp_path / "alone" / "table2.md").read_text()
+
+
+@pytest.mark.full
+def test_jobs_stop_in_time_and_report_what_cannot_be_run(call, real_column, tmp_path):
+    rows = ("--rows", "fedavg,fedavg+am", "--rounds", "100000", "--jobs", "2", "--out", "long")
+    started = time.monotonic() - process_started()
+    code, out, err = call(*real_column, *rows, "--time-limit", f"{started + 25:.0f}s")
+    assert code == 75, err
+    assert "to resume: run the same command again" in out
+    assert out.count("(time limit)") == 2  # both were told
+    assert not list((tmp_path / "long").rglob("cells/*/*/*.json"))
+    options = ("paper", "aggregation", *real_column[2:], "--rows", "10,50", "--rounds", "2", "--jobs", "2")
+    code, out, err = call(*options)
+    assert code == 0, err
+    assert "mnist-true-mclr 50: cannot be run: aggregated must be at most" in out
 
 
 @pytest.mark.full
@@ -244,6 +338,49 @@ def test_measured_and_printed_figures_are_shown_with_their_difference():
     assert "| 87.00 ± 0.20 | 86.50 ± 0.30 | 5 |" in chosen
 
 
+def test_notes_say_what_the_rows_were_measured_on():
+    pixels = {"name": "cifar10", "clients": 20, "train_samples": 40923, "test_samples": 13649, "seed": 1}
+    original = {**pixels, "source": "the original pixels"}
+    assert columns.ALL["cifar10-cnn"].notes({"fedavg": pixels, "pfedme": pixels, "older": None}) == [
+        "a JPEG copy of the images: accuracies may be slightly lower than with the originals"
+    ]
+    assert columns.ALL["cifar10-cnn"].notes({"fedavg": original, "pfedme": original}) == []
+    cells = [
+        cell("cifar10-cnn", "fedavg", "G", 58.27, 60.0, data=original),
+        cell("cifar10-cnn", "fedem", "G", None, 55.0, data=pixels),
+        cell("cifar10-cnn", "fedamp", "P", None, 55.0, data=pixels),
+    ]
+    text = markdown(tables.TABLE2, cells)
+    assert "(These rows were measured on different data and cannot be compared with each other.)" in text
+    assert "(Rows fedavg: source the original pixels.)" in text
+    assert "(Rows fedem, fedamp: a JPEG copy of the images: " in text
+    tweets = {"train_samples": 51879, "test_samples": 5766, "embedding": "from glove.npz, 50 principal components"}
+    assert columns.ALL["sent140-lstm"].notes({"fedavg": tweets}) == [
+        "57,645 tweets, word vectors from glove.npz, 50 principal components"
+    ]
+
+
+@pytest.mark.full
+def test_rows_of_different_data_are_not_compared(small, tmp_path):
+    table = dataclasses.replace(tables.TABLE2, compared={"pfedme": "fedavg"})
+
+    def run(row, clients):
+        federations = paper.Federations()
+        federations._loaded["digits"] = pfedbred.load("digits", clients=clients)
+        given = {"columns": ["digits"], "rows": [row], "seeds": 2, "rounds": 2, "say": lambda line: None}
+        return {
+            (each.row, each.model): each for each in table_.run_table(table, paper.Request(out, federations, **given))
+        }
+
+    out = tmp_path / "same"
+    run("fedavg", 10)
+    assert run("pfedme", 10)["pfedme", "G"].paired
+    out = tmp_path / "other"
+    run("fedavg", 11)
+    assert not run("pfedme", 10)["pfedme", "G"].paired
+    assert "different data" in (out / "table2.md").read_text()
+
+
 def test_the_fit_is_the_mean_distance_from_the_printed_figures():
     """Over the columns that can be compared, which a part of FEMNIST cannot."""
     cells = [
@@ -330,6 +467,7 @@ def test_what_is_not_in_the_paper_is_one_line(call, small):
         ("table2", "--columns", "digits", "--rows", "fedavgg"): "did you mean 'fedavg'",
         ("table2", "--columns", "digits", "--federations", "nowhere"): "no folder nowhere",
         ("complexity", "--rows", "scaffold"): "there is no row 'scaffold'",
+        ("hyper", "--jobs", "2"): "--jobs does not apply to hyper",
         ("hyper", "--no-run"): "--run and --no-run do not apply to hyper",
         ("table2", "--no-run"): "results has no records of the table table2",
     }.items():
@@ -497,7 +635,7 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
 
     monkeypatch.setattr(figures, "train", no_more)
     monkeypatch.setattr(records, "sweep", no_more)
-    monkeypatch.setattr(table_, "run_into", no_more)
+    monkeypatch.setattr(running, "run_into", no_more)
     for name in pictures:
         assert call("paper", name, *rest, *rows.get(name, ()))[0] == 0
 
@@ -508,7 +646,7 @@ def test_curves_are_drawn_of_what_was_run(call, small, tmp_path, monkeypatch):
     code, _, err = call("paper", "curves", *options)
     assert (code, "here has no records of these cells" in err) == (2, True)
     assert call("paper", "table2", *options, "--rows", "fedavg")[0] == 0
-    monkeypatch.setattr(table_, "run_into", None)  # nothing is run
+    monkeypatch.setattr(running, "run_into", None)  # nothing is run
     code, out, err = call("paper", "curves", *options, "--rows", "fedavg,pfedme")
     assert code == 0, err
     assert "curves digits: no records of pfedme (--run runs what is missing)" in out

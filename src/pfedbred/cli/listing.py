@@ -54,7 +54,7 @@ def _list_algorithms() -> None:
     """Each algorithm's source, models, cost and settings."""
     print("algorithms (down, up, keeps: what a client receives, sends and keeps in a round, in models of the dnn):")
     federation_shape, classes = (64,), 10
-    task = Task(models.dnn(federation_shape, classes))
+    task = Task(models.dnn(federation_shape, classes)._replace(norms=("none",)))  # it has none for fedbn to keep
     sample = Batch(jnp.zeros((1, *federation_shape)), jnp.zeros(1, int))
     for name, build in algorithms.ALGORITHMS.items():
         about = getattr(build, "about", None)

@@ -29,6 +29,7 @@ from pfedbred.data.sources.hub import cache_folder
 from pfedbred.engine import join_processes, keep_programs, use_all_cores
 from pfedbred.engine.devices import is_no_device, is_out_of_memory
 from pfedbred.errors import SettingError, nearest, printable
+from pfedbred.experiment import references
 from pfedbred.experiment.command import command as reproducing_command
 from pfedbred.experiment.run import OutOfMemory
 from pfedbred.io.atomic import write_text
@@ -97,9 +98,12 @@ def predict_command(
         str | None,
         typer.Option(help="the column with the true labels, not an input [default: label or y]", show_default=False),
     ] = None,
+    network: Annotated[
+        str | None, typer.Option("--model", help="the network of a custom model, as it was given to run: module:name")
+    ] = None,
 ) -> None:
     """Predict labels, or numbers, with a trained model, on the machine that has the samples."""
-    trained = prediction.find_model(model)
+    trained = prediction.find_model(model, network and references.resolve(network, "model"))
     several = trained.about["labels"] if trained.about["task"] == "multi-label" else None
     columns = trained.about["columns"] and [each["name"] for each in trained.about["columns"]]
     given = prediction.read_samples(samples, label_column, trained.about["features"], several, columns)

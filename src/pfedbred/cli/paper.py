@@ -28,6 +28,12 @@ def paper_command(
         bool | None,
         typer.Option("--run/--no-run", help="run the cells that are missing; by default tables do and curves do not"),
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1, help="methods of a table to run at once, each in its own process: for a GPU that one does not fill"
+        ),
+    ] = 1,
     out: Annotated[Path, typer.Option(help="folder for records, tables and pictures")] = Path("results"),
     data_dir: Annotated[str | None, typer.Option(help="folder with the data")] = None,
     federations: Annotated[
@@ -56,6 +62,8 @@ def paper_command(
         raise SettingError(f"--rows does not apply to {name}: it has no rows")
     if run is not None and paper.ARTIFACTS[name].runs is None:
         raise SettingError(f"--run and --no-run do not apply to {name}: it always runs what is missing")
+    if jobs > 1 and not paper.ARTIFACTS[name].in_jobs:
+        raise SettingError(f"--jobs does not apply to {name}: its parts are run one after the other")
     interruption = Interruption(parse_seconds(time_limit) if time_limit else None, process_started())
     ensure_folder(out)
     request = paper.Request(
@@ -66,6 +74,7 @@ def paper_command(
         seeds=seeds,
         rounds=rounds,
         run=bool(paper.ARTIFACTS[name].runs if run is None else run),
+        jobs=jobs,
         say=lambda line: print(line, flush=True),
         progress=terminal.progress,
         interruption=interruption,

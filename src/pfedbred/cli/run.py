@@ -22,7 +22,7 @@ from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, pr
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import check_unchanged, open_folder
 from pfedbred.experiment.run import FolderOptions, run_into
-from pfedbred.report.terminal import show_federation, show_outcome, show_rejections, warn_of_divergence
+from pfedbred.report.terminal import show_federation, show_network, show_outcome, show_rejections, warn_of_divergence
 from pfedbred.runs import checkpoints, layout
 from pfedbred.runs.record import RunRecord
 
@@ -61,6 +61,7 @@ def opened(how: RunOptions, built: Built[Any], plain: Mapping[str, Any], what: s
     with open_folder(folder, overwrite=how.overwrite, resume=how.resume):
         held_out = built.newcomers.clients if built.newcomers else 0
         show_federation(built.backend, held_out, built.experiment.aggregated or 0)
+        show_network(built.experiment.plain())
         yield folder
 
 
@@ -89,6 +90,9 @@ def run_each(
             kept = FolderOptions(how.checkpoint_every, how.resume, how.keep_models, source=source / name)
             with open_folder(folder / name, overwrite=how.overwrite, resume=how.resume) if name else nullcontext():
                 done = run_into(folder / name, each, callbacks, kept)
+            chunk = done.backend.plan.chunk
+            if chunk != done.experiment.chunk:
+                print(f"{done.experiment.algorithm_name} ran {chunk} clients at a time: more would not fit into memory")
             if done.finished_early:
                 print(f"{done.experiment.algorithm_name} finished after round {done.round}: {done.finished_early}")
             if done.stopped is not None:

@@ -25,20 +25,30 @@ class Artifact(NamedTuple):
       make: the function that makes it.
       has_rows: whether rows can be chosen.
       runs: whether it runs what is missing, unless the user says otherwise; None if it always does.
+      in_jobs: whether its parts can be run at once.
     """
 
     words: str
     make: Callable[[Request], object]
     has_rows: bool = True
     runs: bool | None = None
+    in_jobs: bool = False
 
 
 ARTIFACTS: dict[str, Artifact] = {
-    **{name: Artifact(table.title, partial(run_table, table), runs=True) for name, table in TABLES.items()},
+    **{
+        name: Artifact(table.title, partial(run_table, table), runs=True, in_jobs=True)
+        for name, table in TABLES.items()
+    },
     "tuned": Artifact(
-        "Beyond the paper: every method with its settings tuned on validation samples", run_tuned, runs=True
+        "Beyond the paper: every method with its settings tuned on validation samples",
+        run_tuned,
+        runs=True,
+        in_jobs=True,
     ),
-    "validated": Artifact("Beyond the paper: the same with the round chosen on them", run_validated, runs=True),
+    "validated": Artifact(
+        "Beyond the paper: the same with the round chosen on them", run_validated, runs=True, in_jobs=True
+    ),
     "hyper": Artifact(
         "accuracy by eta and lambda: parallel coordinates and a heat map", figures.draw_hyper, has_rows=False
     ),

@@ -13,7 +13,7 @@ from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError
 from pfedbred.experiment.result import Run
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
-from pfedbred.paper.columns import ALL
+from pfedbred.paper.columns import ALL, Facts
 from pfedbred.paper.records import read_measured, rounded
 from pfedbred.paper.rows import Split, Table
 from pfedbred.runs.figures import places
@@ -77,7 +77,8 @@ class Cell(NamedTuple):
     """The figures of one model in a cell; accuracies are in percent, None if the run diverged.
 
     ``mean`` and ``std`` are those of the best round, ``last`` of the last one, and ``chosen`` of the one that is best
-    on the validation samples, if there are any. ``n`` is the number of seeds on each of the ``splits``.
+    on the validation samples, if there are any. ``n`` is the number of seeds on each of the ``splits``. ``data`` is
+    what the record of the first split says about it.
     """
 
     column: str
@@ -99,10 +100,13 @@ class Cell(NamedTuple):
     splits: int = 1
     compared_with: str | None = None
     paired: Mapping[str, Difference] = {}  # by figure: best, final, chosen; never mutated
+    data: Facts | None = None
 
     def plain(self) -> dict[str, Any]:
         """As it stands in the table's JSON file."""
-        return {**self._asdict(), "paired": {name: each._asdict() for name, each in self.paired.items()}}
+        found = {**self._asdict(), "paired": {name: each._asdict() for name, each in self.paired.items()}}
+        del found["data"]  # the records have it
+        return found
 
 
 def best_of(of_model: Mapping[str, Any]) -> tuple[float | None, float | None]:
@@ -179,12 +183,16 @@ def _cell(table: Table, column: str, row: str, model: str, found: Mapping[tuple[
         splits=len(records),
         compared_with=other if there else None,
         paired={name: each for name, each in differences.items() if each},
+        data=records.get(table.splits[0], {}).get("data"),
     )
 
 
 def _difference(records: Records, others: Records, model: str, figure: str) -> Difference | None:
-    """Over the splits that both have; None if there are none, or no such figures, or not of as many seeds."""
-    pairs = [(record[model], others[split][model]) for split, record in records.items() if split in others]
+    """Over the splits that both have; None if there are none, or no such figures, of as many seeds on the same data."""
+    both = [(record, others[split]) for split, record in records.items() if split in others]
+    if any("data" in one and "data" in other and one["data"] != other["data"] for one, other in both):
+        return None
+    pairs = [(one[model], other[model]) for one, other in both]
     if not pairs or not all(each["finite"] and figure in each for pair in pairs for each in pair):
         return None
     if len({len(each[figure]) for pair in pairs for each in pair}) > 1:

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pfedbred import algorithms, data
 from pfedbred import settings as settings_
+from pfedbred.data.datasets import cifar10
 from pfedbred.data.federation import Federation
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 
 _PART_OF_FEMNIST = "a part of FEMNIST, not the writers that the paper sampled"
 _OTHER_WRITERS = "digits of 198 other writers of the same NIST forms; the printed figures are FEMNIST's, with letters"
-_JPEG = "a JPEG copy of the images: accuracies may be slightly lower than with the originals"
-_PART_OF_SENT140 = "a part of Sent140, with learned word vectors instead of GloVe's"
+_OTHER_TWEETS = "other tweets of Sent140 than the paper sampled"
+
+Facts = Mapping[str, Any]
+"""What a record says about its data, as ``Federation.facts``."""
+
+
+def _of_pixels(facts: Facts) -> str | None:
+    if facts.get("source") == cifar10.ORIGINAL:
+        return None
+    return "a JPEG copy of the images: accuracies may be slightly lower than with the originals"
+
+
+def _of_tweets(facts: Facts) -> str:
+    return f"{facts['train_samples'] + facts['test_samples']:,} tweets, word vectors {facts.get('embedding')}"
 
 
 @dataclass(frozen=True)
@@ -33,7 +47,7 @@ class Column:
       batch_size: samples per minibatch.
       eval_every: rounds between evaluations, of which the best counts.
       not_compared: why its figures cannot be compared with the paper's; None if they can.
-      note: what else a reader should know about its figures.
+      note: what else a reader should know about figures measured on such data.
     """
 
     title: str
@@ -45,7 +59,7 @@ class Column:
     batch_size: int = 20
     eval_every: int = 1
     not_compared: str | None = None
-    note: str | None = None
+    note: Callable[[Facts], str | None] = lambda facts: None
 
     def experiment(self, algorithm: str, *, seeds: int, rounds: int | None, **options: Any) -> Experiment:
         """A method in this column; ``options`` override the column's, and ``settings`` among them the method's."""
@@ -77,6 +91,28 @@ class Column:
             return None
         return measured - printed
 
+    def notes(self, data: Mapping[str, Facts | None]) -> list[str]:
+        """What a reader should know about the data of its rows; above all, if they were not measured on the same.
+
+        Records of earlier versions do not say what they were measured on.
+        """
+        kinds: list[tuple[Facts, list[str]]] = []
+        for row, facts in data.items():
+            same = next((rows for each, rows in kinds if each == facts), None)
+            if same is not None:
+                same.append(row)
+            elif facts:
+                kinds.append((facts, [row]))
+        if len(kinds) < 2:
+            return [note for facts, _ in kinds if (note := self.note(facts))]
+        names = dict.fromkeys(name for facts, _ in kinds for name in facts)
+        differing = [name for name in names if any(facts.get(name) != kinds[0][0].get(name) for facts, _ in kinds)]
+        found = ["these rows were measured on different data and cannot be compared with each other"]
+        for facts, rows in kinds:
+            said = [f"{name} {facts[name]}" for name in differing if name in facts]
+            found.append(f"rows {', '.join(rows)}: {'; '.join(filter(None, [*said, self.note(facts)]))}")
+        return found
+
 
 # Their lambda means something else: they keep their own default.
 _OWN_LAMBDA = ("fedamp", "heurfedamp", "fedu", "ditto")
@@ -88,7 +124,7 @@ COLUMNS: dict[str, Column] = {
     "fmnist-dnn": Column("Fashion-MNIST, DNN", "fashion-mnist", "dnn", 200, 30.0),
     "mnist-mclr": Column("MNIST, MCLR", "mnist-paper", "mclr", 200),
     "mnist-dnn": Column("MNIST, DNN", "mnist-paper", "dnn", 200, 30.0),
-    "cifar10-cnn": Column("CIFAR-10, CNN", "cifar10", "cnn", 2000, aggregated=4, eval_every=5, note=_JPEG),
+    "cifar10-cnn": Column("CIFAR-10, CNN", "cifar10", "cnn", 2000, aggregated=4, eval_every=5, note=_of_pixels),
     "sent140-lstm": Column(
         "Sent140, LSTM",
         "sent140",
@@ -97,7 +133,8 @@ COLUMNS: dict[str, Column] = {
         aggregated=4,
         batch_size=400,
         eval_every=5,
-        not_compared=_PART_OF_SENT140,
+        not_compared=_OTHER_TWEETS,
+        note=_of_tweets,
     ),
 }
 """The columns of Table 2, in its order."""

@@ -27,7 +27,7 @@ from pfedbred.paper.records import (
     record_file,
     rounded,
 )
-from pfedbred.paper.table import run_cell
+from pfedbred.paper.running import run_cell
 from pfedbred.paper.tables import TABLE2
 from pfedbred.report import curves as curves_
 from pfedbred.report import heatmap, parallel

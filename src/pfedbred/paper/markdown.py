@@ -35,9 +35,9 @@ def markdown(table: Table, cells: Sequence[Cell]) -> str:
         lines += [f"## {column.title}", ""]
         if column.not_compared:
             lines += [f"({_sentence(column.not_compared)}. The printed figures are for orientation only.)", ""]
-        if column.note:
-            lines += [f"({_sentence(column.note)}.)", ""]
         own = [cell for cell in cells if cell.column == name]
+        for note in column.notes({cell.row: cell.data for cell in own}):
+            lines += [f"({_sentence(note)}.)", ""]
         lines += [*_grid([_line(cell, column) for cell in own]), ""]
         if any(cell.paired for cell in own):
             lines += [*_grid([_compared(cell) for cell in own if cell.paired]), ""]

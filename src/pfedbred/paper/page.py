@@ -82,7 +82,9 @@ def _gather_table(folder: Path, name: str, content: Content) -> None:
             {
                 "title": column.title if column else key,
                 "other_data": column.not_compared if column else None,
-                "note": column.note if column else None,
+                "note": "; ".join(column.notes({row: each.get("data") for row, each in records.items()}))
+                if column
+                else None,
                 "cells": [beside_paper(cell) for cell in cells],
                 "curves": [_curves(row, record, cells) for row, record in records.items()],
             }

@@ -42,6 +42,7 @@ class Request:
     seeds: int = 5
     rounds: int | None = None
     run: bool = True  # what is missing; else only what is recorded is shown
+    jobs: int = 1  # trainings of a table at once
     say: Callable[[str], None] = print
     progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _silently
     interruption: Interruption | None = None

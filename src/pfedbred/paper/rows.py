@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +51,10 @@ class Row(NamedTuple):
             options["settings"] = {**settings, "lam": lam}
         return column.experiment(self.algorithm, seeds=seeds, rounds=rounds, **options)
 
+    def trains_like(self, other: Row) -> bool:
+        """Whether it is the other row with fine-tuning, which changes P at evaluations and nothing in training."""
+        return self.algorithm == f"{other.algorithm}+ft" and self[1:3] == other[1:3]
+
 
 def curvature_at_zero(prior: str) -> float:
     """g''(s) s'(u)^2 at u = 0: the curvature of a prior's penalty in a parameter u whose natural parameter is s(u).
@@ -91,6 +95,14 @@ class Table:
     splits: tuple[Split, ...] = (None,)
     compared: Mapping[str, str] = field(default_factory=dict)
     shows_fit: bool = False
+
+    def trainings(self, rows: Sequence[str]) -> list[tuple[str, ...]]:
+        """These rows in groups that need one training each: a row, and the same with fine-tuning."""
+        found: dict[str, list[str]] = {}
+        for row in rows:
+            base = next((each for each in rows if self.rows[row].trains_like(self.rows[each])), row)
+            found.setdefault(base, []).append(row)
+        return [(base, *(row for row in group if row != base)) for base, group in found.items()]
 
     def record_file(self, out: Path, column: str, row: str, split: Split = None) -> Path:
         """The file of a cell's record on a split."""

@@ -1,0 +1,111 @@
+"""Several trainings of a table at once, each in a process of its own: one compiles while another uses the GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+from pfedbred.data.sources.hub import cache_folder
+from pfedbred.engine import keep_programs, use_all_cores
+from pfedbred.errors import SettingError
+from pfedbred.experiment.callbacks import Interruption, Stopped
+from pfedbred.paper.records import Request
+from pfedbred.paper.rows import Table
+from pfedbred.paper.running import Training, run_training
+from pfedbred.report.terminal import progress_lines
+
+_POLL = 0.5  # seconds between looks at whether to stop
+
+
+class _Outcome(NamedTuple):
+    """What a process did, as plain values: exceptions with arguments of their own do not survive the way back."""
+
+    lines: list[str]
+    problems: list[str]
+    stopped: tuple[str, str] | None
+
+
+def run_jobs(table: Table, trainings: Sequence[Training], request: Request, jobs: int) -> list[SettingError]:
+    """Runs the trainings, ``jobs`` at a time; returns why some cannot be run."""
+    share_memory()
+    context = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
+    stop, problems, stopped = context.Event(), list[SettingError](), list[Stopped]()
+    interruption = request.interruption or Interruption()
+    plain = dataclasses.replace(request, interruption=None, say=print, progress=progress_lines)
+    listening = interruption.listening() if request.interruption else nullcontext()
+    start = (stop, interruption.end)
+    with listening, ProcessPoolExecutor(jobs, context, _prepare, start) as pool:
+        waiting: set[Future[_Outcome]] = {pool.submit(_work, table, each, plain) for each in trainings}
+        while waiting:
+            done, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
+            if interruption.check():
+                stop.set()
+            for future in done:
+                try:
+                    outcome = future.result()
+                except BrokenProcessPool:
+                    stop.set()
+                    raise SettingError(
+                        "a process ended unexpectedly, perhaps for lack of memory: use fewer --jobs, and run the same "
+                        "command again"
+                    ) from None
+                for line in outcome.lines:
+                    request.say(line)
+                problems += map(SettingError, outcome.problems)
+                stopped += [Stopped(*outcome.stopped)] if outcome.stopped else []
+    if stopped:
+        for each in stopped[:-1]:
+            request.say(str(each))
+        reason = interruption.reason or stopped[-1].reason
+        raise Stopped(reason, str(stopped[-1]))
+    return problems
+
+
+def share_memory() -> None:
+    """Lets several processes use one GPU, of which JAX would give the first one most of the memory."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+class _Follower(Interruption):
+    """Stops when the process that started this one does, or is gone."""
+
+    def __init__(self, stop: Any, end: float | None) -> None:
+        super().__init__()
+        self.end, self._stop = end, stop
+
+    def check(self, needed: float = 0.0) -> str | None:
+        """Why to stop now."""
+        parent = multiprocessing.parent_process()
+        if self.reason is None and (self._stop.is_set() or not (parent and parent.is_alive())):
+            self.reason = "interrupted"
+        return super().check(needed)
+
+
+_following: list[_Follower] = []  # this process's, if it runs trainings for another one
+
+
+def _prepare(stop: Any, end: float | None) -> None:
+    """In a new process: as the command line prepares its own; the one that started it listens for signals."""
+    for each in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        signal.signal(each, signal.SIG_IGN)
+    use_all_cores()
+    keep_programs(cache_folder() / "compiled")
+    _following.append(_Follower(stop, end))
+
+
+def _work(table: Table, training: Training, request: Request) -> _Outcome:
+    """Runs a training in this process."""
+    lines: list[str] = []
+    request = dataclasses.replace(request, say=lines.append, interruption=_following[0])
+    try:
+        problems = run_training(table, training, request)
+    except Stopped as stopped:
+        return _Outcome(lines, [], (stopped.reason, str(stopped)))
+    return _Outcome(lines, list(map(str, problems)), None)
