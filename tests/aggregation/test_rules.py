@@ -266,7 +266,7 @@ DIFFERENT = ("fedem", "scaffold")  # their servers average several parts, or in 
 )
 def test_every_algorithm_that_averages_takes_every_rule(name, rule_name):
     """``clipped`` asks most of a server. The state keeps its shapes and types, as a compiled loop needs."""
-    task = pfedbred.Task(pfedbred.models.dnn((6,), 3, hidden=4))
+    task = pfedbred.Task(pfedbred.models.dnn((6,), 3, hidden=4)._replace(norms=("hidden",)))
     plan = pfedbred.Plan(selection.uniform(3), rule=rule(rule_name))
     backend = ResidentBackend(pfedbred.make(name, task, {"R": 1}), task, small_federation(), plan)
     after, _ = backend.trace_shapes()

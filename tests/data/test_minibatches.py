@@ -10,7 +10,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfedbred.data.minibatches import draw_rows, permute, shuffled
+from pfedbred.data.minibatches import Place, draw_rows, permute, shuffled
 
 # Compiled once for all sizes, as in the engine: n is a number in the program, not a shape.
 LONGEST = 1200
@@ -70,3 +70,12 @@ def test_large_orders_look_random():
     fixed_points = np.sum(orders == np.arange(n), axis=1)  # Poisson(1) for a random permutation
     assert abs(fixed_points.mean() - 1) < 0.04
     assert abs(fixed_points.var() - 1) < 0.06
+
+
+def test_padding_repeats_a_minibatch_in_turn():
+    """So that its mean and variance hardly change: those of a copied sample would be zero."""
+    counts = (jnp.int32(each) for each in (2, 3, 7))
+    rows, real = map(np.asarray, Place(jax.random.key(0), jnp.uint32(0), *counts).rows(0, 2, 5))
+    assert real.tolist() == [[True] * 5, [True, True, False, False, False]]
+    assert sorted([*rows[0], *rows[1, :2]]) == list(range(3, 10))
+    np.testing.assert_array_equal(rows[1], rows[1, [0, 1, 0, 1, 0]])

@@ -8,9 +8,12 @@ from conftest import small_federation
 
 import pfedbred
 from pfedbred import data
+from pfedbred.data import prepared
 from pfedbred.data.federation import check
 from pfedbred.data.pool import Assignment, by_pixel, federate
 from pfedbred.errors import SettingError
+from pfedbred.experiment.building import build
+from pfedbred.report.terminal import show_federation
 
 
 def rows(split, i):
@@ -110,6 +113,41 @@ def test_validation_and_test_samples_decide_nothing_of_the_inputs(kind, tmp_path
         one, other = decided(before), decided(after)
         for name in one.keys() - ({"test"} if part == "test" else set()):
             np.testing.assert_array_equal(one[name], other[name], err_msg=f"{part}: {name}")
+
+
+@pytest.mark.parametrize("validation", [False, True])
+@pytest.mark.parametrize("kind", TABLES)
+def test_held_out_clients_decide_nothing_of_the_inputs(kind, validation, tmp_path):
+    """Whatever they hold: inputs and targets are what the clients that train make of them."""
+    names, rows, odd, options = TABLES[kind]
+    task = None if kind == "texts" else "regression"
+
+    def held_out(name, rows):
+        whole = pfedbred.load(table(tmp_path / name, names, rows), task=task, **options)
+        return (whole.with_validation(0.4, 7) if validation else whole).hold_out(0.25, 1)
+
+    training, new = held_out("a.csv", rows)
+    theirs = {int(y) for split in new.parts.values() for y in split.y}
+    assert len(theirs) == 6
+    changed = [odd if number in theirs else row for number, row in enumerate(rows)]
+    one, other = decided(training), decided(held_out("b.csv", changed)[0])
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    assert new.shape == training.shape
+
+
+def test_a_prepared_file_says_that_its_inputs_stay(tmp_path, capsys):
+    """What its training samples decided cannot be undone."""
+    made = pfedbred.load(table(tmp_path / "a.csv", ("a", "b"), NUMBERS), task="regression")
+    prepared.save(made, tmp_path / "a.fed")
+    said = []
+    for dataset in ("a.csv", "a.fed"):
+        for options in ({"validation": 0.4}, {"held_out_clients": 0.25}, {}):
+            show_federation(
+                build(pfedbred.Experiment(dataset=str(tmp_path / dataset), task="regression", **options)).backend
+            )
+            said.append("inputs stay as they were prepared" in capsys.readouterr().out)
+    assert said == [False] * 3 + [True, True, False]
 
 
 def test_the_mean_is_that_of_the_remaining_samples(tmp_path):

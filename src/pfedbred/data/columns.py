@@ -123,6 +123,7 @@ def fit(
     fill: Fill = "mean",
     standardise: Standardise = "all",
     agreed: bool = False,
+    deciding: Sequence[int] | None = None,
 ) -> tuple[Encoding, np.ndarray]:
     """The encoding that training samples decide, and the samples with texts numbered as it numbers them.
 
@@ -133,8 +134,9 @@ def fit(
       fill: what fills gaps.
       standardise: numbers by statistics of all clients, of each client, or not at all.
       agreed: whether categories and marked gaps are those of ``columns``, whatever the training samples hold.
+      deciding: the clients whose samples decide what is the same for all; by default all clients.
     """
-    train = x[np.concatenate(clients)]
+    train = x[np.concatenate(clients if deciding is None else [clients[i] for i in deciding])]
     known, x = list(columns) if agreed else [], x.copy()
     for place, column in enumerate(() if agreed else columns):
         gaps = bool(np.isnan(train[:, place]).any())

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -65,8 +65,14 @@ class Fitted(NamedTuple):
     about: dict[str, Any]
 
 
-Refit = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], Fitted]
-"""``refit(kept, held)``: with these training samples of each client only, and those for validation."""
+class Refit(Protocol):
+    """What training samples decide of the inputs, decided anew by fewer of them."""
+
+    def __call__(self, deciding: Sequence[int] | None = None) -> Fitted:
+        """By the training samples of these clients; by default of all."""
+
+    def divided(self, kept: Sequence[np.ndarray], held: Sequence[np.ndarray]) -> Refit:
+        """With these of each client's training samples only, and those for validation."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,10 @@ class Federation:
         return self.each_part(lambda split: split._replace(y=labels_.stored(split.y, wanted)), classes=1, task=task)
 
     def hold_out(self, fraction: float, seed: int) -> tuple[Federation, Federation]:
-        """Two federations: the clients that train, and the newcomers, drawn by the seed."""
+        """Two federations: the clients that train, and the newcomers, drawn by the seed.
+
+        Only the former decide what training samples decide of the inputs; see :meth:`with_validation`.
+        """
         count = round(fraction * self.clients)
         if not 1 <= count < self.clients:
             raise SettingError(
@@ -189,7 +198,9 @@ class Federation:
                 "at least one must be held out and one must train"
             )
         order = np.random.default_rng([seed, 1]).permutation(self.clients)
-        return self.take(np.sort(order[count:])), self.take(np.sort(order[:count]))
+        training, new = np.sort(order[count:]), np.sort(order[:count])
+        fitted = self if self.refit is None else self._refitted(self.refit, training.tolist())
+        return fitted.take(training), fitted.take(new)
 
     def with_validation(self, fraction: float, seed: int, numbers: Sequence[int] | None = None) -> Federation:
         """The same clients with a fraction of their training samples as validation samples, drawn by the seed.
@@ -210,13 +221,22 @@ class Federation:
             kept.append(rows[count:])
         train, validation = (gathered(self.train.x, self.train.y, rows) for rows in (kept, held))
         about = {**self.about, "validation": fraction}
-        divided = dataclasses.replace(self, train=train, validation=validation, about=about, refit=None)
-        if self.refit is None:
-            return divided
-        fitted = self.refit(kept, held)
-        xs = dict(zip(divided.parts, fitted.x, strict=True))
-        changed: dict[str, Any] = {name: split._replace(x=xs[name]) for name, split in divided.parts.items()}
-        return dataclasses.replace(divided, **changed, **fitted.fields, about={**about, **fitted.about})
+        divided = dataclasses.replace(self, train=train, validation=validation, about=about)
+        return divided if self.refit is None else divided._refitted(self.refit.divided(kept, held))
+
+    def _refitted(self, refit: Refit, deciding: Sequence[int] | None = None) -> Federation:
+        """With the inputs that these clients' training samples decide."""
+        fitted = refit(deciding)
+        xs = dict(zip(self.parts, fitted.x, strict=True))
+        changed: dict[str, Any] = {name: split._replace(x=xs[name]) for name, split in self.parts.items()}
+        about = {**self.about, **fitted.about}
+        return dataclasses.replace(self, **changed, **fitted.fields, about=about, refit=refit)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether training samples have decided how inputs are made: of tables and texts."""
+        standardised = self.features is not None and self.shift is not None and self.shift.ndim > 0
+        return self.encoding is not None or self.text is not None or standardised
 
     def take(self, clients: np.ndarray) -> Federation:
         """The federation of these clients only; those without a name are named by their number here."""

@@ -27,11 +27,16 @@ _PIECE = 64
 
 
 class Batch(NamedTuple):
-    """Inputs and labels of one minibatch; ``real`` marks the samples that are not padding, None if all are real."""
+    """Inputs and labels of one minibatch; ``real`` marks the samples that are not padding, None if all are real.
+
+    Padding repeats the minibatch's samples in turn, so that their statistics hardly change by it. ``key`` is for random
+    numbers that the network draws, None if it draws none.
+    """
 
     x: Array
     y: Array
     real: Array | None = None
+    key: Key | None = None
 
     def mean(self, values: Array) -> Array:
         """The mean over the samples, which are along the last axis of ``values``."""
@@ -134,8 +139,9 @@ class Place(NamedTuple):
         within = (batch % per_pass) * jnp.uint32(batch_size)
         place = within[:, None] + jnp.arange(batch_size, dtype=jnp.uint32)
         stream = jnp.broadcast_to((batch // per_pass)[:, None], place.shape)
+        repeated = within[:, None] + (place - within[:, None]) % (n - within[:, None])
         # Unrolled where it runs in every step: a loop would take longer than what it computes.
-        order = permute(self.key, stream, jnp.minimum(place, n - 1), n, unroll=count == 1)
+        order = permute(self.key, stream, repeated, n, unroll=count == 1)
         return self.offset + order.astype(self.offset.dtype), place < n
 
 
@@ -196,6 +202,7 @@ class ClientData(NamedTuple):
       optimizer_states: where optimizers keep their states from round to round; None if they start afresh.
       real: which samples of ``rows`` are not padding; None if all are real.
       start: number of the minibatch that ``rows`` begins with.
+      key: for the random numbers that networks draw in training; None if they draw none.
     """
 
     x: Inputs
@@ -210,6 +217,7 @@ class ClientData(NamedTuple):
     optimizer_states: OptimizerStates | None = None
     real: Array | None = None
     start: int | Array = 0
+    key: Key | None = None
 
     def batch(self, number: int | Array) -> Batch:
         """Minibatch ``number`` of this round, counted from 0."""
@@ -221,7 +229,8 @@ class ClientData(NamedTuple):
         if self.augment is not None:
             assert self.augment_key is not None
             x = self.augment(jax.random.fold_in(self.augment_key, number), x)
-        return Batch(x, self.y[rows], None if self.real is None else self.real[place])
+        key = None if self.key is None else jax.random.fold_in(self.key, number)
+        return Batch(x, self.y[rows], None if self.real is None else self.real[place], key)
 
     def window(self, first: int | Array, count: int) -> ClientData:
         """The same data with the samples of ``count`` minibatches from number ``first`` on looked up beforehand."""
@@ -241,8 +250,10 @@ class ClientData(NamedTuple):
 
         def advance(piece: Array, carry: Tree) -> Tree:
             place = piece * _PIECE + jnp.arange(_PIECE)
-            rows = self.offset + jnp.minimum(place, self.size - 1)
-            return step(carry, Batch(self.x.take(rows), self.y[rows]), place < self.size)
+            real = jnp.clip(self.size - piece * _PIECE, 1, _PIECE)
+            rows = self.offset + piece * _PIECE + jnp.arange(_PIECE) % real
+            key = None if self.key is None else jax.random.fold_in(self.key, ~piece)  # not that of a minibatch
+            return step(carry, Batch(self.x.take(rows), self.y[rows], key=key), place < self.size)
 
         return jax.lax.fori_loop(0, (self.size + _PIECE - 1) // _PIECE, advance, start)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,22 +151,31 @@ def federate(
         labels=pool.labels,
         about={**about, **fitted.about},
         task=pool.task,
-        refit=partial(_refit, fit, rows, tests) if decided else None,
+        refit=_Refit(fit, trains, tests) if decided else None,
         **fitted.fields,
     )
     check(federation, f"{pool.name}: ")
     return federation
 
 
-def _refit(
-    fit: Callable[[Sequence[Sequence[np.ndarray]]], Fitted],
-    rows: np.ndarray,
-    tests: Sequence[np.ndarray],
-    kept: Sequence[np.ndarray],
-    held: Sequence[np.ndarray],
-) -> Fitted:
-    """Fits again: ``kept`` and ``held`` are places among the training samples, whose ``rows`` in the pool these are."""
-    return fit([[rows[each] for each in kept], [rows[each] for each in held], tests])
+@dataclass(frozen=True)
+class _Refit:
+    """Fits again; the clients' samples are given as rows of the pool."""
+
+    fit: Callable[..., Fitted]
+    train: Sequence[np.ndarray]
+    test: Sequence[np.ndarray]
+    validation: Sequence[np.ndarray] | None = None
+
+    def divided(self, kept: Sequence[np.ndarray], held: Sequence[np.ndarray]) -> _Refit:
+        """``kept`` and ``held`` are places among the training samples."""
+        rows = np.concatenate(self.train)
+        train, validation = ([rows[each] for each in part] for part in (kept, held))
+        return replace(self, train=train, validation=validation)
+
+    def __call__(self, deciding: Sequence[int] | None = None) -> Fitted:
+        validation = [] if self.validation is None else [self.validation]
+        return self.fit([self.train, *validation, self.test], deciding=deciding)
 
 
 def _fit(
@@ -176,10 +185,15 @@ def _fit(
     glove: str | None,
     missing: Fill | None,
     standardised: Standardise | None,
+    deciding: Sequence[int] | None = None,
 ) -> Fitted:
-    """The inputs of each part's clients, given as rows of the pool, as those of the first part decide them."""
+    """The inputs of each part's clients, given as rows of the pool, as those of the first part decide them.
+
+    Of the first part, the rows of the ``deciding`` clients; by default of all.
+    """
     trains = parts[0]
-    train, about = np.concatenate(trains), {"source": pool.source} if pool.source else {}
+    train = np.concatenate(trains if deciding is None else [trains[i] for i in deciding])
+    about = {"source": pool.source} if pool.source else {}
     x, text, encoding, features = pool.x, pool.text, None, pool.features
     if pool.is_text:
         everything = np.concatenate([np.concatenate(rows).astype(np.int64) for rows in parts])
@@ -196,7 +210,7 @@ def _fit(
         xs = [x[np.concatenate(rows).astype(np.int64)] for rows in parts]
     else:
         fill, how = missing or "mean", standardised or "all"
-        encoding, numbers = columns_.fit(x.astype(np.float64), columns, trains, fill, how, pool.agreed)
+        encoding, numbers = columns_.fit(x.astype(np.float64), columns, trains, fill, how, pool.agreed, deciding)
         xs = [np.concatenate([encoding.encode(numbers[own], i) for i, own in enumerate(rows)]) for rows in parts]
         features = encoding.names
         about["columns"] = columns_.in_words(encoding, fill, how)

@@ -31,6 +31,9 @@ from pfedbred.io.strict import read_json
 
 _IMAGES = (*(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png")
 _LABELS = ("train_lables.json", "test_lables.json")  # as the package spells them
+ORIGINAL = "the original pixels"
+"""What a federation says about its source."""
+
 SOURCE = Source("cifar10", "uoft-cs/cifar10", "cifar10", ("img", "label"), preferred=(*_IMAGES, *_LABELS))
 
 
@@ -39,7 +42,7 @@ def cifar10(data_dir: str | None, clients: int, seed: int) -> Pool:
     files = find_files(SOURCE, data_dir).preferred
     if not files:
         return table_pool(SOURCE, data_dir, classes=10, normalise=to_plus_minus_one)
-    return replace(cached(SOURCE, files, lambda: read(files)), source="the original pixels")
+    return replace(cached(SOURCE, files, lambda: read(files)), source=ORIGINAL)
 
 
 def read(files: Sequence[Path]) -> Pool:
