@@ -176,6 +176,8 @@ class Client(NamedTuple):
         must be finite.
       uploaded: the network that is uploaded, in a message and the upload that answers it: of this one, a client
         computes the batch statistics for G.
+      random: whether the method itself draws random numbers in training or for P, from ``data.key`` and the keys of
+        minibatches. Networks draw from these too: fold in a number of your own.
     """
 
     init: Callable[[Tree], Tree]
@@ -189,6 +191,7 @@ class Client(NamedTuple):
     comparable: bool = True
     screened: Callable[[Tree], Tree] = lambda upload: upload
     uploaded: Callable[[Tree, Tree], Tree] = lambda message, upload: upload
+    random: bool = False
 
 
 class Server(NamedTuple):

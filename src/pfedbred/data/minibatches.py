@@ -30,7 +30,7 @@ class Batch(NamedTuple):
     """Inputs and labels of one minibatch; ``real`` marks the samples that are not padding, None if all are real.
 
     Padding repeats the minibatch's samples in turn, so that their statistics hardly change by it. ``key`` is for random
-    numbers that the network draws, None if it draws none.
+    numbers that the network or the method draws, None if they draw none.
     """
 
     x: Array
@@ -202,7 +202,7 @@ class ClientData(NamedTuple):
       optimizer_states: where optimizers keep their states from round to round; None if they start afresh.
       real: which samples of ``rows`` are not padding; None if all are real.
       start: number of the minibatch that ``rows`` begins with.
-      key: for the random numbers that networks draw in training; None if they draw none.
+      key: for the random numbers that networks and methods draw in training; None if they draw none.
     """
 
     x: Inputs

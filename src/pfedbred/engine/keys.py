@@ -32,7 +32,7 @@ def augmentation_key(key: Key, client: int | Array, read: int | Array) -> Key:
 
 
 def network_key(key: Key, client: int | Array, read: int | Array) -> Key:
-    """For what a client's networks draw in training, as dropout does, likewise."""
+    """For what a client's networks and method draw in training, as dropout does, likewise."""
     return jax.random.fold_in(_derive(key, 5, client), read)
 
 

@@ -147,7 +147,8 @@ class Round:
           random: whether the network may draw random numbers in training.
         """
         plan.check_rule(algorithm)
-        self._plan, self._usual, self._varying, self._random = plan, algorithm, varying, random
+        self._plan, self._usual, self._varying = plan, algorithm, varying
+        self._random = random or algorithm.client.random
         self._in_epochs = callable(algorithm.client.draws) or callable(algorithm.client.model_draws)
         self._typical = None if sizes is None else typical_size(sizes)
         self._common = common(plan.batching, sizes)
