@@ -232,3 +232,68 @@ def test_what_cannot_be_learned_is_said(settings, message):
 def test_a_schedule_and_a_sweep_of_lam_still_work():
     run = pfedbred.run(clients=4, rounds=2, algorithm="pfedme", settings={"lam": {"schedule": "linear", "start": 5.0}})
     assert run.points[-1].round == 2
+
+
+# With every backend ----------------------------------------------------------------------------------------------
+
+
+EVERY = ["learned", "learned(layer)", "learned(client x layer)"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lam", EVERY)
+def test_executors_and_backends_agree(lam):
+    """vmap, one client after another, and clients that come and go: the same models to rounding."""
+
+    def models(**options):
+        run = pfedbred.run(
+            clients=5,
+            model="dnn",
+            rounds=3,
+            aggregated=5,
+            algorithm="learned-prior",
+            settings={"lam": lam, "R": 3},
+            participation="sample",
+            **options,
+        )
+        return [run.global_model(), run.personal_model(2)]
+
+    usual = models(executor="in-turn", store="device")
+    for options in ({"executor": "vmap", "store": "device"}, {"executor": "in-turn", "store": "memory"}):
+        for one, other in zip(usual, models(**options), strict=True):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), one, other)
+
+
+class StopAfter(pfedbred.Callback):
+    """Stops a run after so many rounds."""
+
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def most_rounds(self, progress):
+        return 1
+
+    def stop_reason(self, progress):
+        return "enough" if progress.round == self.rounds else None
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    options = {
+        "clients": 4,
+        "model": "dnn",
+        "aggregated": 4,
+        "algorithm": "learned-prior",
+        "settings": {"R": 2, "lam": "learned(client x layer)"},
+        "rounds": 4,
+        "eval_every": 1,
+    }
+    whole = pfedbred.run(**options)
+    half = pfedbred.run(**options, out=tmp_path / "run", callbacks=[StopAfter(2)])
+    assert half.round == 2
+    resumed = pfedbred.run(**options, out=tmp_path / "run", resume=True)
+    for one, other in zip(
+        jax.tree.leaves((whole.state.server, whole.state.clients)),
+        jax.tree.leaves((resumed.state.server, resumed.state.clients)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)

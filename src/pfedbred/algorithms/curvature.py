@@ -62,13 +62,19 @@ def curvature(task: Task, params: Tree, data: ClientData, keys: list[str] | None
 
 
 def _roots(task: Task, outputs: Array, labels: Array) -> Array:
-    """R of each sample, with R R^T the Hessian of its loss in the outputs, or the nearest that is not indefinite."""
+    """R of each sample, with R R^T the Hessian of its loss in the outputs, or the nearest that is not indefinite.
+
+    It is the symmetric root, which is unique: eigenvectors are not, and the signs drawn would act on other ones with
+    every executor.
+    """
 
     def loss(output: Array, label: Array) -> Array:
         return task.losses(output[None], label[None])[0]
 
     values, vectors = jnp.linalg.eigh(jax.vmap(jax.hessian(loss))(outputs, labels))
-    return vectors * jnp.sqrt(jnp.maximum(values, 0))[:, None, :]
+    rounding = 10 * jnp.finfo(values.dtype).eps * jnp.max(values, axis=1, keepdims=True)
+    roots = jnp.sqrt(jnp.where(values > rounding, values, 0))
+    return jnp.einsum("bik,bk,bjk->bij", vectors, roots, vectors)
 
 
 def _jacobians(task: Task, params: Tree, x: Array, keys: list[str]) -> Array:
