@@ -44,7 +44,6 @@ Parts = Literal["all", "layer", "entry"]
 """Which params have a strength of their own: all together, those of a layer, or each of them."""
 
 _FARTHEST = 1e4  # how far lam may move away from where it starts, as a factor
-_LARGEST = 1e30
 _NEW = 0.3  # the weight of a round's evidence among that of the last ones
 _BLOCK = 256  # a head of at most so many params has its curvature in full
 
@@ -174,9 +173,8 @@ class LearnedStrength:
         return Evidence(self._pool(effective), self._pool(spread), loss, free)
 
     def _strength(self, evidence: Evidence) -> Tree:
-        """n_i lam of each part, finite; 0 if it is not known."""
-        found = strength(evidence, dispersed=self._dispersed)
-        return jax.tree.map(lambda each: jnp.nan_to_num(each, nan=0.0, posinf=_LARGEST), found)
+        """n_i lam of each part; 0 if it is not known."""
+        return strength(evidence, dispersed=self._dispersed)
 
     def _nothing(self, params: Tree) -> Evidence:
         zeros = self._pool(optax.tree.zeros_like(params))

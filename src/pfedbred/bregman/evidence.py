@@ -39,6 +39,9 @@ import optax
 from pfedbred.types import Array, Tree
 
 
+_SMALLEST, _LARGEST = 1e-30, 1e30
+
+
 class Evidence(NamedTuple):
     """What clients know about the strength of their prior; sums or averages over clients, whichever, for ratios count.
 
@@ -56,14 +59,20 @@ class Evidence(NamedTuple):
 
 
 def strength(evidence: Evidence, *, dispersed: bool) -> Tree:
-    """s tau of each part: n_i lam; infinite where personal models do not differ from their means, NaN if unknown.
+    """s tau of each part, n_i lam: 1e30 where personal models do not differ from their means, 0 if nothing is known.
 
     Args:
       evidence: of the clients.
       dispersed: whether the loss has a dispersion s to be estimated; else it is 1.
     """
-    scale = 2 * evidence.loss / evidence.free if dispersed else 1.0
-    return jax.tree.map(lambda effective, spread: scale * effective / spread, evidence.effective, evidence.spread)
+    scale = 2 * evidence.loss / jnp.where(evidence.free > 0, evidence.free, 1) if dispersed else 1.0
+
+    def each(effective: Array, spread: Array) -> Array:
+        there = spread > _SMALLEST
+        known = jnp.minimum(scale * effective / jnp.where(there, spread, 1), _LARGEST)
+        return jnp.where(there, known, jnp.where(effective > 0, _LARGEST, 0.0)).astype(spread.dtype)
+
+    return jax.tree.map(each, evidence.effective, evidence.spread)
 
 
 def blended(old: Evidence, new: Evidence, part: float) -> Evidence:
