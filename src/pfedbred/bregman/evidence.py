@@ -38,7 +38,6 @@ import optax
 
 from pfedbred.types import Array, Tree
 
-
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import typing
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from pfedbred.experiment.halving import Halving
 from pfedbred.experiment.space import Range, Space
 from pfedbred.experiment.sweep_result import MODELS, Sweep, Tables
 from pfedbred.io.strict import finite_or_none
+from pfedbred.settings.schedules import may_vary
 
 _MEMORY = 4 * 2**30  # for the states of the points that run together
 _VALIDATION = 0.2  # of each client's training samples, unless the data or the user decides it
@@ -309,8 +309,8 @@ def _check(experiment: Experiment, grid: Space) -> None:
         if name not in known:
             raise SettingError(f"unknown setting {name!r}{nearest(name, known)}")
         annotation = known[name].annotation
-        if not _is_number(annotation):
-            numbers = [each for each, parameter in known.items() if _is_number(parameter.annotation)]
+        if not may_vary(annotation):
+            numbers = [each for each, parameter in known.items() if may_vary(parameter.annotation)]
             raise SettingError(
                 f"{name} decides how the program is built, and a sweep is one program; "
                 f"a grid can have {', '.join(numbers)}"
@@ -326,7 +326,3 @@ def _check_metrics(experiment: Experiment) -> None:
         raise SettingError(
             f"a sweep compares points by {usual[0].title}: leave metrics and diagnostics out, and run the best point"
         )
-
-
-def _is_number(annotation: Any) -> bool:
-    return typing.get_origin(annotation) is Annotated and typing.get_args(annotation)[0] is float
