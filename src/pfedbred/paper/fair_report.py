@@ -21,8 +21,13 @@ Records = Mapping[str, Mapping[int, Mapping[str, Any]]]
 class Compared(Protocol):
     """What a table needs to know of its data."""
 
-    title: str
-    metric: str
+    @property
+    def title(self) -> str:
+        """Its heading."""
+
+    @property
+    def metric(self) -> str:
+        """What methods are compared by."""
 
 
 class Ranks(NamedTuple):
@@ -31,7 +36,7 @@ class Ranks(NamedTuple):
     names: list[str]
     average: np.ndarray
     critical: float
-    count: int
+    sets: int
 
 
 def ranks(values: Mapping[str, Mapping[str, float]]) -> Ranks | None:
@@ -59,11 +64,11 @@ def write_report(out: Path, found: Mapping[str, tuple[Compared, Records]], say: 
     lines = [
         "# A fair comparison",
         "",
-        "Every method has the same number of trials, settings drawn at random and judged on a fifth of each client's",
-        "training samples; then the best ones are trained with several seeds on each split of the data, at the round that",
-        "is best on the same samples. Mean and 95 % interval over splits. **Bold**: the best P; ≈: not distinguishable",
-        "from it (paired by split). Worst: the tenth of the clients with the worst P. New: P of the clients held out from",
-        "training, after they joined. `pfedbred paper fair` makes it again.",
+        "Every method has the same number of trials: settings drawn at random and judged on a fifth of each client's",
+        "training samples. The best settings are then trained with several seeds on each split of the data, and the round",
+        "is chosen on the same validation samples. Mean and 95 % interval over splits. **Bold**: the best P; ≈: not",
+        "distinguishable from it (paired by split). Worst: the tenth of the clients with the worst P. New: P of clients",
+        "held out from training, after they joined. Reproduce with `pfedbred paper fair`.",
         "",
     ]
     scores: dict[str, dict[str, float]] = {}
@@ -85,8 +90,8 @@ def write_report(out: Path, found: Mapping[str, tuple[Compared, Records]], say: 
         lines += [f"| {ranked.names[i]} | {ranked.average[i]:.2f} |" for i in order]
         lines += [
             "",
-            f"Over {ranked.count} data sets; two methods differ at 5 % if their ranks differ by {ranked.critical:.2f} or",
-            "more (Nemenyi).",
+            f"Over {ranked.sets} data sets. Two methods differ at 5 % if their ranks differ by at least",
+            f"{ranked.critical:.2f} (Nemenyi).",
             "",
             "![Average ranks](fair.png)",
             "",
@@ -164,7 +169,7 @@ def draw(found: Ranks, path: Path) -> None:
     for number, (first, last) in enumerate(groups):
         level = top - 0.16 * (number + 1)
         axes.plot([average[first] - 0.05, average[last] + 0.05], [level, level], color="tab:blue", lw=3, alpha=0.8)
-    axes.set_title(f"Average rank of P over {found.count} data sets (1 is best)", fontsize=11)
+    axes.set_title(f"Average rank of P over {found.sets} data sets (1 is best)", fontsize=11)
     save(figure, path)
 
 
