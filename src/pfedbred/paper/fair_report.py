@@ -65,10 +65,10 @@ def write_report(out: Path, found: Mapping[str, tuple[Compared, Records]], say: 
         "# A fair comparison",
         "",
         "Every method has the same number of trials: settings drawn at random and judged on a fifth of each client's",
-        "training samples. The best settings are then trained with several seeds on each split of the data, and the round",
-        "is chosen on the same validation samples. Mean and 95 % interval over splits. **Bold**: the best P; ≈: not",
-        "distinguishable from it (paired by split). Worst: the tenth of the clients with the worst P. New: P of clients",
-        "held out from training, after they joined. Reproduce with `pfedbred paper fair`.",
+        "training samples. The best settings are then trained with several seeds on each split of the data, and the",
+        "round is chosen on the same validation samples. Mean and 95 % interval over splits. **Bold**: the best P; ≈:",
+        "not distinguishable from it (paired by split). Worst: the tenth of the clients with the worst P. New: P of",
+        "clients held out from training, after they joined. Reproduce with `pfedbred paper fair`.",
         "",
     ]
     scores: dict[str, dict[str, float]] = {}
