@@ -15,6 +15,7 @@ from pfedbred.bregman.proximal import (
     envelope,
     envelope_gradient,
     gradient_steps,
+    implicit_steps,
     mirror_steps,
     optimizer,
     prox,
@@ -214,3 +215,93 @@ def test_solvers_by_name():
     assert solver(optax.sgd(0.1), 0.1, 4).steps == 4
     with pytest.raises(SettingError, match="did you mean 'adam'"):
         solver("adan", 0.1, 3)
+
+
+# Implicit steps --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lam", [0.1, 3.0, 1e6])
+def test_an_implicit_step_minimises_its_model_of_the_objective(lam):
+    """argmin_u <grad f(v), u> + ||u - v||^2 / (2 alpha) + lam/2 ||u - m||^2, by setting its gradient to zero."""
+    alpha = 0.2
+    problem = Problem(quadratic, MEAN, priors.gaussian(), lam)
+    found = prox(problem, implicit_steps(alpha, 1), START).personal
+    slope = A @ START - B
+    np.testing.assert_allclose(slope + (found - START) / alpha + lam * (found - MEAN), 0, atol=1e-8 * (1 + lam))
+
+
+@pytest.mark.parametrize("name", ["gaussian", "bernoulli", "exponential"])
+def test_implicit_steps_find_the_proximal_point(name):
+    problem = Problem(quadratic, MEAN, FAMILIES[name], LAM)
+    found = prox(problem, implicit_steps(0.15, 2_000), START).personal
+    slope = jax.grad(problem.value)(found)
+    np.testing.assert_allclose(slope, 0, atol=1e-8)
+
+
+def test_implicit_steps_are_stable_where_gradient_steps_are_not():
+    problem = Problem(quadratic, MEAN, priors.gaussian(), 1e5)
+    exact = np.linalg.solve(A + 1e5 * np.eye(D), B + 1e5 * np.asarray(MEAN))
+    assert not np.all(np.abs(prox(problem, gradient_steps(0.05, 50), START).personal) < 1e6)
+    np.testing.assert_allclose(prox(problem, implicit_steps(0.05, 50), START).personal, exact, rtol=1e-8)
+
+
+# Long tails --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prior", "penalty", "weight"),
+    [
+        ("student-t(3)", lambda x: 1.5 * np.log(1 + x**2 / 3), lambda x: 1 / (1 + x**2 / 3)),
+        (
+            "huber(0.5)",
+            lambda x: np.where(np.abs(x) <= 0.5, x**2 / 2, 0.5 * np.abs(x) - 0.125),
+            lambda x: np.minimum(1, 0.5 / np.abs(x)),
+        ),
+    ],
+)
+def test_long_tailed_priors_are_reweighted_gaussians(prior, penalty, weight):
+    """Their values by hand, their slopes as weight times distance, and 1/2 x^2 near the mean."""
+    scale = 0.7
+    made = priors.get(prior, scale**2)
+    v = MEAN + jnp.asarray([0.01, -0.9, 4.0])
+    x = np.asarray(v - MEAN) / scale
+    np.testing.assert_allclose(made.regulariser(v, MEAN), penalty(x).sum(), rtol=1e-12)
+    np.testing.assert_allclose(jax.grad(made.regulariser)(v, MEAN), weight(x) * x / scale, rtol=1e-12)
+    np.testing.assert_allclose(made.curvature(MEAN), 1 / scale**2, rtol=1e-12)
+
+
+def test_a_far_entry_is_held_less_by_a_long_tailed_prior():
+    """One entry whose data want it far from the mean: the Gaussian pulls it back more."""
+
+    def loss(v):
+        return 0.5 * jnp.sum((v - MEAN - jnp.asarray([0.0, 0.0, 20.0])) ** 2)
+
+    def distance(prior):
+        return float(
+            (prox(Problem(loss, MEAN, priors.get(prior), 2.0), implicit_steps(0.5, 500), MEAN).personal - MEAN)[2]
+        )
+
+    assert distance("gaussian") == pytest.approx(20 / 3)
+    assert distance("huber") == pytest.approx(18)  # 20 - lam c
+    assert 19 < distance("student-t(3)") < 20
+
+
+def test_only_exponential_families_have_mirror_steps():
+    with pytest.raises(SettingError, match="needs an exponential family: student-t is none"):
+        prox(Problem(quadratic, MEAN, priors.get("student-t"), LAM), mirror_steps(0.1, 2), START)
+
+
+@pytest.mark.parametrize(
+    ("prior", "sigma", "words"),
+    [
+        ("student-t(-1)", None, "df must be a number > 0"),
+        ("student", None, "did you mean 'student-t'"),
+        ("huber", np.ones(3), "the sigma of the huber prior must be a number > 0"),
+        ("huber", -1.0, "the sigma of the huber prior must be a number > 0"),
+        ("gaussian(3)", None, "gaussian takes no values"),
+    ],
+)
+def test_bad_priors_are_one_clear_line(prior, sigma, words):
+    with pytest.raises(SettingError) as refused:
+        priors.get(prior, sigma)
+    assert words in str(refused.value)

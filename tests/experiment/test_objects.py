@@ -205,7 +205,7 @@ KINDS = {
     "settings": [
         ({"prior": 3}, "prior must be a name, a Family or a function, not 3"),
         ({"prior": priors.poisson, "sigma": 2.0}, "sigma belongs to the gaussian prior, not to poisson"),
-        ({"prior": lambda: 3}, "a function given as prior must return a Family, not a int"),
+        ({"prior": lambda: 3}, "a function given as prior must return a Prior, not a int"),
         ({"mean": 3}, "mean must be a name, a Mean or a function, not 3"),
         ({"mean": lambda eta: 3}, "a function given as mean must return a Mean, not a int"),
         ({"mean": lambda gamma: 3}, "a function given as mean may take eta_a and eta: missing a required argument"),

@@ -17,7 +17,7 @@ from pfedbred import aggregation
 from pfedbred.errors import SettingError
 from pfedbred.runs import saved_models
 
-FULL = ("mime", "scaffold", "mg-meta+am", "per-fedavg+ft")
+FULL = ("mime", "scaffold", "mg-meta+am", "per-fedavg+ft", "learned-prior")
 METHODS = [name for name in dict.fromkeys([*FULL, *pfedbred.ALGORITHMS]) if name not in ("mg-meta", "fedbn")]
 RICH = {"metrics": "accuracy,f1,ece,auroc", "diagnostics": True}
 

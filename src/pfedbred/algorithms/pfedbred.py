@@ -13,10 +13,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import optax
 
+from pfedbred.algorithms import learned_strength
 from pfedbred.algorithms.base import Algorithm, Client, Info, Task, averaging_server, method
 from pfedbred.algorithms.local_steps import Step, Work, draws, local_steps
+from pfedbred.algorithms.strength import Ended, Strength
 from pfedbred.bregman import means, priors
-from pfedbred.bregman.proximal import Problem, Solver, envelope_gradient, prox, solver
+from pfedbred.bregman.proximal import Problem, Solver, prox
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.settings.values import Count, Epochs, NonNegative, Positive
 from pfedbred.types import Tree
@@ -28,10 +30,12 @@ class PersonalState(NamedTuple):
     Attributes:
       theta: the personal model theta_{i,R}.
       memory: the local model w_{i,R}.
+      strength: what it knows about the strength of its own prior, if that is learned.
     """
 
     theta: Tree
     memory: Tree
+    strength: Tree = None
 
 
 PAPER = "Shi et al., Personalized Federated Learning with Hidden Information on Personalized Prior"
@@ -55,9 +59,9 @@ def pfedbred(
     task: Task,
     *,
     mean: str | means.Mean | Callable[..., means.Mean] = "mg-meta",
-    prior: str | priors.Family | Callable[..., priors.Family] = "gaussian",
+    prior: str | priors.Prior | Callable[..., priors.Prior] = "gaussian",
     sigma: Any = None,
-    lam: Positive = 15.0,
+    lam: Strength = 15.0,
     alpha: Positive = 0.01,
     alpha_m: Positive = 0.01,
     eta_a: NonNegative = 0.01,
@@ -90,9 +94,12 @@ def pfedbred(
     Args:
       task: model and loss f.
       mean: mu_i, by name, a :class:`~pfedbred.means.Mean`, or a function that builds one from eta_a and eta.
-      prior: g, by name, a :class:`~pfedbred.priors.Family`, or a function that builds one.
-      sigma: the Gaussian's Sigma: a number or an array; in an experiment also the path of a .npy file.
-      lam: lambda, the strength of the prior.
+      prior: g, by name, a :class:`~pfedbred.priors.Prior`, or a function that builds one.
+      sigma: the Gaussian's Sigma: a number or an array; in an experiment also the path of a .npy file. ``learned`` for
+        a diagonal one that is learned.
+      lam: lambda, the strength of the prior; or ``learned``, ``learned(client)``, ``learned(layer)`` or
+        ``learned(client x layer)``, from 15 on or from a number as in ``learned(layer, 5)``: see
+        :mod:`pfedbred.algorithms.learned_strength`.
       alpha: step size of the proximal solver.
       alpha_m: step size of the main problem.
       eta_a: eta_alpha, the mean's step along grad f.
@@ -112,9 +119,9 @@ def pfedbred(
 
     References: Shi et al., Algorithm 1 (alg_pFedBreD).
     """
-    family = priors.get(prior, sigma)
+    strength = learned_strength.get(task, prior, lam, sigma)
     strategy = means.get(mean, eta_a, eta)
-    solve = solver(prox_solver, alpha, K, tol)
+    solve = strength.solver(prox_solver, alpha, K, tol)
     work = Work(R, epochs, strategy.batches)
     start_w = STARTS[w_init] if isinstance(w_init, str) else w_init
     start_theta = STARTS[theta_init] if isinstance(theta_init, str) else theta_init
@@ -122,11 +129,14 @@ def pfedbred(
     keeps_theta = personal == "theta" or strategy.uses_memory or "theta" in starts
     keeps_memory = strategy.uses_memory or "memory" in starts
 
-    def kept(theta: Tree, w: Tree) -> PersonalState:
-        return PersonalState(theta if keeps_theta else None, w if keeps_memory else None)
+    def kept(theta: Tree, w: Tree, about_strength: Tree) -> PersonalState:
+        return PersonalState(theta if keeps_theta else None, w if keeps_memory else None, about_strength)
 
-    def train(w_global: Tree, state: PersonalState, data: ClientData) -> tuple[Tree, PersonalState, Info]:
-        def local_step(w: Tree, theta: Tree, batches: list[Batch]) -> Step:
+    def train(message: Tree, state: PersonalState, data: ClientData) -> tuple[Tree, PersonalState, Info]:
+        w_global, held = strength.received(message, state.strength, data)
+
+        def local_step(w: Tree, carry: tuple[Tree, Tree], batches: list[Batch]) -> Step:
+            theta, _ = carry
             context = means.Context(lambda v, j: task.loss(v, batches[j]), theta, state.memory)
 
             def choose(w: Tree) -> tuple[Tree, means.Chosen]:
@@ -139,27 +149,31 @@ def pfedbred(
                 mu, chosen = choose(w)
 
             batch = batches[-1]
-            problem = Problem(lambda v: task.loss(v, batch), mu, family, lam, task.first_layer(batch))
+            problem = Problem(lambda v: task.loss(v, batch), mu, held.prior, held.lam, task.first_layer(batch))
             start = {"local": chosen.local, "theta": theta, "mean": mu}[prox_start]
             theta, steps = prox(problem, solve, start)
 
-            gradient = envelope_gradient(problem, theta, exact=envelope == "exact")
+            gradient = strength.main_gradient(problem, theta, envelope == "exact")
             if jacobian == "exact":
                 (gradient,) = pull_back(gradient)
             info = {"distance_to_mean": optax.tree.norm(optax.tree.sub(theta, mu)), "prox_steps": steps}
-            return Step(gradient, start=chosen.local, carry=theta, info=info)
+            return Step(gradient, start=chosen.local, carry=(theta, mu if strength.learns else None), info=info)
 
         begin, start = start_w(w_global, state), start_theta(w_global, state) if keeps_theta else w_global
-        w, theta, seen = local_steps(local_step, begin, data, alpha=alpha_m, work=work, carry=start)
+        carry = (start, begin if strength.learns else None)
+        w, (theta, mu), seen = local_steps(local_step, begin, data, alpha=alpha_m, work=work, carry=carry)
+        upload, about_strength, learned = strength.reply(Ended(w, theta, mu), held, state.strength, data)
         info = {
             "loss_before": task.loss(begin, data.batch(0)),
             "loss_after": task.loss(theta, data.batch(strategy.batches * work.steps_of(data) - 1)),
             **seen,
+            **learned,
         }
-        return w, kept(theta, w), info
+        return upload, kept(theta, w, about_strength), info
 
-    def model(w_global: Tree, state: PersonalState, data: ClientData) -> Tree:
-        return state.theta if personal == "theta" else w_global
+    def model(message: Tree, state: PersonalState, data: ClientData) -> Tree:
+        return state.theta if personal == "theta" else strength.received(message, state.strength, data)[0]
 
-    client = Client(lambda w: kept(w, w), train, model, draws=draws(work))
-    return Algorithm(client, averaging_server(task, beta), task.model.apply)
+    client = Client(lambda w: kept(w, w, strength.fresh(w)), train, model, draws=draws(work))
+    server = averaging_server(task, beta)
+    return Algorithm(strength.of_client(client), strength.of_server(server), task.model.apply)

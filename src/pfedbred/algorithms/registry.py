@@ -20,6 +20,7 @@ from pfedbred.algorithms.fedprox import fedprox
 from pfedbred.algorithms.fedrep import fedrep
 from pfedbred.algorithms.fedu import fedu
 from pfedbred.algorithms.fo import fo
+from pfedbred.algorithms.learned_prior import learned_prior
 from pfedbred.algorithms.local import local
 from pfedbred.algorithms.mfo import mfo
 from pfedbred.algorithms.mg import mg
@@ -54,6 +55,7 @@ ALGORITHMS: dict[str, Factory] = {
     "fedyogi": fedyogi,
     "fo": fo,
     "heurfedamp": heurfedamp,
+    "learned-prior": learned_prior,
     "local": local,
     "mfo": mfo,
     "mg": mg,

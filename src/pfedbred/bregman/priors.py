@@ -29,25 +29,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pfedbred.bregman.families.base import Domain, Family
+from pfedbred.bregman.families.base import Domain, Family, Prior
 from pfedbred.bregman.families.bernoulli import bernoulli
 from pfedbred.bregman.families.exponential import exponential
 from pfedbred.bregman.families.from_log_partition import from_log_partition
 from pfedbred.bregman.families.gaussian import gaussian
+from pfedbred.bregman.families.long_tailed import huber, student_t
 from pfedbred.bregman.families.poisson import poisson
+from pfedbred.bregman.families.weighted import weighted
 from pfedbred.errors import SettingError, nearest
-from pfedbred.settings.signatures import build_part, parameters
+from pfedbred.settings.signatures import build_part, parameters, parse_call, resolve_call
 
 __all__ = [
+    "LONG_TAILED",
     "PRIORS",
     "Domain",
     "Family",
+    "Prior",
     "bernoulli",
     "exponential",
     "from_log_partition",
     "gaussian",
     "get",
+    "huber",
     "poisson",
+    "student_t",
+    "weighted",
 ]
 
 PRIORS: dict[str, Callable[..., Family]] = {
@@ -59,20 +66,30 @@ PRIORS: dict[str, Callable[..., Family]] = {
 """Every named family. To add one, write a function that returns a Family and add a line here."""
 
 
-def get(prior: str | Family | Callable[..., Family], sigma: Any = None) -> Family:
-    """The family of that name, or the one that a function builds.
+LONG_TAILED: dict[str, Callable[..., Prior]] = {"student-t": student_t, "huber": huber}
+"""Every named prior that is no exponential family; its settings can be given in parentheses, as in ``student-t(3)``."""
+
+
+def get(prior: str | Prior | Callable[..., Prior], sigma: Any = None) -> Prior:
+    """The prior of that name, or the one that a function builds.
 
     ``sigma`` (a number or an array) is for functions that take it: of the named families, the Gaussian.
     """
-    if isinstance(prior, Family):
+    if isinstance(prior, Prior):
         return prior
-    if not callable(prior) and prior not in PRIORS:
-        raise SettingError(f"unknown prior {prior!r}{nearest(prior, PRIORS)}")
-    build = prior if callable(prior) else PRIORS[prior]
+    more: dict[str, Any] = {}
+    if callable(prior):
+        build = prior
+    else:
+        name, values = parse_call("prior", prior)
+        if name not in PRIORS and name not in LONG_TAILED:
+            raise SettingError(f"unknown prior {prior!r}{nearest(name, [*PRIORS, *LONG_TAILED])}")
+        build = PRIORS[name] if name in PRIORS else LONG_TAILED[name]
+        more = resolve_call(name, build, values)
     if sigma is not None and all(each.name != "sigma" for each in parameters(build)):
         name = prior if isinstance(prior, str) else getattr(prior, "__name__", "this one")
         raise SettingError(f"sigma belongs to the gaussian prior, not to {name}")
-    made = build_part("prior", build, {} if sigma is None else {"sigma": sigma})
-    if not isinstance(made, Family):
-        raise SettingError(f"a function given as prior must return a Family, not a {type(made).__name__}")
+    made = build_part("prior", build, more if sigma is None else {**more, "sigma": sigma})
+    if not isinstance(made, Prior):
+        raise SettingError(f"a function given as prior must return a Prior, not a {type(made).__name__}")
     return made

@@ -4,7 +4,8 @@ With params v for theta and m for mu (see :mod:`pfedbred.priors` for the coordin
 
     prox(m) = argmin_v  f(v) + lam D_{g*}(theta(v), mu(m)),        env(m) = the minimum.
 
-A solver approximates the argmin: the paper's K gradient steps, any optax optimizer, or mirror descent.
+A solver approximates the argmin: the paper's K gradient steps, any optax optimizer, mirror descent, or steps that are
+implicit in the regulariser.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import optax
 
 from pfedbred.bregman import first_layer
 from pfedbred.bregman.first_layer import FirstLayer
-from pfedbred.bregman.priors import Family
+from pfedbred.bregman.priors import Family, Prior
 from pfedbred.errors import SettingError, nearest
 from pfedbred.types import Array, Tree
 
@@ -35,7 +36,7 @@ class Problem(NamedTuple):
 
     loss: Loss
     mean: Tree
-    family: Family
+    family: Prior
     lam: Any
     first: FirstLayer | None = None
 
@@ -100,6 +101,8 @@ def mirror_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
 
     def update(problem: Problem, personal: Tree, grad_loss: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
         family = problem.family
+        if not isinstance(family, Family):
+            raise SettingError(f"the mirror solver needs an exponential family: {family.name} is none")
         s = family.to_natural(personal)
         _, to_params_transposed = jax.vjp(family.from_natural, s)
         (grad_s,) = to_params_transposed(grad_loss)
@@ -112,8 +115,28 @@ def mirror_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
     return Solver(lambda personal: (), update, steps, tol)
 
 
+def implicit_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
+    r"""Gradient steps that are implicit in the regulariser, taken for its second-order expansion at the mean, C:
+
+        v <- v - (1 + alpha lam C)^{-1} alpha (grad f(v) + lam grad_v D_{g*}(theta(v), mu)).
+
+    For the Gaussian this is the proximal gradient method, argmin_u <grad f(v), u> + ||u - v||^2 / (2 alpha) +
+    lam/2 ||u - m||^2, which is stable for every lam. The family must be separable.
+    """
+
+    def update(problem: Problem, personal: Tree, grad_loss: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
+        stiffness = optax.tree.scale(problem.lam, problem.family.curvature(problem.mean))
+
+        def step(value: Array, slope: Array, stiff: Array) -> Array:
+            return value - alpha * slope / (1 + alpha * stiff)
+
+        return jax.tree.map(step, personal, gradient, stiffness), state
+
+    return Solver(lambda personal: (), update, steps, tol, linear=True)
+
+
 def solver(name: str | Solver | optax.GradientTransformation, alpha: Any, steps: int, tol: float = 0.0) -> Solver:
-    """The solver of that name: ``gradient``, ``mirror``, or the name of an optax optimizer such as ``adam``."""
+    """The solver of that name: ``gradient``, ``mirror``, ``implicit``, or an optax optimizer such as ``adam``."""
     if isinstance(name, Solver):
         return name
     if isinstance(name, optax.GradientTransformation):
@@ -122,8 +145,10 @@ def solver(name: str | Solver | optax.GradientTransformation, alpha: Any, steps:
         return gradient_steps(alpha, steps, tol)
     if name == "mirror":
         return mirror_steps(alpha, steps, tol)
+    if name == "implicit":
+        return implicit_steps(alpha, steps, tol)
     if name not in _OPTAX:
-        raise SettingError(f"unknown solver {name!r}{nearest(name, ('gradient', 'mirror', *_OPTAX))}")
+        raise SettingError(f"unknown solver {name!r}{nearest(name, ('gradient', 'mirror', 'implicit', *_OPTAX))}")
     return optimizer(getattr(optax, name)(alpha), steps, tol)
 
 

@@ -24,6 +24,7 @@ from pfedbred.engine import executors, metrics, selection
 from pfedbred.engine.backend import DataInfo
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import references
+from pfedbred.experiment import sigma as sigma_
 from pfedbred.experiment.options import (
     DataOptions,
     ExecutionOptions,
@@ -148,7 +149,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         for name, value in resolved.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise SettingError(f"{name} must be a finite number, not {value!r}: files cannot record others")
-        if isinstance(resolved.get("sigma"), str):
+        if sigma_.is_path(resolved.get("sigma")):
             resolved["sigma"] = absolute_path(resolved["sigma"])
         return resolved
 

@@ -9,9 +9,14 @@ from typing import Any
 from pfedbred.io.npy import read_npy
 
 
+def is_path(sigma: Any) -> bool:
+    """Whether ``sigma`` names a file."""
+    return isinstance(sigma, str) and sigma != "learned"
+
+
 def read_sigma(sigma: Any) -> Any:
     """The array in the .npy file if ``sigma`` is a path; anything else is returned unchanged."""
-    return read_npy(Path(sigma), "sigma") if isinstance(sigma, str) else sigma
+    return read_npy(Path(sigma), "sigma") if is_path(sigma) else sigma
 
 
 def with_sigma(settings: Mapping[str, Any]) -> dict[str, Any]:

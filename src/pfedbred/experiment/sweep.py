@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import typing
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
 from pfedbred.engine import devices, metrics
+from pfedbred.engine.metrics import Metric
 from pfedbred.engine.resident import ResidentBackend, State
 from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError, nearest
@@ -31,6 +31,7 @@ from pfedbred.experiment.halving import Halving
 from pfedbred.experiment.space import Range, Space
 from pfedbred.experiment.sweep_result import MODELS, Sweep, Tables
 from pfedbred.io.strict import finite_or_none
+from pfedbred.settings.schedules import may_vary
 
 _MEMORY = 4 * 2**30  # for the states of the points that run together
 _VALIDATION = 0.2  # of each client's training samples, unless the data or the user decides it
@@ -62,6 +63,7 @@ def sweep(
     sampler: str | None = None,
     halving: bool = False,
     choose_on_test: bool = False,
+    metric: str | None = None,
     memory: int | None = None,
     observe: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] | None = None,
@@ -80,6 +82,7 @@ def sweep(
       sampler: ``random``, or one of Optuna's: ``tpe``, ``qmc``, ``cmaes``, ``gp``.
       halving: whether the worse half of the points stops early, several times.
       choose_on_test: whether to choose by the test samples instead, whose figures are then better than they should be.
+      metric: what points are compared by, of those that every evaluation has; by default the task's first.
       memory: bytes that the states of points running together may take; by default 4 GiB, or half of the device's.
       observe: called after every evaluation with how many of all points' rounds are done, and how many there are.
       note: called with what the user should know.
@@ -96,8 +99,17 @@ def sweep(
     if not len(backend.federation.test.y):
         raise SettingError("there are no test samples to compare the points by")
     built = time.perf_counter() - started
+    compared_by = _metric(backend.plan.metrics, metric)
     sweeping = Sweeping(
-        experiment, backend, tuple(grid), chosen, halving, choose_on_test, memory or usual_memory(), observe
+        experiment,
+        backend,
+        tuple(grid),
+        chosen,
+        halving,
+        choose_on_test,
+        compared_by,
+        memory or usual_memory(),
+        observe,
     )
     if keeper:
         keeper.restore(sweeping)
@@ -124,6 +136,14 @@ def _with_validation(
     return experiment, found
 
 
+def _metric(known: Sequence[Metric], name: str | None) -> Metric:
+    """The metric of that name, or else the first."""
+    by_name = {each.name: each for each in known}
+    if name is not None and name not in by_name:
+        raise SettingError(f"points cannot be compared by {name!r}{nearest(name, by_name)}")
+    return known[0] if name is None else by_name[name]
+
+
 def _first(values: Any) -> float:
     return float(values.low if isinstance(values, Range) else values[0])
 
@@ -147,6 +167,7 @@ class Sweeping:
         sampler: samplers.Sampler,
         halving: bool,
         on_test: bool,
+        metric: Metric,
         memory: int,
         observe: Callable[[int, int], None] | None,
     ) -> None:
@@ -154,7 +175,7 @@ class Sweeping:
         self.sampler = samplers.Logged(sampler)
         self._seeds = experiment.seed_list
         self.rounds = [*range(experiment.eval_every, experiment.rounds, experiment.eval_every), experiment.rounds]
-        self._metric, self._on_test, self._halves = backend.plan.metrics[0], on_test, halving
+        self._metric, self._on_test, self._halves = metric, on_test, halving
         validated = backend.federation.validation is not None
         self.tables = Tables(sampler.total, len(names), len(self.rounds), len(self._seeds), validated)
         self._halving = Halving(self.rounds if halving else ())
@@ -309,8 +330,8 @@ def _check(experiment: Experiment, grid: Space) -> None:
         if name not in known:
             raise SettingError(f"unknown setting {name!r}{nearest(name, known)}")
         annotation = known[name].annotation
-        if not _is_number(annotation):
-            numbers = [each for each, parameter in known.items() if _is_number(parameter.annotation)]
+        if not may_vary(annotation):
+            numbers = [each for each, parameter in known.items() if may_vary(parameter.annotation)]
             raise SettingError(
                 f"{name} decides how the program is built, and a sweep is one program; "
                 f"a grid can have {', '.join(numbers)}"
@@ -326,7 +347,3 @@ def _check_metrics(experiment: Experiment) -> None:
         raise SettingError(
             f"a sweep compares points by {usual[0].title}: leave metrics and diagnostics out, and run the best point"
         )
-
-
-def _is_number(annotation: Any) -> bool:
-    return typing.get_origin(annotation) is Annotated and typing.get_args(annotation)[0] is float

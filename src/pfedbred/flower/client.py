@@ -26,6 +26,7 @@ from pfedbred.engine import keep_programs
 from pfedbred.engine.evaluation import Tallies
 from pfedbred.engine.round import ClientRecord
 from pfedbred.errors import NoSamples, SettingError
+from pfedbred.experiment import sigma
 from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.flower import client_data, tallies, wire
 from pfedbred.flower import client_home as home_
@@ -198,7 +199,7 @@ class Participant:
         said = wire.facts(message, wire.ORDER, SERVER)
         options = {name: said["experiment"][name] for name in field_names(sent=True)}
         wire.refuse_objects(options)
-        if isinstance(options["settings"].get("sigma"), str):
+        if sigma.is_path(options["settings"].get("sigma")):
             raise SettingError("sigma cannot be a file on a federation: a server may not name files of its clients")
         data, _ = self._data(said["classes"], said["labels"], options["task"], options["validation"])
         data = client_data.with_validation(data, self.node, options["validation"], said["number"])

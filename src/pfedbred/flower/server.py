@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from pfedbred.engine import Backend
 from pfedbred.errors import SettingError
+from pfedbred.experiment import sigma
 from pfedbred.experiment.building import Built
 from pfedbred.experiment.callbacks.display import showing_progress
 from pfedbred.experiment.configuration import Experiment
@@ -40,7 +41,7 @@ class Coordinator:
     def __init__(self, grid: messaging.Grid, options: ServerOptions, fields: Mapping[str, Any]) -> None:
         """``fields`` are the experiment's."""
         wire.refuse_objects(fields)
-        if isinstance(fields["settings"].get("sigma"), str):
+        if sigma.is_path(fields["settings"].get("sigma")):
             raise SettingError("sigma cannot be a file on a federation: the clients do not have it")
         self._options, self._fields, self._folder = options, dict(fields), options.out
         if fields.get("class_weights") == "balanced":

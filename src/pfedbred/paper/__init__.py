@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pfedbred.paper import figures
 from pfedbred.paper.columns import ALL, COLUMNS, Federations
 from pfedbred.paper.complexity import run_complexity
+from pfedbred.paper.fair import run_fair
 from pfedbred.paper.records import Request
 from pfedbred.paper.table import run_table
 from pfedbred.paper.tables import TABLES
@@ -48,6 +49,9 @@ ARTIFACTS: dict[str, Artifact] = {
     ),
     "validated": Artifact(
         "Beyond the paper: the same with the round chosen on them", run_validated, runs=True, in_jobs=True
+    ),
+    "fair": Artifact(
+        "Beyond the paper: many methods and data sets, each tuned alike on validation samples", run_fair, runs=True
     ),
     "hyper": Artifact(
         "accuracy by eta and lambda: parallel coordinates and a heat map", figures.draw_hyper, has_rows=False

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from pfedbred.bregman import priors
@@ -57,15 +56,12 @@ class Row(NamedTuple):
 
 
 def curvature_at_zero(prior: str) -> float:
-    """g''(s) s'(u)^2 at u = 0: the curvature of a prior's penalty in a parameter u whose natural parameter is s(u).
+    """The curvature of a prior's penalty at zero: g''(s) s'(u)^2, for a parameter u whose natural parameter is s(u).
 
     Near zero the penalty of every family is quadratic: lambda times this curvature is the lambda of the spherical
     Gaussian that it then equals. s is u itself, but for the exponential family.
     """
-    family = priors.get(prior)
-    s, slope = jax.jvp(family.to_natural, (jnp.zeros(()),), (jnp.ones(()),))
-    _, curvature = jax.jvp(family.grad_g, (s,), (slope,))
-    return float(slope * curvature)
+    return float(priors.get(prior).curvature(jnp.zeros(())))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ The shapes are optax's schedules.
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeAlias
@@ -60,7 +61,9 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 def may_vary(annotation: Any) -> bool:
     """Whether a setting of this type can have a schedule: it is a number that compiled programs read as data."""
-    return typing.get_origin(annotation) is Annotated and typing.get_args(annotation)[0] is float
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    options = typing.get_args(annotation) if union else (annotation,)
+    return any(typing.get_origin(each) is Annotated and typing.get_args(each)[0] is float for each in options)
 
 
 def is_schedule(value: Any) -> bool:

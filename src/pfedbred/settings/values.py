@@ -48,6 +48,10 @@ def check(name: str, value: Any, annotation: Any) -> Any:
         kind, rule = typing.get_args(annotation)
         if isinstance(rule, InPlaceOf):
             return check(name, value, kind)
+        if kind is str:
+            if not isinstance(value, str) or not rule.holds(value):
+                raise SettingError(f"{name} must be {rule.words}, not {value!r}")
+            return value
         number = _number(value, kind)
         if number is not None and kind is float and abs(number) > LARGEST_FLOAT:
             raise SettingError(
@@ -75,6 +79,7 @@ def check(name: str, value: Any, annotation: Any) -> Any:
 def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
     """The first option that fits; an option that is a plain class takes its instances."""
     problem: SettingError | None = None
+    rules = [typing.get_args(each)[1] for each in options if typing.get_origin(each) is Annotated]
     for option in options:
         if option is Any or (isinstance(option, type) and isinstance(value, option)):
             return value
@@ -86,6 +91,8 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
                 return check(name, value, option)
             except SettingError as refused:
                 problem = refused
+    if len(rules) > 1 and len(rules) == len(options):
+        raise SettingError(f"{name} must be {' or '.join(rule.words for rule in rules)}, not {value!r}")
     raise problem or SettingError(f"{name} must be {_kinds(options)}, not {value!r}")
 
 

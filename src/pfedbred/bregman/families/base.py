@@ -1,4 +1,4 @@
-"""What a prior family is."""
+"""What a prior is: a penalty on the way from its mean, and for exponential families all that belongs to one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from pfedbred.types import Array, Key, Tree
 
@@ -25,8 +28,42 @@ def identity(tree: Tree) -> Tree:
     return tree
 
 
+class Prior:
+    """What Algorithm 1 needs of a prior: -log p(theta | mu) / lam but for a constant, of params."""
+
+    name: str
+    spherical: bool
+    separable: bool
+
+    def regulariser(self, personal: Tree, mean: Tree) -> Array:
+        """The penalty that keeps ``personal`` near ``mean``."""
+        raise NotImplementedError
+
+    def curvature(self, mean: Tree) -> Tree:
+        """The second derivative of a separable ``regulariser`` in each entry of ``personal``, at the mean."""
+
+        def slope(personal: Tree) -> Tree:
+            return jax.grad(self.regulariser)(personal, mean)
+
+        return jax.jvp(slope, (mean,), (jax.tree.map(jnp.ones_like, mean),))[1]
+
+
 @dataclass(frozen=True)
-class Family:
+class Penalised(Prior):
+    """A prior that is given by its penalty alone, a sum over entries or arrays of the params."""
+
+    name: str
+    penalty: Callable[[Tree, Tree], Array]
+    spherical: bool = False
+    separable: bool = True
+
+    def regulariser(self, personal: Tree, mean: Tree) -> Array:
+        """The penalty."""
+        return self.penalty(personal, mean)
+
+
+@dataclass(frozen=True)
+class Family(Prior):
     """An exponential family, used as a prior of a model's params.
 
     Attributes:
@@ -45,6 +82,7 @@ class Family:
       from_natural: its inverse.
       penalty: ``regulariser`` in closed form, for families where computing it through s would overflow.
       spherical: whether ``regulariser`` is a multiple of the squared distance.
+      separable: whether ``regulariser`` is a sum over entries, and so can be taken of any part of the params.
     """
 
     name: str
@@ -61,6 +99,7 @@ class Family:
     from_natural: Callable[[Tree], Tree] = identity
     penalty: Callable[[Tree, Tree], Array] | None = None
     spherical: bool = False
+    separable: bool = False
 
     def regulariser(self, personal: Tree, mean: Tree) -> Array:
         """D_{g*}(theta, mu), both given as params: the penalty that keeps ``personal`` near ``mean``."""

@@ -61,4 +61,5 @@ def separable(
         from_natural=each(from_natural),
         penalty=None if penalty is None else total(penalty),
         spherical=spherical,
+        separable=True,
     )

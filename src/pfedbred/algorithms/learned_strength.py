@@ -1,0 +1,216 @@
+r"""The strength and the shape of the personal prior, learned by empirical Bayes.
+
+The paper reads its algorithm as expectation-maximisation. With ``lam: learned`` all of it is code:
+
+    E step   theta_i, and how well its data determine it: a Laplace approximation of p(theta | data_i, w)
+    M step   w, by the gradient steps of Algorithm 1; and in closed form the prior's strength and, with
+             ``sigma: learned``, its diagonal Sigma (:mod:`pfedbred.bregman.evidence`)
+
+Client i holds its personal model with lam_i = tau / n_i for its n_i samples. After training it measures the effective
+number of parameters gamma_i and the divergence D_i = D_{g*}(theta_i, mu_i), and tau = sum_i gamma_i / sum_i 2 D_i over
+the last rounds. Clients upload gamma_i and D_i beside their model; where each has a tau of its own, they stay with it.
+
+Two things differ from a fixed lam. The main problem's gradient is that of a prior of the initial strength,
+lam_0 (mu - theta), a natural gradient since the mean's Fisher information is proportional to tau: so the step size of w
+does not depend on what is learned. And gradient steps of the proximal solver are implicit in the prior
+(:func:`~pfedbred.bregman.proximal.implicit_steps`), which is stable for every strength.
+
+theta_i must come near the minimum of its objective, or the prior appears stronger than it is: ``prox_start=theta`` lets
+it continue where it was. With one client, or clients that do not differ, divergences go to zero and tau to infinity;
+lam stays within a factor of 10,000 of where it starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from pfedbred.algorithms.base import Client, Info, Server, ServerState, Task, Uploads
+from pfedbred.algorithms.curvature import block_keys, curvature
+from pfedbred.algorithms.strength import Ended, FixedStrength, Held, Learning, PriorStrength, parse_learning
+from pfedbred.bregman import priors
+from pfedbred.bregman.evidence import Curvature, Evidence, blended, effective_in_block, effective_numbers, strength
+from pfedbred.bregman.families.weighted import weighted
+from pfedbred.bregman.proximal import Problem, Solver, solver
+from pfedbred.data.minibatches import ClientData
+from pfedbred.errors import SettingError
+from pfedbred.types import Array, Key, Tree
+
+Parts = Literal["all", "layer", "entry"]
+"""Which params have a strength of their own: all together, those of a layer, or each of them."""
+
+_FARTHEST = 1e4  # how far lam may move away from where it starts, as a factor
+_NEW = 0.3  # the weight of a round's evidence among that of the last ones
+_BLOCK = 256  # a head of at most so many params has its curvature in full
+
+
+def get(task: Task, prior: Any, lam: Any, sigma: Any) -> PriorStrength:
+    """The strength of a prior, from an algorithm's settings."""
+    by_entry = isinstance(sigma, str) and sigma == "learned"
+    family = priors.get(prior, None if by_entry else sigma)
+    if not by_entry and not isinstance(lam, str):
+        return FixedStrength(family, lam)
+    scope, start = parse_learning(lam) if isinstance(lam, str) else Learning(start=lam)
+    if not (isinstance(family, priors.Family) and family.separable):
+        raise SettingError(f"a strength is learned of an exponential family with a sum over params, not {family.name}")
+    if by_entry and not family.spherical:
+        raise SettingError(f"a learned sigma needs the gaussian prior, not {family.name}")
+    if by_entry and scope != "global":
+        raise SettingError(f"a learned sigma is the same for all clients: lam must be learned or a number, not {lam}")
+    return LearnedStrength(
+        task, family, "entry" if by_entry else "layer" if "layer" in scope else "all", "client" in scope, start
+    )
+
+
+class Sent(NamedTuple):
+    """The server's message: the model, and n_i lam of each part, 0 if it is not known yet."""
+
+    model: Tree
+    strength: Tree
+
+
+class Report(NamedTuple):
+    """A client's upload: its model, and what it knows about the strength."""
+
+    model: Tree
+    evidence: Evidence
+
+
+class LearnedStrength:
+    """A strength that is learned: see the module."""
+
+    learns = True
+
+    def __init__(self, task: Task, prior: priors.Family, parts: Parts, own: bool, start: Any) -> None:
+        """One for each of the ``parts``: every client's ``own``, or the same for all clients."""
+        self._task, self._prior, self._parts, self._own, self._start = task, prior, parts, own, start
+        self._dispersed = task.kind.labels == "numbers"
+
+    def fresh(self, w: Tree) -> Tree:
+        """Evidence of its own, if it has its own strength."""
+        return self._nothing(w) if self._own else None
+
+    def received(self, message: Tree, kept: Tree, data: ClientData) -> tuple[Tree, Held]:
+        """lam = tau / n_i, in its limits; before anything is known, what it starts from."""
+        w, known = (message, self._strength(kept)) if self._own else message
+        size = data.size.astype(jnp.result_type(*jax.tree.leaves(known)))
+
+        def lam(total: Array) -> Array:
+            each = jnp.where(total > 0, total / size, self._start)
+            return jnp.clip(each, self._start / _FARTHEST, self._start * _FARTHEST)
+
+        by_part = jax.tree.map(lam, known)
+        if self._parts == "all":
+            return w, Held(self._prior, by_part["all"], by_part)
+        return w, Held(weighted(self._prior, self._expand(by_part, w)), 1.0, by_part)
+
+    def solver(self, given: Any, alpha: Any, steps: int, tol: float) -> Solver:
+        """Gradient steps are implicit in the prior."""
+        return solver("implicit" if given == "gradient" else given, alpha, steps, tol)
+
+    def main_gradient(self, problem: Problem, theta: Tree, exact: bool) -> Tree:
+        """The natural gradient, scaled by the initial strength."""
+        return optax.tree.scale(self._start, optax.tree.sub(problem.mean, theta))
+
+    def reply(self, ended: Ended, held: Held, kept: Tree, data: ClientData) -> tuple[Tree, Tree, Info]:
+        """The local model with evidence; or the model alone, if evidence stays with the client."""
+        evidence = self._evidence(ended.theta, ended.mean, held, data)
+        info: Info = {}
+        if self._parts != "entry":
+            info = {"strength" if name == "all" else f"strength_{name}": lam for name, lam in held.by_part.items()}
+        if self._own:
+            return ended.w, blended(kept, evidence, _NEW), info
+        return Report(ended.w, evidence), None, info
+
+    def of_client(self, client: Client) -> Client:
+        """It draws signs for the curvature, and uploads more than it receives."""
+        client = client._replace(random=True)
+        if self._own:
+            return client
+        return client._replace(
+            init=lambda message: client.init(message.model),
+            unchanged=lambda message: message.model,
+            screened=lambda upload: upload.model,
+            uploaded=lambda message, upload: upload.model,
+        )
+
+    def of_server(self, server: Server) -> Server:
+        """It keeps the clients' evidence of the last rounds, and sends what follows from it."""
+        if self._own:
+            return server
+
+        def init(key: Key, clients: int) -> ServerState:
+            state = server.init(key, clients)
+            return ServerState(state.model, self._nothing(state.model))
+
+        def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
+            after = server.aggregate(ServerState(state.model), uploads._replace(upload=uploads.upload.model))
+            evidence = uploads.average(lambda upload: upload.evidence, around=state.extra, weighted=False, draw=1)
+            return ServerState(after.model, blended(state.extra, evidence, _NEW))
+
+        return server._replace(
+            init=init,
+            send=lambda state, client: Sent(state.model, self._strength(state.extra)),
+            aggregate=aggregate,
+        )
+
+    def _evidence(self, theta: Tree, mean: Tree, held: Held, data: ClientData) -> Evidence:
+        """What the client's posterior says about the strength."""
+        size = data.size.astype(jnp.result_type(*jax.tree.leaves(theta)))
+        keys = block_keys(self._task, theta, _BLOCK)
+        found, loss = curvature(self._task, theta, data, keys)
+        lams, curved = self._expand(held.by_part, theta), self._prior.curvature(mean)
+        effective = _effective(found, jax.tree.map(lambda c, lam: size * lam * c, curved, lams), keys)
+        free = jnp.maximum(size - optax.tree.sum(effective), 1)
+        if self._parts == "entry":
+            spread = jax.tree.map(lambda v, m, c: c * (v - m) ** 2, theta, mean, curved)
+        else:
+            spread = jax.tree.map(lambda v, m: 2 * self._prior.regulariser(v, m), theta, mean)
+        return Evidence(self._pool(effective), self._pool(spread), loss, free)
+
+    def _strength(self, evidence: Evidence) -> Tree:
+        """n_i lam of each part; 0 if it is not known."""
+        return strength(evidence, dispersed=self._dispersed)
+
+    def _nothing(self, params: Tree) -> Evidence:
+        zeros = self._pool(optax.tree.zeros_like(params))
+        zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
+        return Evidence(zeros, zeros, zero, zero)
+
+    def _pool(self, tree: Tree) -> Tree:
+        """Sums of a tree shaped like the params, or with a number for each of their arrays, by parts."""
+        if self._parts == "entry":
+            return tree
+        if self._parts == "all":
+            return {"all": optax.tree.sum(tree)}
+        found: dict[str, Any] = {}
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            found[_layer(path)] = found.get(_layer(path), 0) + jnp.sum(leaf)
+        return found
+
+    def _expand(self, by_part: Tree, params: Tree) -> Tree:
+        """The strengths of the parts for each array of the params: a number, or an array like it."""
+        if self._parts == "entry":
+            return by_part
+        if self._parts == "all":
+            return jax.tree.map(lambda leaf: by_part["all"], params)
+        return jax.tree.map_with_path(lambda path, leaf: by_part[_layer(path)], params)
+
+
+def _effective(found: Curvature, precision: Tree, keys: list[str] | None) -> Tree:
+    """gamma of each param."""
+    numbers = effective_numbers(found.diagonal, precision)
+    if keys is None or found.block is None:
+        return numbers
+    flat, unravel = ravel_pytree({key: precision[key] for key in keys})
+    return {**numbers, **unravel(effective_in_block(found.block, flat))}
+
+
+def _layer(path: tuple[Any, ...]) -> str:
+    """The layer of an array of the params, by its path: weight and bias are of one."""
+    names = jax.tree_util.keystr(path, simple=True, separator=".")
+    return names.rpartition(".")[0] or names

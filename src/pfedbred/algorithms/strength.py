@@ -1,0 +1,140 @@
+"""The strength of the personal prior: a number, or learned while the models are trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from pfedbred.algorithms.base import Client, Info, Server
+from pfedbred.bregman.priors import Prior
+from pfedbred.bregman.proximal import Problem, Solver, envelope_gradient, solver
+from pfedbred.data.minibatches import ClientData
+from pfedbred.errors import SettingError
+from pfedbred.settings.signatures import parse_call
+from pfedbred.settings.values import LARGEST_FLOAT, Positive, Rule, parse_number
+from pfedbred.types import Tree
+
+SCOPES = ("global", "client", "layer", "client x layer")
+START = 15.0
+
+
+class Learning(NamedTuple):
+    """How a strength is learned: by clients, layers, both or for all of them, from a number on."""
+
+    scope: str = "global"
+    start: float = START
+
+
+def parse_learning(text: str) -> Learning:
+    """From a text such as ``learned``, ``learned(layer)`` or ``learned(layer, 5)``."""
+    name, values = parse_call("lam", text)
+    found = dict(zip(Learning._fields, values, strict=False))
+    start = parse_number(found.get("start", str(START)))
+    scope = " ".join(found.get("scope", "global").split())
+    if name != "learned" or len(values) > 2 or scope not in SCOPES or start is None or not 0 < start <= LARGEST_FLOAT:
+        raise SettingError(f"lam must be a number > 0, or {_WORDS}, not {text!r}")
+    return Learning(scope, float(start))
+
+
+def _is_learning(text: str) -> bool:
+    try:
+        parse_learning(text)
+    except SettingError:
+        return False
+    return True
+
+
+_WORDS = f"learned, or learned(SCOPE) with SCOPE one of {', '.join(SCOPES)}"
+
+Strength = Positive | Annotated[str, Rule(_WORDS, _is_learning)]
+"""A setting: lambda, or how it is learned."""
+
+
+class Held(NamedTuple):
+    """The prior that holds one client's personal model in a round.
+
+    Attributes:
+      prior: with a strength for each part of the params where these differ.
+      lam: its strength, a number.
+      by_part: the strength of each part that has its own; None if it is not learned.
+    """
+
+    prior: Prior
+    lam: Any
+    by_part: Tree = None
+
+
+class Ended(NamedTuple):
+    """Where a client's round has ended: the local model, the personal one, and the mean of its prior."""
+
+    w: Tree
+    theta: Tree
+    mean: Tree
+
+
+class PriorStrength(Protocol):
+    """How strongly the prior holds a client's personal model, and who learns that from what.
+
+    Attributes:
+      learns: whether it is learned, from where a client's round ends.
+    """
+
+    learns: bool
+
+    def fresh(self, w: Tree) -> Tree:
+        """What a client keeps about it before its first round; None for nothing."""
+
+    def received(self, message: Tree, kept: Tree, data: ClientData) -> tuple[Tree, Held]:
+        """The model in the server's message, and the prior of this round."""
+
+    def solver(self, given: Any, alpha: Any, steps: int, tol: float) -> Solver:
+        """The solver of proximal problems."""
+
+    def main_gradient(self, problem: Problem, theta: Tree, exact: bool) -> Tree:
+        """The gradient of the main problem in the prior's mean."""
+
+    def reply(self, ended: Ended, held: Held, kept: Tree, data: ClientData) -> tuple[Tree, Tree, Info]:
+        """A client's upload, what it keeps about the strength, and diagnostics."""
+
+    def of_client(self, client: Client) -> Client:
+        """The client half of Algorithm 1, with what it must declare about its messages."""
+
+    def of_server(self, server: Server) -> Server:
+        """The server half of Algorithm 1, with what it has to learn."""
+
+
+class FixedStrength:
+    """A strength that is given."""
+
+    learns = False
+
+    def __init__(self, prior: Prior, lam: Any) -> None:
+        """The prior's is ``lam``."""
+        self._held = Held(prior, lam)
+
+    def fresh(self, w: Tree) -> Tree:
+        """Nothing."""
+        return None
+
+    def received(self, message: Tree, kept: Tree, data: ClientData) -> tuple[Tree, Held]:
+        """The message is the model."""
+        return message, self._held
+
+    def solver(self, given: Any, alpha: Any, steps: int, tol: float) -> Solver:
+        """The one that is given."""
+        return solver(given, alpha, steps, tol)
+
+    def main_gradient(self, problem: Problem, theta: Tree, exact: bool) -> Tree:
+        """The envelope's."""
+        return envelope_gradient(problem, theta, exact=exact)
+
+    def reply(self, ended: Ended, held: Held, kept: Tree, data: ClientData) -> tuple[Tree, Tree, Info]:
+        """The upload is the local model."""
+        return ended.w, None, {}
+
+    def of_client(self, client: Client) -> Client:
+        """Unchanged."""
+        return client
+
+    def of_server(self, server: Server) -> Server:
+        """Unchanged."""
+        return server

@@ -1,0 +1,246 @@
+"""Beyond the paper: a fair comparison of personalised methods on many kinds of data.
+
+Every method gets the same number of trials: settings drawn at random, judged on a fifth of each client's training
+samples. The best ones are then trained with several seeds, on several splits of the data, and the round is chosen on
+the same validation samples. Test samples choose nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from pfedbred import data
+from pfedbred.data.federation import Federation
+from pfedbred.engine import metrics
+from pfedbred.errors import SettingError
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.result import Run
+from pfedbred.experiment.run import run
+from pfedbred.experiment.space import Range, Space
+from pfedbred.experiment.sweep import sweep
+from pfedbred.io.shapes import NUMBER, Maybe, Some
+from pfedbred.paper.fair_report import write_report
+from pfedbred.paper.records import Request, chosen, load_or_measure, read_measured, record_file, rounded
+from pfedbred.runs.figures import places
+
+_VALIDATION, _NEW, _TRIALS = 0.2, 0.1, 12
+_SPLITS = (0, 1, 2)
+_STEP, _LAM = Range(0.003, 0.3, log=True), Range(0.01, 10.0, log=True)
+_MAIN = Range(0.003, 0.06, log=True)
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Data to compare methods on.
+
+    Attributes:
+      title: in tables.
+      dataset: by name.
+      model: the network.
+      rounds: of training.
+      metric: what methods are compared by, on test samples.
+      chosen_by: what settings and rounds are chosen by, on validation samples; by default the metric.
+      options: of the experiment, and of how the data is divided.
+    """
+
+    title: str
+    dataset: str
+    model: str
+    rounds: int
+    metric: str = "accuracy"
+    chosen_by: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+ARENAS: dict[str, Arena] = {
+    "heart": Arena("heart disease, 4 hospitals", "heart", "mclr", 40),
+    "landmine": Arena("land mines, 29 fields", "landmine", "mclr", 40, "auroc", "loss", {"task": "binary"}),
+    "school": Arena("exam scores, 139 schools", "school", "mclr", 60, "rmse"),
+    "parkinson": Arena("Parkinson's telemonitoring, 42 patients", "parkinson", "mclr", 100, "rmse"),
+    "uci-har": Arena("activities, 30 people", "uci-har", "dnn", 40),
+    "audiomnist": Arena("spoken digits, 60 speakers", "audiomnist", "dnn", 60),
+    "chinese-mnist": Arena("Chinese numerals, 100 writers", "chinese-mnist", "dnn", 60),
+    "mnist-writers": Arena("digits, 539 writers", "mnist-writers", "dnn", 60),
+    "fashion-mnist": Arena(
+        "Fashion-MNIST, Dirichlet(0.1), 20 clients",
+        "fashion-mnist",
+        "dnn",
+        60,
+        options={"split": "dirichlet(0.1)", "clients": 20},
+    ),
+    "cifar10": Arena(
+        "CIFAR-10, Dirichlet(0.1), 20 clients",
+        "cifar10",
+        "cnn",
+        200,
+        options={"split": "dirichlet(0.1)", "clients": 20},
+    ),
+}
+"""From small tables to images; natural clients where the data has them."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method in the comparison: what it is, settings that stay, and what each trial draws."""
+
+    algorithm: str
+    space: Space
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+CONTENDERS: dict[str, Contender] = {
+    "local": Contender("local", {"alpha": _STEP}),
+    "fedavg+ft": Contender("fedavg+ft", {"alpha": _STEP, "ft_alpha": _STEP}),
+    "ditto": Contender("ditto", {"alpha": _STEP, "lam": _LAM}),
+    "pfedme": Contender("pfedme", {"alpha": _STEP, "alpha_m": _MAIN, "lam": Range(0.3, 30.0, log=True)}),
+    "fedamp": Contender("fedamp", {"alpha": _STEP, "lam": _LAM}),
+    "mg": Contender("mg-meta", {"alpha": _STEP, "alpha_m": _MAIN, "eta_a": _STEP, "lam": Range(0.3, 30.0, log=True)}),
+    "mg+am": Contender(
+        "mg-meta+am", {"alpha": _STEP, "alpha_m": _MAIN, "eta_a": _STEP, "lam": Range(0.3, 30.0, log=True)}
+    ),
+    "learned": Contender("learned-prior", {"alpha": _STEP, "alpha_m": _MAIN}),
+    "learned client": Contender("learned-prior", {"alpha": _STEP, "alpha_m": _MAIN}, {"lam": "learned(client)"}),
+    "learned Sigma": Contender(
+        "learned-prior", {"alpha": _STEP, "alpha_m": _MAIN}, {"lam": "learned", "sigma": "learned"}
+    ),
+}
+"""One line each. The learned ones have no strength to tune."""
+
+_FIGURES = ("P", "G", "worst", "loss")
+RECORD = {**{name: Some(Maybe(NUMBER)) for name in _FIGURES}, "new": Maybe(Some(Maybe(NUMBER))), "settings": dict}
+"""By seed: P and G, the worst tenth of clients' P, P's loss, and P of clients that joined after training."""
+
+
+def run_fair(request: Request) -> None:
+    """Runs what is missing, then writes all that is recorded to ``fair.md`` and ``fair.png``."""
+    arenas = chosen("column", ARENAS, request.columns)
+    rows = chosen("row", CONTENDERS, request.rows)
+    if request.run:
+        for arena, split, row in product(arenas, _SPLITS, rows):
+            try:
+                _measured(arena, split, row, request)
+            except SettingError as problem:  # the others may still run
+                request.say(f"fair {arena} {row}, split {split}: cannot be run: {problem}")
+    found = {
+        arena: {
+            row: {
+                split: record
+                for split in _SPLITS
+                if (record := read_measured(record_file(request.out, "fair", arena, f"{row}-{split}"), RECORD))
+            }
+            for row in CONTENDERS
+        }
+        for arena in ARENAS
+    }
+    write_report(request.out, {name: (ARENAS[name], records) for name, records in found.items()}, request.say)
+
+
+def _measured(name: str, split: int, row: str, request: Request) -> None:
+    arena, contender = ARENAS[name], CONTENDERS[row]
+    rounds = request.rounds or arena.rounds
+    wanted = {
+        "algorithm": contender.algorithm,
+        "settings": dict(contender.settings),
+        "space": {key: list(each) for key, each in contender.space.items()},
+        "model": arena.model,
+        "options": dict(arena.options),
+        "rounds": rounds,
+        "trials": _TRIALS,
+        "seeds": request.seeds,
+        "validation": _VALIDATION,
+        "held_out": _NEW,
+    }
+    what = f"fair {name} {row}, split {split}"
+
+    def measure() -> dict[str, Any]:
+        request.stop_if_wanted(what)
+        federation = _load(arena, split, request)
+        experiment = _experiment(arena, contender, rounds, federation)
+        held = federation.with_validation(_VALIDATION, split)
+        with request.progress(what) as advance:
+            tried = sweep(
+                experiment,
+                contender.space,
+                federation=held,
+                points=_TRIALS,
+                sampler="random",
+                metric=arena.chosen_by or arena.metric,
+                observe=advance,
+            )
+        settings = {**contender.settings, **tried.best_point()}
+        new = _NEW if federation.clients >= 20 else None
+        finished = run(
+            dataclasses.replace(experiment, settings=settings, seeds=request.seeds, held_out_clients=new),
+            federation=held,
+        )
+        return {"settings": settings, **_figures(finished, arena), "trial_scores": _plain(tried.scores("personal"))}
+
+    record, fresh = load_or_measure(record_file(request.out, "fair", name, f"{row}-{split}"), wanted, measure, RECORD)
+    values = [each for each in record["P"] if each is not None]
+    shown = f"{np.mean(values):.4g}" if values else "diverged"
+    request.say(f"{what}: {arena.metric} of P {shown}, {record['seconds']:.0f} s{'' if fresh else ', already done'}")
+
+
+def _load(arena: Arena, split: int, request: Request) -> Federation:
+    options = {key: value for key, value in arena.options.items() if key in ("split", "clients", "task")}
+    return data.load(arena.dataset, seed=split, data_dir=request.federations.data_dir, **options)
+
+
+def _experiment(arena: Arena, contender: Contender, rounds: int, federation: Federation) -> Experiment:
+    task = {"task": arena.options["task"]} if "task" in arena.options else {}
+    return Experiment(
+        model=arena.model,
+        algorithm=contender.algorithm,
+        settings=dict(contender.settings),
+        rounds=rounds,
+        eval_every=max(1, rounds // 20),
+        aggregated=federation.clients,
+        screening="norms",  # nobody attacks
+        **task,
+    )
+
+
+def _figures(finished: Run[Any], arena: Arena) -> dict[str, Any]:
+    """By seed, at the round chosen on validation samples."""
+    points = finished.points
+    first = arena.chosen_by or arena.metric
+    better = {name: metrics.METRICS[name].higher_is_better for name in dict.fromkeys([first, arena.metric, "loss"])}
+    at = {model: places(points, "chosen", first, model, better) for model in ("personal", "global")}
+
+    def value(metric: str, model: Any) -> list[float | None]:
+        values = finished.curve(metric, model)
+        return _plain(values[at[model], np.arange(values.shape[1])])
+
+    worst = [
+        _worst_tenth(points[place].scores.personal.test, seed, arena.metric, better[arena.metric])
+        for seed, place in enumerate(at["personal"])
+    ]
+    new = None
+    if finished.newcomers:
+        new = _plain(finished.newcomers[-1].personal.test.values[arena.metric])
+    return {
+        "P": value(arena.metric, "personal"),
+        "G": value(arena.metric, "global"),
+        "worst": _plain(worst),
+        "loss": value("loss", "personal"),
+        "new": new,
+        "chosen_round": [points[place].round for place in at["personal"]],
+    }
+
+
+def _worst_tenth(scores: Any, seed: int, metric: str, higher: bool) -> float:
+    """The mean over the tenth of the clients with the worst values, of those that have one."""
+    values = np.sort(np.asarray(scores.clients[metric])[seed])
+    values = values[np.isfinite(values)]
+    worst = values if higher else values[::-1]
+    return float(np.mean(worst[: max(1, len(worst) // 10)])) if len(values) else float("nan")
+
+
+def _plain(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    return rounded(np.asarray(values, float).tolist(), 5)
