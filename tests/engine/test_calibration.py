@@ -148,9 +148,7 @@ def test_figures_by_client_are_those_of_the_metrics():
     for i in (0, 2):
         rows = slice(offsets[i], offsets[i + 1])
         for suffix, temperature in (("_before", 1.0), ("", fitted.temperature[i])):
-            given = Predictions(
-                logits[rows] / temperature, labels[rows], np.zeros(sizes[i]), np.ones(sizes[i], bool)
-            )
+            given = Predictions(logits[rows] / temperature, labels[rows], np.zeros(sizes[i]), np.ones(sizes[i], bool))
             for name in ("nll", "brier", "ece"):
                 metric = METRICS[name]
                 sums = jax.device_get((metric.condense or (lambda each: each))(metric.sums(given)))

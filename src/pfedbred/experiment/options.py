@@ -269,6 +269,12 @@ class ProtocolOptions:
         deployed=True,
         sent=True,
     )
+    coverage: Fraction | None = option(
+        None,
+        "calibrate the models by validation samples when training is over: probabilities, and sets or intervals that "
+        "hold the true label this often, such as 0.9",
+        identifies=False,
+    )
     diagnostics: bool = option(
         False,
         "also record the methods' diagnostics, such as the norm of updates",
