@@ -11,9 +11,10 @@ import numpy as np
 from pfedbred.engine.calibration import Calibration, calibrate, own_samples
 from pfedbred.engine.evaluation import Outputs, worst_tenth
 from pfedbred.engine.history import Which
+from pfedbred.engine.metrics.ece import BINS
 from pfedbred.engine.reliability import Bins, Reliability, measure
 from pfedbred.errors import SettingError
-from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe
+from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, expect
 from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.summary import over_seeds
 
@@ -39,6 +40,8 @@ FIGURES = {
     "width": FigureInfo("interval width", False),
 }
 """The figures of :class:`pfedbred.engine.reliability.Reliability`; those before calibration end in ``_before``."""
+
+_OF_CLASSES, _OF_NUMBERS = ("nll", "brier", "ece", "coverage", "size"), ("coverage", "width")
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,8 @@ def _diagram(seeds: Sequence[Bins]) -> dict[str, list[Any]]:
 _ESTIMATE = {"mean": Maybe(NUMBER), "std": Maybe(NUMBER)}
 _FIGURE = {"mean": _ESTIMATE, "worst_tenth": _ESTIMATE, "clients": [Maybe(NUMBER)]}
 _DIAGRAM = {"samples": [COUNT], "confidence": [Maybe(FRACTION)], "accuracy": [Maybe(FRACTION)]}
-_OF_MODEL = {"figures": Each(_FIGURE), "reliability": Maybe(dict.fromkeys(_WHEN, _DIAGRAM))}
-CONTENT = {
+_OF_MODEL = {"figures": Each(_FIGURE), "reliability": Maybe({"before": _DIAGRAM, "after": _DIAGRAM})}
+_CONTENT = {
     "version": COUNT,
     "coverage": FRACTION,
     "own_samples": COUNT,
@@ -167,7 +170,6 @@ CONTENT = {
     "global": _OF_MODEL,
     "personal": _OF_MODEL,
 }
-"""In summary.json."""
 
 _KINDS = Calibration._fields
 KEPT = {
@@ -180,6 +182,28 @@ KEPT = {
 
 EXPORTED = {"coverage": FRACTION, "own": bool, **dict.fromkeys(_KINDS, Maybe(NUMBER))}
 """Of one model, in its own file."""
+
+
+def shown_figures(content: Mapping[str, Any]) -> dict[str, FigureInfo]:
+    """The figures that the calibration in a summary has."""
+    names = _OF_NUMBERS if content["global"]["reliability"] is None else _OF_CLASSES
+    return {name: FIGURES[name] for name in names}
+
+
+def check_content(content: Any, where: Any) -> None:
+    """Rejects what is not the calibration in a summary.json; most runs have none."""
+    expect(content, Maybe(_CONTENT), where, "'calibration'")
+    if content is None:
+        return
+    shown = shown_figures(content)
+    needed = [*shown, *(f"{name}_before" for name, info in shown.items() if info.before)]
+    for model in _MODELS:
+        figures, diagrams = content[model]["figures"], content[model]["reliability"]
+        expect(figures, dict.fromkeys(needed, _FIGURE), where, "'figures'")
+        sizes = {len(figures[name]["clients"]) for name in needed}
+        bins = [len(part) for each in (diagrams or {}).values() for part in (each[name] for name in _DIAGRAM)]
+        if sizes != {len(content["own"])} or (diagrams is None) != ("width" in shown) or set(bins) - {BINS}:
+            raise SettingError(f"{where} is damaged: its calibration is not of one kind, or not of all clients")
 
 
 def of_one(kept: Mapping[str, Any], seed: int, client: int | None) -> dict[str, Any]:
