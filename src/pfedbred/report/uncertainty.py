@@ -20,13 +20,13 @@ def show_calibration(summaries: Sequence[Mapping[str, Any]]) -> None:
     if not having:
         return
     first = having[0]["calibration"]
-    own = f"{sum(first['own'])} of {len(first['own'])} clients"
+    shown = {name: info for name, info in shown_figures(first).items() if name != "brier"}  # a row must fit
+    own = f"{sum(first['own'])} of {len(first['own'])} clients with {first['own_samples']} validation samples or more"
+    arrow = "before → after calibration\n" if any(info.before for info in shown.values()) else ""
     table = new_table(
         f"calibrated for {100 * first['coverage']:g} % coverage, on the test samples, mean over clients",
-        f"before → after calibration; {own} have the {first['own_samples']} validation samples to be calibrated alone"
-        "\nworst tenth: coverage of the tenth of the clients for whom it is lowest",
+        f"{arrow}calibrated alone: {own}\nworst tenth: coverage of the tenth of the clients for whom it is lowest",
     )
-    shown = {name: info for name, info in shown_figures(first).items() if name != "brier"}  # a row must fit
     table.add_column("algorithm")
     table.add_column("model")
     for info in shown.values():

@@ -14,8 +14,9 @@ addSection(() => {
   const promise = () => {
     const { own, own_samples: samples, coverage } = found();
     const alone = own.filter((each) => each).length;
-    return `${current.name}: ${coverage.toPrecision(3)} % of the labels should be covered. ${alone} of ${own.length} clients have the ${samples} validation samples to be `
-      + `calibrated alone, and are promised it for their own samples; the others are calibrated by all clients' samples, for all of them together.`;
+    const others = alone < own.length ? "; the others are calibrated by all clients' samples, and promised it for all of these together" : "";
+    return `${current.name}: ${Number(coverage.toFixed(2))} % of the labels should be covered. ${alone} of ${own.length} clients have the ${samples} validation `
+      + `samples to be calibrated alone, and are promised it for their own samples${others}.`;
   };
   const figures = () => table(["figure", ...models.flatMap((model) => [`${model}, before`, model, `${model}, worst tenth`])],
     found().G.figures.map((figure, place) => [figure.title + unit(figure), ...models.flatMap((model) => {
@@ -26,7 +27,7 @@ addSection(() => {
   // Reliability ---------------------------------------------------------------------------------------------
   const LOOKS = { before: { shade: "#8f8f8f", dash: "dot" }, after: { shade: COLOURS[0], dash: "solid" } };
   const reliability = () => {
-    const layout = { ...twoPanels(400, 720), showlegend: true, legend: { orientation: "h", y: -0.2 } }, data = [];
+    const layout = { ...twoPanels(400, 720), showlegend: true, legend: { orientation: "h", y: -0.28 } }, data = [];
     models.forEach((model, panel) => {
       const suffix = panel ? "2" : "", diagrams = found()[model].reliability;
       layout["xaxis" + suffix] = { title: { text: "confidence (%)" }, range: [0, 102] };
@@ -59,6 +60,7 @@ addSection(() => {
   const covered = () => {
     const sorted = clients().sort((a, b) => a.p - b.p || a.g - b.g), level = found().coverage;
     const size = Math.max(3, Math.min(10, 600 / Math.max(1, sorted.length)));
+    const lowest = sorted.reduce((low, client) => Math.min(low, client.g, client.p), level);
     const dots = (key, shade, title) => ({ x: sorted.map((_, index) => index), y: sorted.map((client) => client[key]), mode: "markers", name: title,
       marker: { color: shade, size, symbol: sorted.map((client) => (client.own ? "circle" : "circle-open")) }, text: sorted.map((client) => plain(client.name)),
       hovertemplate: `client %{text}: %{y:.2f} %<extra>${title}</extra>` });
@@ -66,7 +68,7 @@ addSection(() => {
       data: [{ x: [-0.5, sorted.length - 0.5], y: [level, level], mode: "lines", line: { color: style("--ink"), width: 1.4, dash: "dash" }, name: "asked for", hoverinfo: "skip" },
         dots("g", COLOURS[0], "G"), dots("p", COLOURS[1], "P")],
       layout: { height: 400, showlegend: true, legend: { orientation: "h", y: 1.12 }, hovermode: "closest",
-        xaxis: { title: { text: "client, sorted by P" } }, yaxis: { title: { text: "coverage (%)" }, range: [0, 104] } },
+        xaxis: { title: { text: "client, sorted by P" } }, yaxis: { title: { text: "coverage (%)" }, range: [Math.max(0, lowest - 10), 102] } },
     };
   };
   const rows = () => clients().map((client) => [client.name, fixed(client.g), fixed(client.p), client.own ? "its own samples" : "all clients' samples"]);
