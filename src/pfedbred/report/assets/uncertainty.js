@@ -27,7 +27,7 @@ addSection(() => {
   // Reliability ---------------------------------------------------------------------------------------------
   const LOOKS = { before: { shade: "#8f8f8f", dash: "dot" }, after: { shade: COLOURS[0], dash: "solid" } };
   const reliability = () => {
-    const layout = { ...twoPanels(400, 720), showlegend: true, legend: { orientation: "h", y: -0.28 } }, data = [];
+    const layout = { ...twoPanels(400, 720), showlegend: true, legend: { orientation: "h", y: narrow() ? -0.14 : -0.28 } }, data = [];
     models.forEach((model, panel) => {
       const suffix = panel ? "2" : "", diagrams = found()[model].reliability;
       layout["xaxis" + suffix] = { title: { text: "confidence (%)" }, range: [0, 102] };
