@@ -80,7 +80,7 @@ def test_the_threshold_is_the_smallest_with_enough_scores_below():
         enough = [each for each in scores if np.sum(scores <= each) >= (len(scores) + 1) * level - 1e-9]
         assert calibration.conformal_threshold(scores, level) == min(enough)
     assert calibration.conformal_threshold(np.arange(1, 10.0), 0.9) == 9  # ten times 0.9 is nine
-    assert calibration.conformal_threshold(np.append(np.arange(8.0), np.nan), 0.9) == np.inf
+    assert calibration.conformal_threshold(np.append(np.arange(18.0), [np.nan] * 2), 0.9) == np.inf
 
 
 @pytest.mark.parametrize("count", [9, 19, 50])
@@ -101,6 +101,17 @@ def test_new_samples_are_covered_as_often_as_promised(kind, count):
     low, high = scipy.stats.binom.interval(0.9999, draws, expected)
     assert level <= expected < level + 1 / (count + 1)
     assert low <= covered <= high
+
+
+def test_a_label_is_in_the_set_if_its_score_is_allowed():
+    likely = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])
+    np.testing.assert_allclose(calibration.conformal_scores(np.log(likely), np.array([1, 2])), [0.7, 0.3])
+    np.testing.assert_allclose(calibration.conformal_scores(np.array([1.0, 5.0]), np.array([3.0, 4.5])), [2.0, 0.5])
+    logits, _ = drawn(50)
+    for label in range(4):
+        scores = calibration.conformal_scores(logits, np.full(50, label))
+        allowed = (scores <= 0.8) | (logits.argmax(-1) == label)
+        np.testing.assert_array_equal(calibration.label_sets(logits, 0.8)[:, label], allowed)
 
 
 def test_a_set_has_the_likely_labels_and_is_never_empty():
@@ -162,6 +173,16 @@ def test_figures_by_client_are_those_of_the_metrics():
         assert bins.samples.sum() == sizes.sum()
         assert bins.correct.sum() == np.sum(logits.argmax(-1) == labels)
     assert found.before.confidence.sum() != found.after.confidence.sum()
+
+
+def test_bins_are_of_confidence():
+    """Bin b holds confidences in ((b - 1) / 15, b / 15]."""
+    likely = np.array([[0.5, 0.4, 0.1], [0.99, 0.005, 0.005], [0.45, 0.35, 0.2], [0.1, 0.55, 0.35]])
+    fitted = calibration.Calibration(np.array([1.0, 1.0]), np.array([0.5, 0.5]))
+    bins = measure(np.log(likely), np.array([0, 1, 0, 1]), np.array([0, 4]), fitted).before
+    assert {i: count for i, count in enumerate(bins.samples.tolist(), 1) if count} == {7: 1, 8: 1, 9: 1, 15: 1}
+    assert bins.correct.tolist() == [1.0 if i in (7, 8, 9) else 0.0 for i in range(1, 16)]
+    np.testing.assert_allclose(bins.confidence[[6, 7, 8, 14]], [0.45, 0.5, 0.55, 0.99])
 
 
 def test_intervals_by_client_are_counted():
