@@ -58,6 +58,7 @@ REFERENCE = {
     "auroc": lambda z, y: _one_against_rest(_binned_log_odds(z), y),
     "ece": _ece,
     "brier": lambda z, y: np.mean(np.sum((softmax(z, -1) - np.eye(z.shape[1])[y]) ** 2, -1)),
+    "nll": lambda z, y: np.mean(logsumexp(z, -1) - z[np.arange(len(y)), y]),
     "rmse": lambda z, y: sklearn.metrics.root_mean_squared_error(y, z[:, 0]),
     "mae": lambda z, y: sklearn.metrics.mean_absolute_error(y, z[:, 0]),
     "r2": lambda z, y: sklearn.metrics.r2_score(y, z[:, 0]) if np.ptp(y) else np.nan,
@@ -156,7 +157,7 @@ def test_a_sample_whose_logits_are_not_finite_has_no_prediction(broken):
     with np.errstate(invalid="ignore"):
         assert _value("accuracy", logits, labels) == pytest.approx(2 / 3)
         assert _value("f1", logits, labels) == pytest.approx((2 / 3 + 1) / 2)
-        for name in ("auroc", "ece", "brier"):
+        for name in ("auroc", "ece", "brier", "nll"):
             assert np.isnan(_value(name, logits, labels)), name
 
 
@@ -244,7 +245,7 @@ def test_names_and_objects_are_resolved_with_accuracy_and_loss_first():
     ("given", "message"),
     [
         ("acuracy", "unknown metric 'acuracy'; did you mean 'accuracy'"),
-        ("f1,", "unknown metric ''; choose one of: accuracy, loss, f1, auroc, ece, brier, rmse, mae, r2, micro"),
+        ("f1,", "unknown metric ''; choose one of: accuracy, loss, f1, auroc, ece, brier, nll, rmse, mae, r2, micro"),
         ([3], "unknown metric 3"),
         ([["f1"]], r"unknown metric \['f1'\]"),
         ("f1,ece,f1", "the metric 'f1' is given 2 times"),

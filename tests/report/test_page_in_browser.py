@@ -6,7 +6,7 @@ import re
 
 import pytest
 from support.browser import wait
-from support.page_folders import write_comparison, write_lines, write_paper, write_run, write_sweep
+from support.page_folders import add_calibration, write_comparison, write_lines, write_paper, write_run, write_sweep
 
 from pfedbred.experiment.command import command
 from pfedbred.paper.page import section
@@ -25,6 +25,7 @@ def root(tmp_path_factory):
     for line in lines:
         line["diagnostics"] = {"distance <b>": [1.0, 2.0], "steps": [5, 5]}
     write_lines(root / "cmp" / "mg-meta", lines)
+    add_calibration(root / "cmp" / "mg-meta")
     write_sweep(root / "sweep" / "sweep.json")
     write_paper(root / "paper")
     write_page([root / "cmp", root / "sweep", root / "paper"], root / "page.html", [section()], command)
@@ -58,9 +59,11 @@ def page(browser, root):
 def test_it_opens_without_an_error_and_nothing_overflows(page, width, theme):
     browser, charts = page(width, theme)
     assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
-    assert len(charts) == 2 + 2 + 2 + 4 + 1 + 5  # curves, clients; diagnostics; table; sweeps; deviation; data by part
+    # curves, clients; diagnostics; uncertainty; table; sweeps; deviation; data by part
+    assert len(charts) == 2 + 2 + 2 + 2 + 4 + 1 + 5
     sections = browser.execute_script("return [...document.querySelectorAll('main section')].map((each) => each.id)")
-    assert sections == ["table", "curves", "clients", "diagnostics", "paper", "deviation", "sweeps", "data", "settings"]
+    of_runs = ["table", "curves", "clients", "diagnostics", "uncertainty"]
+    assert sections == [*of_runs, "paper", "deviation", "sweeps", "data", "settings"]
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     wide = """return [...document.querySelectorAll('main *')]
         .filter((each) => !each.closest('.scroll, pre, .chart, details'))
@@ -167,3 +170,21 @@ def test_it_can_be_read_without_seeing_it(page):
     levels = browser.execute_script(headings)
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+def test_reliability_and_coverage_are_drawn_and_told(page):
+    browser, charts = page()
+    assert {"reliability-chart", "coverage-chart"} <= set(charts)
+    words = browser.execute_script("return document.getElementById('uncertainty-summary').textContent")
+    assert "90 % of the labels should be covered. 1 of 3 clients have the 19 validation samples" in words
+    assert "the others are calibrated by all clients' samples" in words
+    lines = browser.execute_script(
+        """return document.getElementById('coverage-chart').data.map((each) => [each.name, [...each.y]])"""
+    )
+    assert lines == [["asked for", [90, 90]], ["G", [50, 50, 50]], ["P", [95, 95, 95]]]
+    marks = browser.execute_script("return [...document.getElementById('coverage-chart').data[1].marker.symbol]")
+    assert sorted(marks) == ["circle", "circle-open", "circle-open"]
+    curves = browser.execute_script(
+        """return document.getElementById('reliability-chart').data.map((each) => each.x.length)"""
+    )
+    assert curves == [2, 14, 14, 2, 14, 14]  # a bin without samples has no dot

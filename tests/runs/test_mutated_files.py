@@ -174,6 +174,49 @@ def finished_summary(folder):
     return folder / "summary.json"
 
 
+@functools.cache
+def calibrated_run():
+    """The files of a run with calibrated models, one of which is exported."""
+    options = {"algorithm": "local", "rounds": 1, "settings": {"R": 1}, "validation": 0.5, "coverage": 0.8}
+    with tempfile.TemporaryDirectory() as folder:
+        pfedbred.run(**options, federation=small_federation((20, 9)), out=f"{folder}/run")
+        saved_models.export(f"{folder}/run", client=0)
+        return {each.name: each.read_bytes() for each in Path(folder, "run").iterdir() if each.is_file()}
+
+
+def from_calibrated_run(name):
+    def make(folder):
+        for each, content in calibrated_run().items():
+            (folder / each).write_bytes(content)
+        return folder / name
+
+    return make
+
+
+def calibration_alone(view):
+    """Changes what a view shows of the calibration, and nothing else."""
+
+    def unpack(data):
+        return view.unpack(data)["calibration"]
+
+    def pack(value):
+        whole = view.unpack(calibrated_run()["summary.json"])
+        return view.pack({**whole, "calibration": value})
+
+    return View(unpack, pack)
+
+
+def report_and_show(path):
+    report(path)
+    return show_again(path)
+
+
+def sure(path):
+    """What a calibrated model is sure of."""
+    model = pfedbred.load_model(path)
+    return model.probabilities(np.ones((2, 6))), model.sets(np.ones((2, 6)))
+
+
 def show_again(path):
     """A run that was finished before, in a comparison that is resumed."""
     record = RunRecord.read(path.parent)
@@ -332,6 +375,16 @@ READERS = {
         [CHECKED],
     ),
     "summary of a finished run": Reader(finished_summary, show_again, 500, [JSON]),
+    "calibration in summary.json": Reader(
+        from_calibrated_run("summary.json"), report_and_show, 600, [calibration_alone(JSON)]
+    ),
+    "calibrated models": Reader(
+        from_calibrated_run("models.safetensors"),
+        lambda path: saved_models.export(path.parent, client=0),
+        400,
+        [SAFETENSORS],
+    ),
+    "calibrated model": Reader(from_calibrated_run("client-0.safetensors"), sure, 400, [SAFETENSORS]),
     "metrics of a stopped run": Reader(from_stopped_run("metrics.jsonl"), resume, 600, [JSON_LINES]),
     "data.json": Reader(from_run("data.json"), report, 600, [JSON]),
     "table.json": Reader(compared, report, 300, [JSON]),

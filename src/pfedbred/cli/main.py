@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -98,17 +99,32 @@ def predict_command(
         str | None,
         typer.Option(help="the column with the true labels, not an input [default: label or y]", show_default=False),
     ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="also the calibrated probability of each label")
+    ] = False,
+    sets: Annotated[
+        bool, typer.Option("--sets", help="also the set of labels that holds the true one as often as promised")
+    ] = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="also the interval that holds the true number as often as promised")
+    ] = False,
     network: Annotated[
         str | None, typer.Option("--model", help="the network of a custom model, as it was given to run: module:name")
     ] = None,
 ) -> None:
-    """Predict labels, or numbers, with a trained model, on the machine that has the samples."""
+    """Predict labels, or numbers, with a trained model, on the machine that has the samples.
+
+    With --probabilities, --sets or --intervals, a table in CSV: the model must come from a run with --coverage.
+    """
     trained = prediction.find_model(model, network and references.resolve(network, "model"))
     several = trained.about["labels"] if trained.about["task"] == "multi-label" else None
     columns = trained.about["columns"] and [each["name"] for each in trained.about["columns"]]
     given = prediction.read_samples(samples, label_column, trained.about["features"], several, columns)
     labels = prediction.predict(trained, given, samples)
+    asked = prediction.Asked(probabilities, sets, intervals)
     text = "".join(f"{printable(label)}\n" for label in labels)
+    if any(asked):
+        text = _csv(prediction.detailed(trained, given, labels, asked))
     if out:
         write_text(out, text)
         print(f"labels: {out}")
@@ -117,9 +133,17 @@ def predict_command(
     about = trained.about
     whose = f"{about.get('client_name')}'s personal model" if about["kind"] == "personal" else "the global model"
     line = f"{whose} of {about['algorithm']}, {_when(about)}"
+    if any(asked):
+        line += f", {prediction.promise(about)}"
     if given.labels is not None:
         line += f": {prediction.agreement(trained, labels, given.labels)}"
     print(printable(line), file=sys.stderr)
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([printable(cell) for cell in row] for row in rows)
+    return text.getvalue()
 
 
 def _when(about: Mapping[str, Any]) -> str:

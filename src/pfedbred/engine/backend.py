@@ -15,9 +15,9 @@ import numpy as np
 
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.data.columns import Encoding
-from pfedbred.data.federation import Federation
+from pfedbred.data.federation import Federation, Part
 from pfedbred.data.text import Text
-from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.evaluation import Evaluation, Outputs
 from pfedbred.engine.plan import Plan
 from pfedbred.engine.round import Servers
 from pfedbred.engine.screening import Rejections
@@ -200,6 +200,9 @@ class Backend(Protocol[S]):
 
         None in place of P where personal models stay with their clients.
         """
+
+    def outputs(self, part: Part, global_: Tree, personal: Tree) -> Outputs:
+        """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
 
     def announce(self, state: S, round_: int, last: bool = False) -> None:
         """Tells clients that keep their own personal models which round is chosen: with the next round, or now."""

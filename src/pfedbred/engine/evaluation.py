@@ -158,6 +158,22 @@ class Evaluation(NamedTuple):
         return self.global_ if model == "global" else self.personal
 
 
+class Outputs(NamedTuple):
+    """What G and P predict for the samples of one part, client after client.
+
+    Attributes:
+      global_: by seed and sample: logits, (seeds, n, labels), or numbers in the units of the labels, (seeds, n).
+      personal: likewise, of each client's own model.
+      labels: (n,).
+      offsets: where each client's samples begin, and where the last one's end.
+    """
+
+    global_: np.ndarray
+    personal: np.ndarray
+    labels: np.ndarray
+    offsets: np.ndarray
+
+
 class Evaluator:
     """Evaluates one algorithm on one federation."""
 
@@ -185,6 +201,7 @@ class Evaluator:
             )
             for part, split in federation.parts.items()
         ]
+        self._offsets = {part: split.offsets for part, split in federation.parts.items()}
         self._executor = executor
         self._tally_blocks = {
             part: functools.cache(
@@ -205,21 +222,27 @@ class Evaluator:
         return EvaluationSet(inputs, y, blocks)
 
     def _tally_block(self, part: Part, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> tuple[Sums, Sums]:
-        samples, global_, personal = shared
-        place = jnp.arange(self._width[part])
-        rows = jnp.minimum(block.start + place, len(samples.y) - 1)
-        x, y, mask = samples.x.take(rows), samples.y[rows], place < block.length
+        outputs, y = self._predict_block(part, shared, block)
+        mask = jnp.arange(self._width[part]) < block.length
 
         def tally(outputs: Array) -> Sums:
             predictions = Predictions(self._task.scores(outputs), y, self._task.losses(outputs, y), mask)
             return {metric.name: metric.sums(predictions) for metric in self.metrics[part]}
 
-        own = jax.tree.map(lambda leaf: leaf[block.client], personal)
-        outputs = [self._predict(model, x) for model in (global_, own)]
         if self._executor == "loop":  # it takes what cannot be traced
             return tally(outputs[0]), tally(outputs[1])
         both = jax.vmap(tally)(jnp.stack(outputs))  # half as many kernels on a GPU as one model after the other
         return jax.tree.map(itemgetter(0), both), jax.tree.map(itemgetter(1), both)
+
+    def _predict_block(
+        self, part: Part, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks
+    ) -> tuple[list[Array], Array]:
+        """The outputs of G and P for the samples of a block, and their labels; beyond its length they are padding."""
+        samples, global_, personal = shared
+        rows = jnp.minimum(block.start + jnp.arange(self._width[part]), len(samples.y) - 1)
+        own = jax.tree.map(lambda leaf: leaf[block.client], personal)
+        x = samples.x.take(rows)
+        return [self._predict(model, x) for model in (global_, own)], samples.y[rows]
 
     def _chunk(self, part: Part, shared: tuple[EvaluationSet, Tree, Tree]) -> int:
         """How many blocks run side by side: as many as keep the largest array of a model within its limit."""
@@ -242,6 +265,30 @@ class Evaluator:
             by_client = _by_client(blocks, samples.blocks.client, self._clients)
             tallies |= {f"{model}_{part}": sums for model, sums in zip(_MODELS, by_client, strict=True)}
         return tallies
+
+    def outputs(self, part: Part, global_: Tree, personal: Tree) -> Outputs:
+        """What models predict that begin with the seeds: G, and P of each client for its own samples."""
+        samples, offsets = self.sets[list(self.metrics).index(part)], self._offsets[part]
+        labels, seeds = np.asarray(samples.y), len(jax.tree.leaves(global_)[0])
+        if not len(labels):
+            nothing = np.zeros((seeds, 0, 1))
+            return Outputs(nothing, nothing, labels, offsets)
+
+        def scores(shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> list[Array]:
+            return [self._task.scores(each) for each in self._predict_block(part, shared, block)[0]]
+
+        shared: Any = (samples, *devices.place((global_, personal), self._sharding))
+        one = (samples, *jax.tree.map(itemgetter(0), shared[1:]))
+        every = executors.every(scores, self._executor, self._chunk(part, one) if self._executor == "vmap" else None)
+        if self._executor != "loop":
+            every = jax.jit(every, out_shardings=self._sharding)
+        real = np.arange(self._width[part]) < np.asarray(samples.blocks.length)[:, None]
+        found = []
+        for seed in range(seeds):
+            one = (samples, *jax.tree.map(itemgetter(seed), shared[1:]))
+            found.append([devices.fetch(each)[real] for each in every(one, samples.blocks)])
+        both = [np.stack(each) for each in zip(*found, strict=True)]
+        return Outputs(both[0], both[1], labels, offsets)
 
     def pack(self, tallies: Tallies) -> Packed:
         """What the host needs of the statistics, as one array per type: fetching many small ones takes longer."""
@@ -344,8 +391,13 @@ def _spread(values: np.ndarray, higher_is_better: bool) -> dict[str, np.ndarray]
     have = np.isfinite(values).any(axis=(0, 1))
     if not have.any():
         return dict.fromkeys(("worst_decile", "client_std"), np.full(values.shape[:2], np.nan))
-    ordered = np.sort(values[..., have], axis=-1)
-    tenth = math.ceil(have.sum() / 10)
-    worst = ordered[..., :tenth] if higher_is_better else ordered[..., -tenth:]
+    own = np.sort(values[..., have], axis=-1)
     with np.errstate(invalid="ignore"):  # a run that diverges has infinite errors, and no deviation
-        return {"worst_decile": worst.mean(-1), "client_std": ordered.std(-1)}
+        return {"worst_decile": worst_tenth(own, higher_is_better), "client_std": own.std(-1)}
+
+
+def worst_tenth(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
+    """The mean over the tenth of the clients, along the last axis and at least one, for whom it is worst."""
+    ordered = np.sort(values, axis=-1)
+    tenth = math.ceil(values.shape[-1] / 10)
+    return (ordered[..., :tenth] if higher_is_better else ordered[..., -tenth:]).mean(-1)

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from pfedbred.algorithms.base import Algorithm, Info, Task
-from pfedbred.data.federation import Federation
+from pfedbred.data.federation import Federation, Part
 from pfedbred.engine import devices, evaluation, executors, programs, screening, selection
 from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
 from pfedbred.engine.keys import init_key, select_key
@@ -359,6 +359,10 @@ class ResidentBackend:
     def evaluated_models(self, states: State) -> tuple[Tree, Tree]:
         """Those of the state: an evaluation is done at once."""
         return self.models(states)
+
+    def outputs(self, part: Part, global_: Tree, personal: Tree) -> evaluation.Outputs:
+        """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
+        return self._evaluator.outputs(part, global_, personal)
 
     def announce(self, states: State, round_: int, last: bool = False) -> None:
         """No client is elsewhere."""

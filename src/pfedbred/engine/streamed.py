@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.algorithms.base import Algorithm, Info, Task
-from pfedbred.data.federation import Federation
+from pfedbred.data.federation import Federation, Part
 from pfedbred.data.population import Population
 from pfedbred.engine import devices, evaluation, executors, programs, screening, selection
 from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
@@ -357,6 +357,10 @@ class StreamedBackend:
     def evaluated_models(self, states: StreamedState) -> tuple[Tree, Tree]:
         """Those of the state: an evaluation is done at once."""
         return self.models(states)
+
+    def outputs(self, part: Part, global_: Tree, personal: Tree) -> evaluation.Outputs:
+        """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
+        return self._evaluator.outputs(part, global_, personal)
 
     def announce(self, states: StreamedState, round_: int, last: bool = False) -> None:
         """No client is elsewhere."""

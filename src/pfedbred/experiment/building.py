@@ -27,6 +27,7 @@ from pfedbred.engine import Backend, Plan, ResidentBackend, StreamedBackend, cli
 from pfedbred.engine.backend import DataInfo
 from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
+from pfedbred.experiment.calibrating import check_coverage
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.sigma import with_sigma
 from pfedbred.experiment.task import has_batch_norm, make_task
@@ -63,6 +64,10 @@ def build(experiment: Experiment, federation: Federation | Population | None = N
         backend = StreamedBackend(
             algorithm, task, federation, plan, store, folder=folder, evaluated=evaluated, varying=changes
         )
+        if experiment.coverage is not None and len(backend.evaluated) < federation.clients:
+            raise SettingError(
+                f"coverage needs the outputs of all clients: evaluate all {federation.clients:,} (scored_clients)"
+            )
     _check_memory(experiment, backend)
     backend.trace(experiment.seeds)
     where: Any = backend.store
@@ -72,6 +77,8 @@ def build(experiment: Experiment, federation: Federation | Population | None = N
 def build_sweep(experiment: Experiment, federation: Federation | None) -> tuple[Experiment, ResidentBackend]:
     """Likewise, with a program whose inputs are the settings given to the backend's ``init``."""
     parts = _prepare(experiment, federation)
+    if parts.experiment.coverage is not None:
+        raise SettingError("a sweep keeps no models to calibrate: leave coverage out, and run its best point with it")
     if parts.store != "device":
         raise SettingError("a sweep keeps all clients on the device at every point: use fewer clients, or store device")
     assert isinstance(parts.federation, Federation)
@@ -208,6 +215,7 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
         federation = federation.with_validation(experiment.validation, experiment.split_seed or 0)
         if isinstance(federation, Federation) and not len(federation.parts["validation"].y):
             raise SettingError(f"validation = {experiment.validation} keeps no sample of any client: use a larger part")
+    check_coverage(experiment, federation)
     newcomers = None
     if experiment.held_out_clients:
         if isinstance(federation, Population):

@@ -17,6 +17,7 @@ from pfedbred.engine.history import Point
 from pfedbred.engine.newcomers import join
 from pfedbred.engine.screening import Rejections, diverged, total
 from pfedbred.experiment.building import Built
+from pfedbred.experiment.calibrating import calibrate_models
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.choosing import ChosenModels
 from pfedbred.experiment.progress import Progress
@@ -37,7 +38,8 @@ def train(
     ``folder`` is the run folder that the callbacks write into, if they do. ``keep_models`` is whether to keep the
     models of the rounds chosen on validation samples; by default if they are small.
     """
-    return _Training(built, [ChosenModels(keep_models), *callbacks], start, folder).run()
+    keep = keep_models if built.experiment.coverage is None else True  # models to calibrate, whether written or not
+    return _Training(built, [ChosenModels(keep), *callbacks], start, folder).run()
 
 
 class _Moment(NamedTuple):
@@ -157,6 +159,9 @@ class _Training(Generic[S]):
         progress, joined = self._progress, None
         if self._newcomers and not self._stopped:
             joined = join(self._backend, progress.state, self._newcomers, self._experiment.joining_rounds)
+        coverage, calibration = self._experiment.coverage, None
+        if coverage is not None and progress.chosen and not self._stopped and self._diverged is None:
+            calibration = calibrate_models(self._backend, progress.state, progress.chosen, coverage)
         self._tick()
         return Run(
             self._experiment,
@@ -173,6 +178,7 @@ class _Training(Generic[S]):
             self._diverged,
             self._folder,
             progress.chosen,
+            calibration,
         )
 
 

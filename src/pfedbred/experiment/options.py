@@ -28,7 +28,7 @@ from pfedbred.data.population import Population
 from pfedbred.engine.metrics import METRICS, Given, Metric
 from pfedbred.engine.selection import SELECTIONS
 from pfedbred.models import Model
-from pfedbred.settings.values import Count, Fraction, Minority, NonNegativeCount, Seed
+from pfedbred.settings.values import Count, Fraction, Level, Minority, NonNegativeCount, Seed
 from pfedbred.tasks import TaskKind
 
 
@@ -268,6 +268,12 @@ class ProtocolOptions:
         identifies=False,
         deployed=True,
         sent=True,
+    )
+    coverage: Level | None = option(
+        None,
+        "calibrate the models by validation samples when training is over: probabilities, and sets or intervals that "
+        "hold the true label this often, such as 0.9",
+        identifies=False,
     )
     diagnostics: bool = option(
         False,

@@ -15,6 +15,7 @@ from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.runs.calibration import RunCalibration
 from pfedbred.runs.chosen import Chosen
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.summary import summary
@@ -43,6 +44,7 @@ class Run(Generic[S]):
       diverged: the round at which all seeds were found to have diverged, where the run ended; None if they did not.
       folder: the run folder, if it has one.
       chosen: the rounds chosen on validation samples, and their models; None without such samples.
+      calibration: of the chosen models; None if no ``coverage`` was asked for, or the run diverged.
     """
 
     experiment: Experiment
@@ -59,6 +61,7 @@ class Run(Generic[S]):
     diverged: int | None = None
     folder: Path | None = None
     chosen: Chosen | None = None
+    calibration: RunCalibration | None = None
 
     @property
     def rejections(self) -> Rejections:
@@ -126,6 +129,7 @@ class Run(Generic[S]):
             diverged=self.diverged,
             finished_early=self.finished_early,
             newcomers=self.newcomers,
+            calibration=None if self.calibration is None else self.calibration.content(),
             evaluated=None
             if evaluated is None
             else {"clients": len(evaluated), "took_part": participated, "numbers": evaluated.tolist()},

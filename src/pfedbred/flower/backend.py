@@ -14,12 +14,13 @@ import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfedbred.data.federation import Part
 from pfedbred.engine import screening
 from pfedbred.engine.backend import Pending, Saved, check_seed
 from pfedbred.engine.evaluation import Evaluation
@@ -146,6 +147,10 @@ class DeployedBackend:
     def evaluated_models(self, state: DeployedState) -> tuple[Tree, None]:
         """G alone: a round of training may have passed since clients evaluated it."""
         return jax.tree.map(lambda leaf: np.asarray(leaf)[None], self._evaluated), None
+
+    def outputs(self, part: Part, global_: Tree, personal: Tree) -> NoReturn:
+        """Outputs stay with the clients, as their samples do."""
+        raise SettingError("what models predict stays with the clients of a real federation: it cannot be had here")
 
     def announce(self, state: DeployedState, round_: int, last: bool = False) -> None:
         """Tells clients with their next request, or now if there is none, whose round's personal model to keep."""

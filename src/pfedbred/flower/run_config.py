@@ -82,6 +82,8 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
 
     "" stands for a key that is not given, and so does 0 where it has no other meaning.
     """
+    if "coverage" in config:
+        raise SettingError("coverage is not available on a real federation: what models predict stays with the clients")
     for key in config:
         if key not in DEFAULTS:
             raise SettingError(f"the run config has an unknown key {key!r}{nearest(key, DEFAULTS)}")

@@ -17,6 +17,7 @@ from pfedbred.engine.history import Which
 from pfedbred.errors import SettingError, is_file_name
 from pfedbred.io.shapes import COUNT, Maybe, expect
 from pfedbred.io.strict import finite_or_none, read_json
+from pfedbred.report.uncertainty import page_content
 from pfedbred.runs.comparison import pooled
 from pfedbred.runs.figures import SUMMARY_KEYS, TITLES, Figure, diverged_seeds
 from pfedbred.runs.layout import DATA, SUMMARY, split_name
@@ -84,6 +85,7 @@ def add_record(
             "metrics": metrics,
             "clients": list(names),
             "diagnostics": _diagnostics(run, kept),
+            "uncertainty": page_content(run.summary, clients),
             "reproduce": {
                 "command": command(run.experiment) if command else None,
                 "settings": _settings(run.experiment),

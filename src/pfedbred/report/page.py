@@ -80,7 +80,10 @@ def _asset(name: str) -> str:
 
 def _script(sections: Sequence[Section]) -> str:
     """All scripts in one scope, in the order of the sections on the page."""
-    before, after = ("base.js", "curves.js", "runs.js", "comparisons.js"), ("sweeps.js", "data.js", "settings.js")
+    before, after = (
+        ("base.js", "curves.js", "runs.js", "uncertainty.js", "comparisons.js"),
+        ("sweeps.js", "data.js", "settings.js"),
+    )
     parts = [*map(_asset, before), *(each.script for each in sections), *map(_asset, after)]
     return "\n".join(['"use strict";', "(() => {", *parts, "showPage();", "})();"])
 

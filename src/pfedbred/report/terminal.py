@@ -19,6 +19,7 @@ from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
 from pfedbred.report.console import console, new_table, print_table, shown_estimate
 from pfedbred.report.outcomes import interval_words, show_figures
+from pfedbred.report.uncertainty import show_calibration
 from pfedbred.runs.figures import EXPLAINED, Figure
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.schema import primary_info, primary_metric
@@ -137,6 +138,7 @@ def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
         show_figures(summaries, _explained(first))
         _show_other_metrics(summaries, "chosen")
         _show_newcomers(summaries)
+        show_calibration(summaries)
         return
     metric, info = primary_metric(first), primary_info(first)
     what = f"best test {info['title']}{' in %' if info['percent'] else ''}"

@@ -17,6 +17,7 @@ from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
 from pfedbred.io.strict import parse_json
+from pfedbred.runs import calibration
 from pfedbred.runs.chosen import MODELS as MODEL_KINDS
 from pfedbred.tasks import TASKS
 
@@ -60,9 +61,10 @@ _EARLIER = {  # what older files do not tell
     "precision": "float32",
     "train_only": None,
     "batch_norm": "local",
+    "calibration": None,
 }
-_OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str])}
-_OF_MODEL = {"kind": str, "seed": COUNT}
+_OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str]), "calibration": Maybe(calibration.KEPT)}
+_OF_MODEL = {"kind": str, "seed": COUNT, "calibration": Maybe(calibration.EXPORTED)}
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
@@ -97,6 +99,7 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
     if facts["batch_norm"] not in get_args(BatchNorm):
         raise SettingError(f"{path} is damaged: 'batch_norm' cannot be {facts['batch_norm']!r}")
     _check_chosen(facts, path)
+    _check_calibration(facts, expected, path)
     names = facts.get("client_names")
     if names is not None and len(names) != facts["clients"]:
         raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")
@@ -104,6 +107,17 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         if file.get_slice(name).get_dtype() not in _DTYPES:
             raise SettingError(f"{path} holds {name!r} with a number type that no model has")
     return file, facts
+
+
+def _check_calibration(facts: Mapping[str, Any], expected: str, path: Path) -> None:
+    """Rejects one that is not of the file's seeds and clients, and temperatures that nothing can be divided by."""
+    found = facts["calibration"]
+    if found is None:
+        return
+    if expected == KEPT:
+        calibration.check_kept(found, len(facts["seeds"]), facts["clients"], path)
+    elif found["temperature"] is not None and not found["temperature"] > 0:
+        raise SettingError(f"{path} is damaged: its temperature is {found['temperature']}")
 
 
 def _check_chosen(facts: Mapping[str, Any], path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,36 @@ def predict(model: TrainedModel, samples: GivenSamples, where: Path) -> list[str
     if samples.labels is not None and len(samples.labels) != len(samples.x):
         raise SettingError(f"{where} has {len(samples.x)} samples and {len(samples.labels)} labels")
     return [_text(each) for each in model.predict(samples.x, encoded=samples.encoded)]
+
+
+class Asked(NamedTuple):
+    """What to say of each sample beside its label."""
+
+    probabilities: bool = False
+    sets: bool = False
+    intervals: bool = False
+
+
+def detailed(model: TrainedModel, samples: GivenSamples, predicted: Sequence[str], asked: Asked) -> list[list[str]]:
+    """A table for a CSV file, with a header: each sample's prediction, and how sure the calibrated model is of it."""
+    columns: dict[str, Sequence[str]] = {"prediction": predicted}
+    if asked.probabilities:
+        likely = model.probabilities(samples.x, encoded=samples.encoded)
+        names = model.about["labels"] or range(likely.shape[1])
+        columns |= {f"P({name})": [f"{each:.4g}" for each in own] for name, own in zip(names, likely.T, strict=True)}
+    if asked.sets:
+        columns["set"] = [_text(each) for each in model.sets(samples.x, encoded=samples.encoded)]
+    if asked.intervals:
+        ends = model.intervals(samples.x, encoded=samples.encoded)
+        columns |= {name: [f"{each:.7g}" for each in own] for name, own in zip(("from", "to"), ends.T, strict=True)}
+    return [list(columns), *map(list, zip(*columns.values(), strict=True))]
+
+
+def promise(about: Mapping[str, Any]) -> str:
+    """What coverage a calibrated model promises, in words."""
+    found = about["calibration"]
+    whose = "this client's samples" if found["own"] else "all clients' samples together"
+    return f"calibrated for {100 * found['coverage']:g} % of {whose}"
 
 
 def agreement(model: TrainedModel, predicted: Sequence[str], given: Sequence[str]) -> str:

@@ -25,10 +25,12 @@ from pfedbred.algorithms.exchange import exchange
 from pfedbred.data.columns import Encoding, numbers_of, restored
 from pfedbred.data.minibatches import Batch, Inputs
 from pfedbred.data.text import Text
+from pfedbred.engine import calibration
 from pfedbred.engine.backend import Backend, DataInfo
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io import tensors
 from pfedbred.runs import model_file
+from pfedbred.runs.calibration import of_one
 from pfedbred.runs.chosen import MODELS as MODEL_KINDS
 from pfedbred.runs.chosen import Chosen
 from pfedbred.runs.layout import COMPARISON, GLOBAL_MODEL, MODELS, SWEEP, TABLE
@@ -47,11 +49,13 @@ def write_models(
     state: S,
     round_: int,
     chosen: Chosen | None = None,
+    fitted: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the models of a finished run into its folder; G alone where personal models stay with their clients.
 
     ``experiment`` are its options as plain values. The models are those of the last round, ``round_``, or the
-    ``chosen`` ones, if there are any.
+    ``chosen`` ones, if there are any. ``fitted`` is their calibration as
+    :meth:`pfedbred.runs.calibration.RunCalibration.facts` gives it.
     """
     federation, last = backend.federation, None if chosen else backend.models(state)
     trees = chosen.models if chosen else last and dict(zip(MODEL_KINDS, map(tensors.named, last), strict=True))
@@ -77,6 +81,7 @@ def write_models(
         "clients": federation.clients,
         "client_names": federation.names,
         **({"chosen_rounds": {kind: rounds.tolist() for kind, rounds in chosen.rounds.items()}} if chosen else {}),
+        "calibration": fitted,
     }
     frozen = {f"{FROZEN}{name}": array for name, array in _frozen(backend.task).items()}
     model_file.save(folder / MODELS, arrays | frozen | _data_arrays(federation), facts)
@@ -171,7 +176,7 @@ def export(
     folder = Path(folder)
     file, facts = model_file.read(folder / MODELS, model_file.KEPT, _instead_of_models(folder))
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
-    chosen = facts.pop("chosen_rounds", None)
+    chosen, kept = facts.pop("chosen_rounds", None), facts.pop("calibration")
     if isinstance(client, str):
         client = _number_of(client, names or [str(number) for number in range(clients)])
     seed = seeds[0] if seed is None else seed
@@ -198,6 +203,8 @@ def export(
     about = {**facts, "format": model_file.EXPORTED, "kind": kind, "seed": seed}
     if chosen:
         about |= {"round": chosen[kind][seeds.index(seed)], "chosen_on": _CHOSEN_ON}
+    if kept is not None:
+        about["calibration"] = of_one(kept, seeds.index(seed), client)
     if client is not None:
         about["client"] = client
         about["client_name"] = names[client] if names else str(client)
@@ -269,10 +276,49 @@ class TrainedModel:
         inputs = Inputs(samples, self._shift, self._scale).take(jnp.arange(len(samples)))
         return np.asarray(self._algorithm.predict(self.params, inputs))
 
+    def _scores(self, x: Any, encoded: bool) -> np.ndarray:
+        return np.asarray(self._task.scores(jnp.asarray(self.logits(x, encoded=encoded))))
+
     def predict(self, x: Any, *, encoded: bool = False) -> list[Any]:
         """The most likely label of each sample, or its labels, by name if they have names; or the predicted numbers."""
-        scores = np.asarray(self._task.scores(jnp.asarray(self.logits(x, encoded=encoded))))
-        return self._task.kind.show(scores, self.about["labels"])
+        return self._task.kind.show(self._scores(x, encoded), self.about["labels"])
+
+    def probabilities(self, x: Any, *, encoded: bool = False) -> np.ndarray:
+        """(n, labels) the calibrated probability of each label: softmax(z / T). Samples as for :meth:`logits`."""
+        temperature = self._calibration("classes", "probabilities")["temperature"]
+        likely = np.exp(calibration.log_probabilities(self._scores(x, encoded), temperature))
+        return likely[:, : self.about["classes"]]
+
+    def sets(self, x: Any, *, encoded: bool = False) -> list[tuple[Any, ...]]:
+        """The labels that each sample may have, the most likely first, by name if they have names.
+
+        They hold the true label as often as ``about["calibration"]["coverage"]`` says: of this client's samples if
+        ``own`` is true, and else of all clients' samples together.
+        """
+        threshold = self._calibration("classes", "sets")["threshold"]
+        scores = self._scores(x, encoded)
+        allowed = calibration.label_sets(scores, np.inf if threshold is None else threshold)[:, : self.about["classes"]]
+        names = self.about["labels"] or range(self.about["classes"])
+        order = np.argsort(-scores, axis=1, kind="stable")
+        return [
+            tuple(names[i] for i in places.tolist() if i < len(own) and own[i])
+            for places, own in zip(order, allowed, strict=True)
+        ]
+
+    def intervals(self, x: Any, *, encoded: bool = False) -> np.ndarray:
+        """(n, 2) from and to which number the label of each sample may be, as often as for :meth:`sets`."""
+        threshold = self._calibration("numbers", "intervals")["threshold"]
+        half = np.inf if threshold is None else threshold
+        scores = self._scores(x, encoded).astype(np.float64)
+        return np.stack([scores - half, scores + half], axis=1)
+
+    def _calibration(self, labels: str, what: str) -> Mapping[str, Any]:
+        kind = self._task.kind
+        if kind.labels != labels:
+            raise SettingError(f"{what} are for {labels}, and the task of this model is {kind.name}")
+        if self.about["calibration"] is None:
+            raise SettingError("this model is not calibrated: run with validation=0.2 and coverage=0.9, and export it")
+        return self.about["calibration"]
 
 
 def _has_gaps(x: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from pfedbred.errors import SettingError
 from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, Some, expect
 from pfedbred.io.strict import read_json
+from pfedbred.runs.calibration import check_content
 from pfedbred.runs.figures import TITLES, Figure
 
 PLATFORM = {"device": str, "backend": str, "jax": str}
@@ -76,6 +77,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     expect(summary["metric_info"], Each(METRIC_INFO), path, "'metric_info'")
     first = primary_metric(summary)
     over_seeds = _OVER_SEEDS if first == "accuracy" else _ANY_OVER_SEEDS
+    check_content(summary.get("calibration"), path)
     for model in ("global", "personal"):
         expect(summary[model], {f"best_{first}": over_seeds, "final_worst_decile": over_seeds}, path, f"{model!r}")
         expect(summary[model].get("metrics", {}), Each(METRIC), path, f"{model!r}")

@@ -81,6 +81,7 @@ def summary(
     newcomers: Sequence[Evaluation] | None,
     evaluated: Mapping[str, Any] | None,
     chunk: int | None = None,
+    calibration: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json.
 
@@ -97,6 +98,7 @@ def summary(
       newcomers: evaluations of held-out clients.
       evaluated: where not all clients are evaluated: how many are, and how many of them have taken part.
       chunk: how many clients ran at a time, if not all.
+      calibration: of the models, if they were calibrated.
     """
     return {
         **names,
@@ -120,6 +122,7 @@ def summary(
         "finished_early": finished_early and {"reason": finished_early, "round": points[-1].round},
         "newcomers": newcomers_outcome(newcomers, metrics[0].name),
         "scored": evaluated,
+        **({"calibration": dict(calibration)} if calibration else {}),
         **provenance(),
         "experiment": dict(experiment),
     }

@@ -33,6 +33,7 @@ LARGEST_FLOAT = 3.4028234e38  # beyond it a float32 is infinite
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Level = Annotated[float, Rule("a number above 0 and below 1", lambda value: 0 < value < 1)]
 Minority = Annotated[float, Rule("a number >= 0 and below 0.5", lambda value: 0 <= value < 0.5)]
 Count = Annotated[int, Rule("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
 Few = Annotated[int, Rule("a whole number from 1 to 1000", lambda value: 1 <= value <= 1000)]

@@ -14,6 +14,7 @@ from pfedbred.engine.metrics.ece import ece
 from pfedbred.engine.metrics.f1 import f1
 from pfedbred.engine.metrics.loss import loss
 from pfedbred.engine.metrics.multi_label import exact_match, label_accuracy, micro_f1
+from pfedbred.engine.metrics.nll import nll
 from pfedbred.engine.metrics.regression import mae, r2, rmse
 from pfedbred.errors import SettingError, nearest
 from pfedbred.settings.signatures import build_part
@@ -31,6 +32,7 @@ METRICS: dict[str, Metric] = {
     "auroc": auroc(),
     "ece": ece(),
     "brier": brier(),
+    "nll": nll(),
     "rmse": rmse(),
     "mae": mae(),
     "r2": r2(),

@@ -27,4 +27,5 @@ class ModelWriter(Callback):
             self._warn("the models of the chosen rounds were not kept from the start of the run: none are written")
             return
         options = run.experiment.plain()
-        saved_models.write_models(self._folder, options, run.backend, run.state, run.round, run.chosen)
+        calibration = None if run.calibration is None else run.calibration.facts()
+        saved_models.write_models(self._folder, options, run.backend, run.state, run.round, run.chosen, calibration)
