@@ -176,6 +176,8 @@ class Client(NamedTuple):
         must be finite.
       uploaded: the network that is uploaded, in a message and the upload that answers it: of this one, a client
         computes the batch statistics for G.
+      precision: of the prior of P's params, shaped like them, in units of the loss of all samples: n lam for
+        f + lam/2 ||. - w||^2. None if P has no prior.
       random: whether the method itself draws random numbers in training or for P, from ``data.key`` and the keys of
         minibatches. Networks draw from these too: fold in a number of your own.
     """
@@ -191,6 +193,7 @@ class Client(NamedTuple):
     comparable: bool = True
     screened: Callable[[Tree], Tree] = lambda upload: upload
     uploaded: Callable[[Tree, Tree], Tree] = lambda message, upload: upload
+    precision: Callable[[Tree, Tree, ClientData], Tree] | None = None
     random: bool = False
 
 

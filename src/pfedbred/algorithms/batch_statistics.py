@@ -120,6 +120,7 @@ def with_statistics(algorithm: Algorithm, task: Task, batch_norm: BatchNorm = "l
             model_draws=client.model_draws if batch_norm == "average" else more(client.model_draws, _MINIBATCHES),
             prepare=(lambda message, *rest: client_prepare(message.own, *rest)) if client_prepare else None,
             unchanged=lambda message: client.unchanged(message.own),
+            precision=None,  # posteriors are not of networks with batch norm
             screened=lambda upload: client.screened(upload.own),
             uploaded=lambda message, upload: client.uploaded(message.own, upload.own),
         ),

@@ -52,13 +52,33 @@ def curvature(task: Task, params: Tree, data: ClientData, keys: list[str] | None
         (slope,) = pull(jnp.einsum("bij,bj->bi", roots, signs).astype(outputs.dtype))
         diagonal = jax.tree.map(lambda sum_, leaf: sum_ + leaf**2, diagonal, slope)
         if keys is not None and block is not None:
-            slopes = jnp.einsum("bij,bid->bjd", roots, _jacobians(task, params, batch.x, keys))
-            slopes = slopes.reshape(-1, slopes.shape[-1])
+            slopes = _scaled(roots, head_jacobians(task, params, batch.x, keys))
             block = block + jnp.matmul(slopes.T, slopes, precision=jax.lax.Precision.HIGHEST)
         return Curvature(diagonal, block), loss + jnp.sum(jnp.where(real, task.losses(outputs, batch.y), 0))
 
     start = jnp.zeros((size := _size(params, keys), size), _type(params)) if keys is not None else None
     return data.fold(add, (Curvature(optax.tree.zeros_like(params), start), jnp.zeros((), _type(params))))
+
+
+def head_curvature(task: Task, params: Tree, data: ClientData, keys: list[str], *, full: bool) -> Array:
+    """The curvature of n f in the params of these keys, outside training: a matrix, or only its diagonal."""
+
+    def add(total: Array, batch: Batch, real: Array) -> Array:
+        outputs = task.model.apply(params, batch.x)
+        roots = jnp.where(real[:, None, None], _roots(task, outputs, batch.y), 0)
+        slopes = _scaled(roots, head_jacobians(task, params, batch.x, keys))
+        if full:
+            return total + jnp.matmul(slopes.T, slopes, precision=jax.lax.Precision.HIGHEST)
+        return total + jnp.sum(slopes**2, axis=0)
+
+    size = _size(params, keys)
+    return data.fold(add, jnp.zeros((size, size) if full else (size,), _type(params)))
+
+
+def _scaled(roots: Array, jacobians: Array) -> Array:
+    """R_b^T J_b of all samples, a row for each output of each."""
+    slopes = jnp.einsum("bij,bid->bjd", roots, jacobians)
+    return slopes.reshape(-1, slopes.shape[-1])
 
 
 def _roots(task: Task, outputs: Array, labels: Array) -> Array:
@@ -77,7 +97,7 @@ def _roots(task: Task, outputs: Array, labels: Array) -> Array:
     return jnp.einsum("bik,bk,bjk->bij", vectors, roots, vectors)
 
 
-def _jacobians(task: Task, params: Tree, x: Array, keys: list[str]) -> Array:
+def head_jacobians(task: Task, params: Tree, x: Array, keys: list[str]) -> Array:
     """Of each sample: d outputs / d those params, of shape (samples, outputs, params)."""
     flat, unravel = ravel_pytree({key: params[key] for key in keys})
 

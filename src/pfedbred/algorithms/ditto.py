@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from pfedbred.algorithms.base import Algorithm, Client, Task, averaging_server, method
@@ -55,5 +56,14 @@ def ditto(
         first = shared.steps_of(data)
         return upload, descend(personal_gradient, v, data, alpha=alpha, steps=own, first=first)
 
-    client = Client(init=lambda w: w, train=train, model=lambda w, v, data: v, draws=draws(shared, own))
+    def precision(w: Tree, v: Tree, data: ClientData) -> Tree:
+        return jax.tree.map(lambda leaf: jnp.full_like(leaf, lam * data.size), v)
+
+    client = Client(
+        init=lambda w: w,
+        train=train,
+        model=lambda w, v, data: v,
+        draws=draws(shared, own),
+        precision=precision,
+    )
     return Algorithm(client, averaging_server(task), task.model.apply)

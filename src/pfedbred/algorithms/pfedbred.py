@@ -16,7 +16,7 @@ import optax
 from pfedbred.algorithms import learned_strength
 from pfedbred.algorithms.base import Algorithm, Client, Info, Task, averaging_server, method
 from pfedbred.algorithms.local_steps import Step, Work, draws, local_steps
-from pfedbred.algorithms.strength import Ended, Strength
+from pfedbred.algorithms.strength import Ended, Strength, prior_precision
 from pfedbred.bregman import means, priors
 from pfedbred.bregman.proximal import Problem, Solver, prox
 from pfedbred.data.minibatches import Batch, ClientData
@@ -174,6 +174,16 @@ def pfedbred(
     def model(message: Tree, state: PersonalState, data: ClientData) -> Tree:
         return state.theta if personal == "theta" else strength.received(message, state.strength, data)[0]
 
-    client = Client(lambda w: kept(w, w, strength.fresh(w)), train, model, draws=draws(work))
+    def precision(message: Tree, state: PersonalState, data: ClientData) -> Tree:
+        _, held = strength.received(message, state.strength, data)
+        return prior_precision(held, state.theta, data)
+
+    client = Client(
+        lambda w: kept(w, w, strength.fresh(w)),
+        train,
+        model,
+        draws=draws(work),
+        precision=precision if personal == "theta" else None,
+    )
     server = averaging_server(task, beta)
     return Algorithm(strength.of_client(client), strength.of_server(server), task.model.apply)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, Protocol
 
+import jax
+
 from pfedbred.algorithms.base import Client, Info, Server
 from pfedbred.bregman.priors import Prior
 from pfedbred.bregman.proximal import Problem, Solver, envelope_gradient, solver
@@ -100,6 +102,14 @@ class PriorStrength(Protocol):
 
     def of_server(self, server: Server) -> Server:
         """The server half of Algorithm 1, with what it has to learn."""
+
+
+def prior_precision(held: Held, theta: Tree, data: ClientData) -> Tree:
+    """n_i lam times the curvature of the prior's penalty at theta."""
+    if not held.prior.separable:
+        raise SettingError(f"a posterior needs a prior that is a sum over params, not {held.prior.name}")
+    curved = held.prior.curvature(theta)
+    return jax.tree.map(lambda c: data.size.astype(c.dtype) * held.lam * c, curved)
 
 
 class FixedStrength:

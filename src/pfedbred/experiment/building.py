@@ -19,6 +19,7 @@ from pfedbred.algorithms.batch_statistics import with_statistics
 from pfedbred.algorithms.exchange import state_bytes
 from pfedbred.algorithms.kept_optimizers import keep_optimizers
 from pfedbred.algorithms.local_steps import drawn
+from pfedbred.algorithms.posterior import with_posterior
 from pfedbred.data import augmentation
 from pfedbred.data.federation import Federation
 from pfedbred.data.minibatches import Batch
@@ -146,7 +147,7 @@ def make_algorithm(
     if experiment.keep_optimizer:
         optimizer = local_optimizers.get(experiment.local_optimizer)
         algorithm = keep_optimizers(algorithm, optimizer, example_batch(data, task))
-    return with_statistics(algorithm, task, experiment.batch_norm)
+    return with_posterior(with_statistics(algorithm, task, experiment.batch_norm), task, experiment.posterior)
 
 
 def example_batch(data: DataInfo, task: Task) -> Batch:

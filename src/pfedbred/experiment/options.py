@@ -22,6 +22,7 @@ import optax
 
 from pfedbred.aggregation import RULES
 from pfedbred.algorithms.batch_statistics import BatchNorm
+from pfedbred.algorithms.posterior import Posterior
 from pfedbred.data.federation import Federation
 from pfedbred.data.partition import SPLITS
 from pfedbred.data.population import Population
@@ -268,6 +269,13 @@ class ProtocolOptions:
         identifies=False,
         deployed=True,
         sent=True,
+    )
+    posterior: Posterior | None = option(
+        None,
+        "make predictions of personal models with a posterior of their last layer: laplace",
+        deployed=True,
+        sent=True,
+        later=True,
     )
     coverage: Level | None = option(
         None,

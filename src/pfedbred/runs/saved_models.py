@@ -22,6 +22,7 @@ from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.batch_statistics import with_statistics
 from pfedbred.algorithms.exchange import exchange
+from pfedbred.algorithms.posterior import with_posterior
 from pfedbred.data.columns import Encoding, numbers_of, restored
 from pfedbred.data.minibatches import Batch, Inputs
 from pfedbred.data.text import Text
@@ -369,6 +370,7 @@ def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> Tr
     task = Task(network, tasks.per_sample(kind, target=target), kind, target)
     made = algorithms.make(algorithm or about["algorithm"], task, _constant(algorithm, about))
     made = with_statistics(made, task, about["batch_norm"])
+    made = with_posterior(made, task, about["posterior"])
     sample = Batch(jnp.zeros((1, *shape), jnp.int32 if text else jnp.float32), kind.blank_labels(about["classes"]))
     expected = exchange(made, task, sample)
     structure = expected.global_ if about["kind"] == "global" else expected.personal
