@@ -300,7 +300,7 @@ def test_a_claim_of_many_samples_counts_for_so_much(sizes, valid, expected):
 
     def weights(name):
         plan = pfedbred.Plan(selection.uniform(2), weights=name)
-        return plan.gather(uploads, jnp.arange(len(sizes)), jnp.asarray(sizes), jnp.asarray(valid), key).weight
+        return plan.gather(uploads, jnp.arange(len(sizes)), jnp.asarray(sizes), jnp.asarray(valid), key).weights
 
     np.testing.assert_allclose(weights("data"), np.array(expected) / sum(expected), rtol=1e-6)
     claimed = np.where(valid, sizes, 0)

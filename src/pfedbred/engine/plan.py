@@ -93,10 +93,10 @@ class Plan:
             cap = weight_cap(sizes) if cap is None else cap
             amount = jnp.minimum(amount, cap.samples(jnp.sum(valid)))
         amount = jnp.where(valid, amount, 0)
-        weight = amount / jnp.maximum(jnp.sum(amount), 1)
+        weights = amount / jnp.maximum(jnp.sum(amount), 1)
         # A rejected upload may be NaN, and 0 * NaN is NaN.
         uploads = jax.tree.map(lambda leaf: jnp.where(along_first(valid, leaf), leaf, 0), uploads)
-        return Uploads(uploads, numbers, weight, valid, key, self.rule)
+        return Uploads(uploads, numbers, weights, valid, key, self.rule)
 
 
 class WeightCap(NamedTuple):
