@@ -52,7 +52,7 @@ def progress_lines(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def show_network(options: Mapping[str, Any]) -> None:
     """One line on a network that is not trained as a whole, from random params and in float32."""
-    start, parts, trained = (options[name] for name in ("start_from", "start_parts", "train_only"))
+    start, parts, trained = options["start_from"], options["start_parts"], options["train_only"]
     said = []
     if options["precision"] != "float32":
         said.append(f"products in {options['precision']}")
