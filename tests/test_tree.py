@@ -1,7 +1,11 @@
 """The tree is the architecture: its root is bare, and CONTRIBUTING's map is the tree."""
 
 import re
+import typing
 from pathlib import Path
+from types import FunctionType
+
+import pytest
 
 import pfedbred
 
@@ -42,14 +46,44 @@ def test_every_module_is_on_the_map_and_nothing_else_is():
     assert mapped() == modules
 
 
-def test_examples_need_only_the_public_names():
-    text = (ROOT / "README.md").read_text()
-    imported = re.findall(r"^from pfedbred import (.*)$", text, re.MULTILINE)
-    assert {name for names in imported for name in names.split(", ")} <= set(pfedbred.__all__)
+def python_in(page):
+    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_examples_need_only_the_public_names(page):
+    text = python_in(page)
+    imported = re.findall(r"^ *from pfedbred import (.*)$", text, re.MULTILINE)
+    used = re.findall(r"\bpfedbred\.(\w+)", text)
+    assert {*used, *(name for names in imported for name in names.split(", "))} <= set(pfedbred.__all__)
     assert "from pfedbred." not in text
+
+
+def test_the_skeleton_needs_only_the_public_names():
     skeleton = (ROOT / "docs" / "skeleton_method.py").read_text()
     inside = re.findall(r"^from pfedbred\.\S+ import (.*)$", skeleton, re.MULTILINE)
     assert {name for names in inside for name in names.split(", ")} <= set(pfedbred.__all__)
+
+
+def named_in(hint):
+    """The library's own types that a type names."""
+    if isinstance(hint, type) and hint.__module__.startswith("pfedbred."):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from named_in(part)
+
+
+@pytest.mark.parametrize("protocol", [pfedbred.Backend, pfedbred.DataInfo])
+def test_what_the_protocols_speak_of_is_public(protocol):
+    functions = [
+        getattr(each, "fget", each) for each in vars(protocol).values() if isinstance(each, property | FunctionType)
+    ]
+    hints = [typing.get_type_hints(protocol), *map(typing.get_type_hints, functions)]
+    found = {each for hint in hints for part in hint.values() for each in named_in(part)}
+    assert len(found) >= 4
+    assert {each.__name__ for each in found} <= set(pfedbred.__all__)
 
 
 def folders(parent):

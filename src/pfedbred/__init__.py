@@ -12,7 +12,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
 
 from pfedbred import models, tasks
 from pfedbred._version import __version__
-from pfedbred.aggregation import RULES, Gathered, Rule
+from pfedbred.aggregation import RULES, Gathered, Rule, weighted_mean
 from pfedbred.algorithms import ALGORITHMS, body_and_head, make
 from pfedbred.algorithms.base import (
     Algorithm,
@@ -30,12 +30,27 @@ from pfedbred.bregman import means, priors
 from pfedbred.bregman import proximal as prox
 from pfedbred.bregman.families.base import Family
 from pfedbred.bregman.means import Chosen, Context, Mean
-from pfedbred.data import DATASETS, Dataset, Federation, Pool, Population, from_arrays, from_clients, from_dataset, load
+from pfedbred.data import (
+    DATASETS,
+    Assignment,
+    Dataset,
+    Federation,
+    Pool,
+    Population,
+    from_arrays,
+    from_clients,
+    from_dataset,
+    load,
+)
+from pfedbred.data.columns import Encoding
 from pfedbred.data.minibatches import Batch, ClientData
+from pfedbred.data.text import Text
 from pfedbred.engine import Backend, Evaluation, Plan, ResidentBackend, State, StreamedBackend, use_all_cores
-from pfedbred.engine.backend import DataInfo
+from pfedbred.engine.backend import DataInfo, Pending, Saved
 from pfedbred.engine.history import Point
 from pfedbred.engine.metrics import METRICS, Metric, Predictions
+from pfedbred.engine.round import Servers
+from pfedbred.engine.screening import Rejections
 from pfedbred.engine.selection import SELECTIONS, Select
 from pfedbred.engine.streamed import StreamedState
 from pfedbred.errors import SettingError
@@ -50,7 +65,7 @@ from pfedbred.models import MODELS, Model
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.saved_models import TrainedModel, export, load_model
 from pfedbred.settings import Count, Fraction, NonNegative, Positive
-from pfedbred.tasks import TASKS, TaskKind
+from pfedbred.tasks import TASKS, Target, TaskKind
 from pfedbred.types import Array, Key, Tree, Words
 
 __all__ = [
@@ -63,6 +78,7 @@ __all__ = [
     "TASKS",
     "Algorithm",
     "Array",
+    "Assignment",
     "Backend",
     "Batch",
     "Callback",
@@ -73,6 +89,7 @@ __all__ = [
     "Count",
     "DataInfo",
     "Dataset",
+    "Encoding",
     "Evaluation",
     "Experiment",
     "Family",
@@ -87,6 +104,7 @@ __all__ = [
     "Model",
     "NonNegative",
     "Patience",
+    "Pending",
     "Plan",
     "Point",
     "Pool",
@@ -94,21 +112,26 @@ __all__ = [
     "Positive",
     "Predictions",
     "Progress",
+    "Rejections",
     "ResidentBackend",
     "Rule",
     "Run",
     "RunRecord",
+    "Saved",
     "Select",
     "Server",
     "ServerState",
+    "Servers",
     "SettingError",
     "State",
     "Step",
     "StreamedBackend",
     "StreamedState",
     "Sweep",
+    "Target",
     "Task",
     "TaskKind",
+    "Text",
     "TrainedModel",
     "Tree",
     "Uploads",
@@ -136,4 +159,5 @@ __all__ = [
     "sweep",
     "tasks",
     "use_all_cores",
+    "weighted_mean",
 ]

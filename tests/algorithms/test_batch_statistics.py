@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import small_federation
-from support import halves, normalised
+from support import normalised, small_rounds
 
 import pfedbred
 from pfedbred.algorithms.base import Uploads
@@ -218,8 +218,8 @@ def test_statistics_that_are_not_finite_are_rejected():
 def test_fedbn_keeps_normalisation_layers():
     """In a plain loop: what is averaged is used by all, but for scale and shift."""
     rounds, R, alpha = 3, 2, 0.2
-    batches = halves.minibatches(FEDERATION, rounds=rounds, draws=R, batch_size=4)
-    play = jax.jit(lambda: halves.play(pfedbred.make("fedbn", TASK, {"alpha": alpha, "R": R}), batches))
+    batches = small_rounds.minibatches(FEDERATION, rounds=rounds, draws=R, batch_size=4)
+    play = jax.jit(lambda: small_rounds.play(pfedbred.make("fedbn", TASK, {"alpha": alpha, "R": R}), batches))
     found, personal = play()
     gradient = jax.jit(jax.grad(TASK.loss))
     w = MODEL.init(jax.random.key(0))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.linalg import inv, matrix_power, solve
-from support import halves
+from support import small_rounds
 
 import pfedbred
 from pfedbred import settings as settings_
@@ -60,7 +60,7 @@ TASK = pfedbred.Task(
 EACH = range(CLIENTS)
 full = pytest.mark.full
 
-BATCHES = halves.minibatches(FEDERATION, rounds=1, draws=10)
+BATCHES = small_rounds.minibatches(FEDERATION, rounds=1, draws=10)
 STATIC = {"R", "K", "M", "R_personal", "adapt_steps", "order", "jacobian"}  # decide the program; so do FedAMP's two:
 STATIC_IN = {"fedamp": STATIC | {"sigma", "alpha_k"}}
 
@@ -70,7 +70,7 @@ def program(name: str, static: tuple[tuple[str, Any], ...]) -> Any:
     """The models after so many rounds, compiled once for all values of the other settings."""
 
     def run(rounds: Any, numbers: dict[str, Any]) -> Any:
-        return halves.play(pfedbred.ALGORITHMS[name](TASK, **dict(static), **numbers), BATCHES, rounds=rounds)
+        return small_rounds.play(pfedbred.ALGORITHMS[name](TASK, **dict(static), **numbers), BATCHES, rounds=rounds)
 
     return jax.jit(run)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import array_sizes, small_federation
-from support import halves
+from support import small_rounds
 
 import pfedbred
 from pfedbred import algorithms, means, priors, settings
@@ -24,7 +24,7 @@ def flat(tree):
 
 
 ROUNDS, STEPS = 3, {"R": 3, "K": 2}
-BATCHES = halves.minibatches(small_federation(), rounds=ROUNDS, draws=2 * STEPS["R"], batch_size=4)
+BATCHES = small_rounds.minibatches(small_federation(), rounds=ROUNDS, draws=2 * STEPS["R"], batch_size=4)
 _PROGRAMS = {}
 
 
@@ -44,7 +44,7 @@ def run(name, batches=BATCHES, **given):
 
         @jax.jit
         def compiled(batches, numbers):
-            global_, personal = halves.play(build(TASK, **chosen, **numbers), batches)
+            global_, personal = small_rounds.play(build(TASK, **chosen, **numbers), batches)
             ravel = lambda tree: jax.flatten_util.ravel_pytree(tree)[0]  # noqa: E731
             return jnp.concatenate([ravel(global_)[None], jax.vmap(ravel)(personal)])
 
@@ -142,7 +142,7 @@ def one_client():
     return small_federation(sizes=(8,))
 
 
-WHOLE = halves.minibatches(one_client(), rounds=1, draws=6)  # every minibatch is all of them, so no order matters
+WHOLE = small_rounds.minibatches(one_client(), rounds=1, draws=6)  # every minibatch is all of them, so no order matters
 
 
 def initial_params():

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_reference as common
-from support import halves
 from support import numpy_simple as simple
+from support import small_rounds
 
 import pfedbred
 from pfedbred.engine import selection
@@ -147,10 +147,12 @@ def whole(name: str, R: int, **static: Any) -> Any:
         (rng.normal(0.5 * i - 0.7, 1 + 0.3 * i, (FULL, common.FEATURES)), rng.permutation([0, 1, 2, i % 3, 0, i % 2]))
         for i in range(len(common.SIZES))
     ]
-    batches = halves.minibatches(pfedbred.from_clients(clients, clients), rounds=common.ROUNDS, draws=10)
+    batches = small_rounds.minibatches(pfedbred.from_clients(clients, clients), rounds=common.ROUNDS, draws=10)
     task = pfedbred.Task(pfedbred.models.mclr((common.FEATURES,), common.CLASSES, dtype=jnp.float64))
     start = common.as_vector(task.model.init(jax.random.key(0)))
-    program = jax.jit(lambda numbers: halves.play(pfedbred.ALGORITHMS[name](task, R=R, **static, **numbers), batches))
+    program = jax.jit(
+        lambda numbers: small_rounds.play(pfedbred.ALGORITHMS[name](task, R=R, **static, **numbers), batches)
+    )
 
     def run(**numbers: float) -> tuple[np.ndarray, np.ndarray]:
         global_, personal = program(numbers)

@@ -60,6 +60,15 @@ def test_images_are_decoded_once(folder, decoded, cache, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_the_cache_is_for_its_owner_alone(folder, cache):
+    before = os.umask(0o022)
+    try:
+        load(folder)
+    finally:
+        os.umask(before)
+    assert [oct(each.stat().st_mode & 0o777) for each in cache.parents[:3]] == ["0o700"] * 3
+
+
 def test_other_named_image_datasets_keep_their_clients(folder, decoded):
     """What FEMNIST needs beside images: writers, LEAF's division, whether LEAF has sampled the users."""
     users = {"w1": ([[1.0] * 784] * 2, [0, 1]), "w2": ([[0.2] * 784], [1])}

@@ -126,3 +126,23 @@ def test_a_streamed_cohort_runs_a_few_at_a_time(request):
     assert needed[1] < needed[0]
     for one, other in zip(*(jax.tree.leaves(each.global_model()) for each in (plain, found)), strict=True):
         assert np.allclose(one, other, atol=1e-6)
+
+
+@pytest.fixture
+def no_cache():
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_programs_are_kept_for_their_owner_alone(no_cache, tmp_path):
+    (tmp_path / "file").touch()
+    devices.keep_programs(tmp_path / "file" / "compiled")  # cannot be created, and is not needed
+    assert jax.config.jax_compilation_cache_dir is None
+    devices.keep_programs(tmp_path / "cache" / "compiled")
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "cache" / "compiled")
+    modes = [each.stat().st_mode & 0o777 for each in (tmp_path / "cache", tmp_path / "cache" / "compiled")]
+    assert list(map(oct, modes)) == ["0o700", "0o700"]

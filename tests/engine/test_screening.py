@@ -282,16 +282,25 @@ def test_large_cohorts_are_compared_with_some():
         ([10] * 9 + [2**24], [True] * 10, [10] * 9 + [70]),
         ([10] * 9 + [69], [True] * 10, [10] * 9 + [69]),
         ([10, 20, 30, 2**24, 40, 7], [True] * 5 + [False], [10, 20, 30, 0.7 * 5 * 25, 40, 0]),
-        ([10, 20, 30, 2**24], [True] * 4, [10, 20, 30, 2**24]),
+        ([10, 20, 30, 2**24], [True] * 4, [10, 20, 30, 60]),
+        ([2**24, 2**24, 30, 20], [True] * 4, [90, 90, 30, 20]),
+        ([10, 2**24, 30], [True] * 3, [10, 60, 30]),
+        ([2**24, 30, 20], [True, False, True], [75, 0, 20]),
+        ([10, 2**24], [True] * 2, [10, 30]),
+        ([2**24], [True], [2**24]),
+        ([227, 220, 92, 150], [True] * 4, [227, 220, 92, 150]),  # the four hospitals of heart
+        ([7, 12, 5, 20], [True] * 4, [7, 12, 5, 20]),
+        ([10] * 3, [True] * 3, [10] * 3),
+        ([10, 30], [True] * 2, [10, 30]),
     ],
 )
 def test_a_claim_of_many_samples_counts_for_so_much(sizes, valid, expected):
-    """At most 0.7 times as many clients, times the median; of four clients the median says little."""
+    """At most 0.7 times as many clients, times the median; of up to four clients three times the others' median."""
     key, uploads = jax.random.key(0), jnp.zeros((len(sizes), 2))
 
     def weights(name):
         plan = pfedbred.Plan(selection.uniform(2), weights=name)
-        return plan.gather(uploads, jnp.arange(len(sizes)), jnp.asarray(sizes), jnp.asarray(valid), key).weight
+        return plan.gather(uploads, jnp.arange(len(sizes)), jnp.asarray(sizes), jnp.asarray(valid), key).weights
 
     np.testing.assert_allclose(weights("data"), np.array(expected) / sum(expected), rtol=1e-6)
     claimed = np.where(valid, sizes, 0)

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +169,29 @@ def test_what_cannot_be_imported_is_marked_and_not_run_again(call, tmp_path):
         assert f"pfedbred: {name} was " in err
         assert "an object that only existed in the program that made the run" in err
         assert err.count("\n") == 1
+
+
+SCRIPT = """
+import multiprocessing  # names the script a second time
+import numpy as np
+import pfedbred
+
+def counted(task, *, R: int = 1):
+    return pfedbred.make("fedavg", task, {"R": R})
+
+if __name__ == "__main__":
+    x, y = np.eye(8, dtype=np.float32), np.arange(8) % 2
+    data = pfedbred.from_arrays(x, y, client=np.arange(8) // 4)
+    pfedbred.run(dataset=data, algorithm=counted, rounds=1, aggregated=2, out="run")
+"""
+
+
+def test_what_a_script_defines_is_marked(tmp_path):
+    """Its module is ``__main__`` and, as multiprocessing has it, ``__mp_main__``; in another process, another one."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, capture_output=True)
+    said = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert said["algorithm"] == "<counted, not importable>"
 
 
 KINDS = {

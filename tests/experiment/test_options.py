@@ -1,16 +1,19 @@
 """The fields of an experiment: declared once, in groups, with what the library needs to know of each."""
 
 import dataclasses
+import inspect
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pfedbred.aggregation import RULES
+from pfedbred.data.loading import Options
 from pfedbred.data.partition import SPLITS
 from pfedbred.engine.selection import SELECTIONS
+from pfedbred.experiment.building import load_data
 from pfedbred.experiment.configuration import Experiment, changed_options, field_names, plain_defaults
-from pfedbred.experiment.options import GROUPS
+from pfedbred.experiment.options import GROUPS, option
 
 FIELDS = {each.name: each for each in dataclasses.fields(Experiment)}
 
@@ -31,7 +34,7 @@ def test_every_field_belongs_to_exactly_one_group():
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_has_its_metadata(name):
     metadata = FIELDS[name].metadata
-    assert metadata.keys() == {"help", "result", "identifies", "later", "deployed", "sent", "path"}
+    assert metadata.keys() == {"help", *inspect.signature(option).parameters} - {"default"}
     assert bool(metadata["help"]) == (name != "settings")
     assert all(isinstance(metadata[each], bool) for each in metadata if each != "help")
     assert metadata["deployed"] or name == "settings" or not metadata["sent"]  # clients learn nothing that nobody sets
@@ -47,6 +50,21 @@ def test_paths_are_recorded_as_absolute_ones():
     assert set(given) == {"data_dir", "store_dir", "glove"}
     recorded = Experiment(**given).checked().plain()
     assert {name: recorded[name] for name in given} == {name: str(Path("here").resolve()) for name in given}
+
+
+def test_data_is_loaded_with_every_option_of_load(monkeypatch):
+    """Except those that are no option of an experiment, or have a group of their own."""
+    named = {"seed" if name == "split_seed" else name for name in field_names(load=True)}
+    assert named == set(Options.__annotations__) - {"test_fraction", "task"}
+    loaded = []
+    monkeypatch.setattr("pfedbred.data.load", lambda dataset, **options: loaded.append(options))
+    load_data(Experiment(split="iid", split_seed=7, standardise="none"))
+    assert set(loaded[0]) == named | {"task"}
+    assert (loaded[0]["split"], loaded[0]["seed"], loaded[0]["standardise"]) == ("iid", 7, "none")
+
+
+def test_a_clients_node_config_has_the_options_of_its_data():
+    assert set(field_names(node=True)) <= set(field_names(load=True))
 
 
 def test_what_cannot_change_the_results_does_not_identify_them():

@@ -182,6 +182,27 @@ def test_updates_are_compared_with_the_others_and_weights_bounded(tmp_path, caps
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_the_weight_of_one_of_three_clients_is_bounded(prepared, tmp_path, capsys):
+    """Three times the median of the others', which hold 7 and 20 samples."""
+    _, path = prepared
+    uploads = {}
+
+    def tamper(node, message, reply):
+        if message.metadata.message_type == "query.meet" and node == 102:
+            return with_facts(reply, train=2**24)
+        if "upload" in reply.content:
+            uploads[node] = {name: array.numpy() for name, array in reply.content["upload"].items()}
+        return reply
+
+    run(Loopback(nodes_of(path, 3, tmp_path), tamper), tmp_path / "run", algorithm="fedavg", rounds=1, **ALL)
+    assert "clinic-2 claims 16,777,216 samples; its weight in the average is that of 40" in capsys.readouterr().out
+    model = tensors.named(saved_models.load_model(tmp_path / "run" / "global.safetensors").params)
+    weights = {100: 7 / 67.5, 101: 20 / 67.5, 102: 40.5 / 67.5}
+    for name, array in model.items():
+        expected = sum(weight * uploads[node][name] for node, weight in weights.items())
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_reversed_client_is_found_as_in_the_simulation(tmp_path):
     """By its responses: they outlast a restart of the server, and what the server does not know yet it does not use."""
     made = small_federation((8, 9, 10, 11, 12, 13, 14, 15, 16))

@@ -20,7 +20,8 @@ from pfedbred.report.terminal import show_federation
         ([8] * 8 + [60, 70], 10, "data", "2 clients hold more samples than the averaging-weight cap, about 56"),
         ([8] * 9 + [56], 10, "data", None),
         ([8] * 9 + [60], 4, "data", "1 client holds more samples than the averaging-weight cap, about 22"),
-        ([8] * 3 + [60], 4, "data", None),  # of so few nobody can say what is usual
+        ([8] * 3 + [60], 4, "data", "1 client holds more samples than the averaging-weight cap, about 24"),
+        ([8] * 3 + [24], 4, "data", None),
         ([8] * 9 + [60], 10, "unbounded", None),
         ([8] * 9 + [60], 10, "uniform", None),
     ],

@@ -9,6 +9,7 @@ import pytest
 from pfedbred.errors import SettingError
 from pfedbred.io import atomic
 from pfedbred.io.atomic import write_text
+from pfedbred.io.folders import ensure_folder
 from pfedbred.runs import layout, locks
 from pfedbred.runs.metrics_file import MetricsFile
 
@@ -32,10 +33,10 @@ def test_files_and_folders_of_runs_are_private(finished):
 
 
 def test_a_new_folder_is_private_and_an_existing_one_is_left_as_it_is(tmp_path):
-    layout.ensure_folder(tmp_path / "above" / "run")
+    ensure_folder(tmp_path / "above" / "run")
     assert (mode(tmp_path / "above"), mode(tmp_path / "above" / "run")) == (0o700, 0o700)
     (tmp_path / "shared").mkdir()
-    with locks.locked(layout.ensure_folder(tmp_path / "shared")):
+    with locks.locked(ensure_folder(tmp_path / "shared")):
         assert mode(tmp_path / "shared" / locks.LOCK) == 0o600
         MetricsFile(tmp_path / "shared").close()
         write_text(tmp_path / "shared" / "x", "")

@@ -93,7 +93,7 @@ class Uploads(NamedTuple):
     Attributes:
       upload: what they sent; zeros where the update was rejected.
       client: their numbers.
-      weight: averaging weights; 0 where the update was rejected, and they sum to one.
+      weights: of the average; 0 where the update was rejected, and they sum to one.
       valid: whose update counts.
       key: randomness for this round's aggregation.
       rule: how uploads are combined.
@@ -101,7 +101,7 @@ class Uploads(NamedTuple):
 
     upload: Tree
     client: Array
-    weight: Array
+    weights: Array
     valid: Array
     key: Key
     rule: Rule = weighted_mean
@@ -123,7 +123,7 @@ class Uploads(NamedTuple):
             prints a plain mean, use ``--weights uniform``.
           draw: tells several averages of one round apart, for rules that draw random numbers.
         """
-        weights = self.weight if weighted else self.valid / jnp.maximum(jnp.sum(self.valid), 1)
+        weights = self.weights if weighted else self.valid / jnp.maximum(jnp.sum(self.valid), 1)
         key = jax.random.fold_in(self.key, draw)
         return self.rule(Gathered(select(self.upload), weights, self.valid, around, key))
 

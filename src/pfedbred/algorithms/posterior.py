@@ -15,7 +15,7 @@ v_c = J_c V_i J_c^T, with J = dz / dh, and a prediction integrates over it,
 MacKay's approximation of the mean of a sigmoid, entry by entry for several labels. Confidence falls where the client
 has few samples, or none like x. Training is unchanged, and so is G.
 
-References: MacKay, "The Evidence Framework Applied to Classification Networks", 1992; Kristiadi, Hein and Hennig, "Being
+References: MacKay, "The Evidence Framework Applied to Classification Networks", 1992; Kristiadi et al., "Being
 Bayesian, Even Just a Bit, Fixes Overconfidence in ReLU Networks", ICML 2020; Daxberger et al., "Laplace Redux", 2021.
 """
 

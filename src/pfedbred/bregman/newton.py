@@ -1,4 +1,9 @@
-"""Matrix-free Newton's method: inverts a gradient, for families given by g alone."""
+"""Matrix-free Newton's method: inverts a gradient, for families given by g alone.
+
+Optimistix's Newton solver takes full steps, clipped at most to a box; where they would leave the domain of g, this one
+shortens them. Its minimisers with a line search are first-order or quasi-Newton, though exact products with the Hessian
+are cheap here. JAXopt has no Newton solver and is no longer maintained.
+"""
 
 from __future__ import annotations
 

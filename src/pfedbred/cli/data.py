@@ -44,6 +44,7 @@ class FileOptions(NamedTuple):
     ] = None
 
 
+# The dataset is the commands' argument, and which clients join later is a run's decision, not the data's.
 _with_options = with_options(
     [*experiment_options(DataOptions, without=("dataset", "held_out_clients")), *options_of(FileOptions)]
 )

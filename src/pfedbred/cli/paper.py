@@ -11,8 +11,8 @@ from pfedbred import paper
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.callbacks import Interruption, Stopped
 from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
+from pfedbred.io.folders import ensure_folder
 from pfedbred.report import terminal
-from pfedbred.runs.layout import ensure_folder
 
 
 def paper_command(

@@ -3,6 +3,10 @@
 What a column becomes is decided by training samples alone. A gap is filled with the mean (or median) of the client's
 own training samples, or of all clients' where it has none; a column with gaps also has an input that says where they
 are. A column of texts has an input for each text; one that is not known has 0 in all of them.
+
+scikit-learn's SimpleImputer, OneHotEncoder and StandardScaler do this with one set of statistics for all rows; here
+each client has its own, and those of all clients where it has no values. What they have fitted is saved by pickling,
+which a model from an untrusted source must not need.
 """
 
 from __future__ import annotations

@@ -217,15 +217,15 @@ def population(
     split: str | SplitFunction | None = None,
     clients: int | None = None,
     seed: int | None = None,
-    labels_per_client: int | None = None,
-    glove: str | None = None,
+    data_dir: str | None = None,
+    **others: Any,
 ) -> Population | None:
     """The clients of :func:`load`, generated on demand, if the data and the options allow it; None otherwise."""
     if isinstance(dataset, Population):
         return dataset
     if not isinstance(dataset, str) or is_file(dataset) or address(dataset)[0]:
         return None
-    if labels_per_client is not None or glove is not None:
+    if any(value is not None for value in others.values()):
         return None
     known, arguments = find(dataset)
     if known.population is None or split not in (None, "paper"):

@@ -2,6 +2,9 @@
 
 Only clients that have taken part have a record. All records have the same size, so each client has a slot: a row in
 memory or a range of the file. Slots are assigned when clients first take part; all others cost nothing.
+
+``np.memmap`` and LMDB (``map_size``) need to know when the file is opened how large it may become, and a write to a
+``np.memmap`` on a full disk ends the process. A plain file grows as clients arrive, and a full disk is an error.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfedbred.errors import SettingError
+from pfedbred.io.folders import ensure_folder
 from pfedbred.io.memory import host_memory as host_memory
 from pfedbred.types import Tree
 
@@ -58,9 +59,14 @@ def join_processes() -> bool:
 def keep_programs(folder: Path) -> None:
     """Keeps compiled programs in a folder, so that the same experiment starts at once the next time.
 
-    The command line does it by itself; a folder chosen for JAX already (``JAX_COMPILATION_CACHE_DIR``) stays.
+    The command line does it by itself; a folder chosen for JAX already (``JAX_COMPILATION_CACHE_DIR``) stays. Where
+    the folder cannot be created, programs are not kept.
     """
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        try:
+            ensure_folder(folder)  # JAX would create it for everyone to read
+        except SettingError:
+            return
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 

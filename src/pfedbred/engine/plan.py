@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class Plan:
       select: chooses I, whose uploads are averaged.
       participation: ``all`` clients train in every round and the selected are averaged (the paper's experiments), or
         only the ``sample`` that is averaged trains (practice).
-      weights: of the average, by training samples (``data``: up to :func:`largest_weight`; ``unbounded``: however
+      weights: of the average, by training samples (``data``: up to a :class:`WeightCap`; ``unbounded``: however
         many) or ``uniform``.
       batch_size: samples in a minibatch.
       executor: see :mod:`pfedbred.engine.executors`.
@@ -82,34 +82,46 @@ class Plan:
         return self.compares(algorithm) and self.participation == "all" and alike
 
     def gather(
-        self, uploads: Tree, numbers: Array, sizes: Array, valid: Array, key: Key, typical: Array | float | None = None
+        self, uploads: Tree, numbers: Array, sizes: Array, valid: Array, key: Key, cap: WeightCap | None = None
     ) -> Uploads:
         """What the server aggregates: uploads along the first axis, the clients' numbers and their sample counts.
 
-        ``typical`` is the :func:`typical_size` of all clients that the server knows; by default, of these.
+        ``cap`` is the :func:`weight_cap` of all clients that the server knows; by default, of these.
         """
         amount = jnp.ones(sizes.shape) if self.weights == "uniform" else sizes.astype(jnp.result_type(float))
         if self.weights == "data":
-            usual = typical_size(sizes) if typical is None else typical
-            amount = jnp.minimum(amount, largest_weight(jnp.sum(valid), usual))
+            cap = weight_cap(sizes) if cap is None else cap
+            amount = jnp.minimum(amount, cap.samples(jnp.sum(valid)))
         amount = jnp.where(valid, amount, 0)
-        weight = amount / jnp.maximum(jnp.sum(amount), 1)
+        weights = amount / jnp.maximum(jnp.sum(amount), 1)
         # A rejected upload may be NaN, and 0 * NaN is NaN.
         uploads = jax.tree.map(lambda leaf: jnp.where(along_first(valid, leaf), leaf, 0), uploads)
-        return Uploads(uploads, numbers, weight, valid, key, self.rule)
+        return Uploads(uploads, numbers, weights, valid, key, self.rule)
 
 
-def typical_size(sizes: Array | np.ndarray) -> Any:
-    """The median of the clients' sample counts; infinite if there are fewer than five: that median is unreliable."""
-    if len(sizes) < 5:
-        return np.inf
-    return np.median(sizes) if isinstance(sizes, np.ndarray) else jnp.median(sizes)
+class WeightCap(NamedTuple):
+    """The most samples that a client counts for in an average: its number of samples is self-reported.
 
-
-def largest_weight(clients: Array | int, typical: Array | float) -> Array:
-    """The most samples a client counts for in an average of n ``clients``: 0.7 max(n, 3) times the typical size.
-
-    If the others hold about that many, it is about half of the average (7/17 of very many clients, 7/15 of five, 21/41
-    of three, 21/31 of two). A client's number of samples is self-reported.
+    Attributes:
+      typical: how many samples a client typically has.
+      few: whether the server knows fewer than five clients.
     """
-    return 0.7 * jnp.maximum(clients, 3) * typical
+
+    typical: Any
+    few: bool
+
+    def samples(self, clients: Array | int) -> Array:
+        """In an average of n ``clients``: 0.7 max(n, 3) times the typical size; three times where the server knows few.
+
+        If the others have that size, it is about half of the average (7/17 of very many clients, 7/15 of five, 3/6 of
+        four), and at most 3/4, of two.
+        """
+        return jnp.where(self.few, 3.0, 0.7 * jnp.maximum(clients, 3)) * self.typical
+
+
+def weight_cap(sizes: Array | np.ndarray) -> WeightCap:
+    """By the median of the clients' sample counts; of fewer than five, which one can sway, of all but the largest."""
+    few, numpy = len(sizes) < 5, np if isinstance(sizes, np.ndarray) else jnp
+    if len(sizes) < 2:
+        return WeightCap(np.float64(np.inf), few)
+    return WeightCap(numpy.median(numpy.sort(sizes)[:-1] if few else sizes), few)

@@ -18,7 +18,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.data.minibatches import ClientData, Inputs, Passes, Place, common, draw_rows
 from pfedbred.engine import executors, screening
 from pfedbred.engine.keys import aggregation_key, augmentation_key, data_key, network_key
-from pfedbred.engine.plan import Plan, typical_size
+from pfedbred.engine.plan import Plan, weight_cap
 from pfedbred.engine.responses import Responses
 from pfedbred.engine.varying import Varying
 from pfedbred.types import Array, Key, Tree
@@ -150,7 +150,7 @@ class Round:
         self._plan, self._usual, self._varying = plan, algorithm, varying
         self._random = random or algorithm.client.random
         self._in_epochs = callable(algorithm.client.draws) or callable(algorithm.client.model_draws)
-        self._typical = None if sizes is None else typical_size(sizes)
+        self._cap = None if sizes is None else weight_cap(sizes)
         self._common = common(plan.batching, sizes)
         self._everyone = None if sizes is None else plan.batching.per_pass(sizes)
         every = partial(executors.every, executor=executor, chunk=plan.chunk, mesh=mesh)
@@ -315,7 +315,7 @@ class Round:
     def _gather(self, shared: Shared, chosen: Array, uploads: Tree, valid: Array, stage: int = 0) -> Uploads:
         shards = shared.shards
         key = aggregation_key(shared.key, shared.round, stage)
-        return self._plan.gather(uploads, shards.numbers[chosen], shards.sizes[chosen], valid, key, self._typical)
+        return self._plan.gather(uploads, shards.numbers[chosen], shards.sizes[chosen], valid, key, self._cap)
 
 
 def _pick(tree: Tree, places: Any) -> Tree:

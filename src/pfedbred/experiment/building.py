@@ -29,7 +29,7 @@ from pfedbred.engine.backend import DataInfo
 from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.experiment.calibrating import check_coverage
-from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.experiment.sigma import with_sigma
 from pfedbred.experiment.task import has_batch_norm, make_task
 from pfedbred.settings import schedules
@@ -93,20 +93,13 @@ def load_data(experiment: Experiment) -> Federation | Population:
     """The samples of the clients; a population if they can be generated on demand and all of them are too many."""
     experiment = experiment.checked()
     task = _data_task(experiment)
-    options: dict[str, Any] = {
-        "split": experiment.split,
-        "clients": experiment.clients,
-        "seed": experiment.split_seed,
-        "labels_per_client": experiment.labels_per_client,
-        "glove": experiment.glove,
-    }
+    options: dict[str, Any] = {name: getattr(experiment, name) for name in field_names(load=True)}
+    options["seed"] = options.pop("split_seed")
     if isinstance(experiment.dataset, str) and experiment.participation == "sample" and experiment.store != "device":
         found = data.population(experiment.dataset, **options)
         # Loading takes as much memory again, twice.
         if found and _choose_store(experiment, found, states=2 * found.bytes) != "device":
             return found if task is None else found.for_task(task)
-    for name in ("client_column", "label_column", "image_column", "features", "data_dir", "missing", "standardise"):
-        options[name] = getattr(experiment, name)
     return data.load(experiment.dataset, **options, task=task)
 
 

@@ -318,7 +318,7 @@ def _weights(given: str | list[float] | None) -> str | list[float] | None:
 def _start(values: Mapping[str, Any]) -> dict[str, Any]:
     """Where params come from, with their hash, and the names of parts as lists."""
     given = values["start_from"]
-    parts = {name: _part_names(name, values[name]) for name in ("start_parts", "train_only")}
+    parts = {name: _part_names(name, values[name]) for name in field_names(parts=True)}
     if given is None:
         for name in (name for name, found in parts.items() if found):
             raise SettingError(f"{name} needs start_from, the params that the network starts from")

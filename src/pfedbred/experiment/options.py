@@ -9,6 +9,9 @@ A field's metadata says what the rest of the library needs to know of it:
     deployed     whether a real federation's run config may set it
     sent         whether it is sent to the clients of a real federation
     path         whether it is a path, recorded as an absolute one
+    load         whether data is loaded with it: an option of :func:`pfedbred.load`
+    node         whether a client of a real federation may set it in its node config
+    parts        whether it names parts of the network
 """
 
 from __future__ import annotations
@@ -43,6 +46,9 @@ def option(
     deployed: bool = False,
     sent: bool = False,
     path: bool = False,
+    load: bool = False,
+    node: bool = False,
+    parts: bool = False,
 ) -> Any:
     """A field with its metadata. A mutable default is given as a function that makes it."""
     metadata = {
@@ -53,6 +59,9 @@ def option(
         "deployed": deployed,
         "sent": sent,
         "path": path,
+        "load": load,
+        "node": node,
+        "parts": parts,
     }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -70,15 +79,25 @@ class DataOptions:
         None,
         f"how samples are split over clients: paper, {', '.join(SPLITS)}, with settings in parentheses as in "
         "dirichlet(0.5); by default the dataset's usual split",
+        load=True,
+        node=True,
     )
     clients: Count | None = option(
-        None, "clients to split the data over; by default the dataset's own number", identifies=False
+        None,
+        "clients to split the data over; by default the dataset's own number",
+        identifies=False,
+        load=True,
+        node=True,
     )
     labels_per_client: Count | None = option(
-        None, "labels per client in the paper's split; by default the dataset's own number"
+        None, "labels per client in the paper's split; by default the dataset's own number", load=True, node=True
     )
     split_seed: Seed | None = option(
-        None, "seed of the split, the same for all seeds of the run; by default the dataset's own", identifies=False
+        None,
+        "seed of the split, the same for all seeds of the run; by default the dataset's own",
+        identifies=False,
+        load=True,
+        node=True,
     )
     data_dir: str | None = option(
         None,
@@ -86,27 +105,39 @@ class DataOptions:
         result=False,
         identifies=False,
         path=True,
+        load=True,
+        node=True,
     )
     client_column: str | None = option(
-        None, "column of a table with each sample's client [default: client]", identifies=False
+        None, "column of a table with each sample's client [default: client]", identifies=False, load=True
     )
-    label_column: str | None = option(None, "column of a table with the labels [default: label or y]", identifies=False)
-    image_column: str | None = option(None, "column of a table with the images that are the inputs", identifies=False)
+    label_column: str | None = option(
+        None, "column of a table with the labels [default: label or y]", identifies=False, load=True, node=True
+    )
+    image_column: str | None = option(
+        None, "column of a table with the images that are the inputs", identifies=False, load=True
+    )
     features: str | list[str] | None = option(
-        None, "columns of a table that are the inputs, separated by commas; by default all others", identifies=False
+        None,
+        "columns of a table that are the inputs, separated by commas; by default all others",
+        identifies=False,
+        load=True,
+        node=True,
     )
     glove: str | None = option(
-        None, "file of word vectors, for text; by default those of the dataset, or learned ones", path=True
+        None, "file of word vectors, for text; by default those of the dataset, or learned ones", path=True, load=True
     )
     missing: Literal["mean", "median"] | None = option(
         None,
         "what fills the gaps of a table, of the client's training samples: mean or median [default: mean]",
         identifies=False,
+        load=True,
     )
     standardise: Literal["all", "client", "none"] | None = option(
         None,
         "numbers of a table by the training samples of all clients, of each client, or none [default: all]",
         identifies=False,
+        load=True,
     )
     held_out_clients: Fraction | None = option(
         None, "fraction of the clients kept out of training; they join at the end and are evaluated"
@@ -180,11 +211,13 @@ class ModelOptions:
         "take only these parts of start_from, such as conv1,conv2, and draw the others at random",
         deployed=True,
         later=True,
+        parts=True,
     )
     train_only: str | list[str] | None = option(
         None,
         "train only these parts of the network, such as output; the others stay as in start_from, one copy for all",
         later=True,
+        parts=True,
     )
 
 

@@ -26,16 +26,19 @@ def import_path(value: Any) -> str | None:
     """``package.module:name``, if importing that gives this very object in another process too."""
     if id(value) in _imported:
         return _imported[id(value)][1]
+    # A script is another module in every process, and multiprocessing knows it by a second name.
+    script = sys.modules.get("__main__")
+    modules = {name: each for name, each in list(sys.modules.items()) if each is not script}
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if isinstance(module, str) and isinstance(name, str) and module != "__main__" and "<" not in name:
+    if isinstance(module, str) and isinstance(name, str) and "<" not in name:
         with suppress(KeyError, AttributeError):
-            if attrgetter(name)(sys.modules[module]) is value:
+            if attrgetter(name)(modules[module]) is value:
                 return f"{module}:{name}"
     paths = [
         f"{module}:{name}"
-        for module, each in list(sys.modules.items())
+        for module, each in modules.items()
         for name, held in list(getattr(each, "__dict__", {}).items())
-        if held is value and module != "__main__" and _REFERENCE.fullmatch(f"{module}:{name}")
+        if held is value and _REFERENCE.fullmatch(f"{module}:{name}")
     ]
     return min(paths, key=lambda path: (len(path), path), default=None)
 

@@ -14,6 +14,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment.building import Built
 from pfedbred.experiment.configuration import changed_options
 from pfedbred.experiment.progress import Progress
+from pfedbred.io.folders import ensure_folder
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
 from pfedbred.runs import checkpoints, layout, locks
 from pfedbred.runs.chosen import Chosen, load_models
@@ -31,7 +32,7 @@ def open_folder(
 
     A process that holds the lock is waited for, for ``patience`` seconds.
     """
-    with locks.locked(layout.ensure_folder(folder), patience):
+    with locks.locked(ensure_folder(folder), patience):
         yield folder if resume and layout.started(folder) else layout.new_folder(folder, overwrite)
 
 

@@ -24,7 +24,7 @@ from pfedbred.data.federation import Part
 from pfedbred.engine import screening
 from pfedbred.engine.backend import Pending, Saved, check_seed
 from pfedbred.engine.evaluation import Evaluation
-from pfedbred.engine.plan import largest_weight, typical_size
+from pfedbred.engine.plan import weight_cap
 from pfedbred.engine.responses import Responses
 from pfedbred.engine.round import Servers, enough
 from pfedbred.errors import SettingError, printable
@@ -316,7 +316,7 @@ class DeployedBackend:
 
     def _log_bounded(self, number: int, clients: Sequence[int], sizes: np.ndarray) -> None:
         """Names, once each, the clients that count for less than the samples they claim."""
-        limit = float(largest_weight(len(clients), typical_size(sizes[sizes > 0])))
+        limit = float(weight_cap(sizes[sizes > 0]).samples(len(clients)))
         for i in clients if self._half.plan.weights == "data" else ():
             if sizes[i] > limit and i not in self._bounded:
                 self._bounded.add(i)

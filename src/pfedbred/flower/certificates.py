@@ -25,8 +25,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pfedbred.errors import SettingError
 from pfedbred.io.atomic import replacing
+from pfedbred.io.folders import ensure_folder
 from pfedbred.io.strict import read_text
-from pfedbred.runs import layout
 
 _DAYS = 365
 _LARGEST = 2**20  # bytes of a file
@@ -52,7 +52,7 @@ def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Aut
     """Creates an authority, and a certificate for a SuperLink with these host names and addresses."""
     paths = Authority(*(folder / name for name in FILES))
     names = [_name(host) for host in hosts]
-    layout.ensure_folder(folder)
+    ensure_folder(folder)
     if any(path.exists() for path in paths):
         raise SettingError(f"{folder} already has certificates")
     ca_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))

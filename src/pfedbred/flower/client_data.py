@@ -27,19 +27,18 @@ from pfedbred.data.federation import Federation, check_classes
 from pfedbred.data.pool import divide, federate
 from pfedbred.data.sources.user_files import pool_from_file
 from pfedbred.errors import NoSamples, SettingError, file_name, nearest, printable
+from pfedbred.experiment.configuration import Experiment, field_names
 
+_DATA_KEYS = {name.replace("_", "-"): name for name in field_names(node=True)}
 _OPTIONS: dict[str, type] = {
     "dataset": str,
     "partition-id": int,
     "name": str,
     "home": str,
-    "split": str,
-    "clients": int,
-    "labels-per-client": int,
-    "split-seed": int,
-    "data-dir": str,
-    "label-column": str,
-    "features": str,
+    **{
+        key: int if settings_.is_whole_number(settings_.hints(Experiment)[name]) else str
+        for key, name in _DATA_KEYS.items()
+    },
     "columns": str,
     "num-partitions": int,  # the name of ``clients`` in Flower's examples
 }
@@ -111,14 +110,9 @@ def _load(node: Node, home: Path, task: str | None, validation: float | None) ->
     kept = home / f"data-{digest(divided)}{prepared.SUFFIX}"  # splitting takes a while, and may need a network
     if kept.exists():
         return prepared.load(kept), place
-    whole = data.load(
-        dataset,
-        split=given.get("split"),
-        clients=given.get("clients") or given.get("num-partitions"),
-        labels_per_client=given.get("labels-per-client"),
-        seed=given.get("split-seed"),
-        data_dir=given.get("data-dir"),
-    )
+    options: dict[str, Any] = {name: given.get(key) for key, name in _DATA_KEYS.items()}
+    clients, seed = options.pop("clients") or given.get("num-partitions"), options.pop("split_seed")
+    whole = data.load(dataset, clients=clients, seed=seed, **options)
     if validation:
         whole = whole.with_validation(validation, _split_seed(node))
     own, place = _one_of(whole, place, dataset)

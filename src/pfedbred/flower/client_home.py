@@ -26,10 +26,10 @@ from pfedbred.engine.round import ClientRecord, current_names
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.io.atomic import write_json
+from pfedbred.io.folders import ensure_folder
 from pfedbred.io.shapes import COUNT, expect
 from pfedbred.io.strict import read_json
 from pfedbred.runs import locks, saved_models
-from pfedbred.runs.layout import ensure_folder
 from pfedbred.runs.prediction import PERSONAL
 from pfedbred.types import Tree
 

@@ -13,8 +13,9 @@ from pfedbred import data
 from pfedbred.data import prepared
 from pfedbred.errors import SettingError
 from pfedbred.flower import certificates, processes
+from pfedbred.io.folders import ensure_folder
 from pfedbred.io.strict import read_json
-from pfedbred.runs.layout import SUMMARY, ensure_folder, finished
+from pfedbred.runs.layout import SUMMARY, finished
 
 _LONGEST = 1_800.0  # seconds
 

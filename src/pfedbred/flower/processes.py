@@ -18,7 +18,7 @@ from pfedbred.errors import SettingError
 from pfedbred.flower.certificates import Authority
 from pfedbred.flower.run_config import DEFAULTS
 from pfedbred.io.atomic import open_private, write_text, writing_into
-from pfedbred.runs.layout import ensure_folder
+from pfedbred.io.folders import ensure_folder
 
 CONNECTION = "federation"
 _PATIENCE = 60.0  # seconds for a process to start

@@ -27,6 +27,7 @@ from pfedbred.flower.roster import Roster
 from pfedbred.flower.run_config import ServerOptions, parse
 from pfedbred.flower.server_half import ServerHalf
 from pfedbred.flower.server_state import DeployedState, check_facts
+from pfedbred.io.folders import ensure_folder
 from pfedbred.report.terminal import show_outcome, show_rejections, warn_of_divergence
 from pfedbred.runs import layout
 from pfedbred.runs.checkpoints import Checkpoint
@@ -52,7 +53,7 @@ class Coordinator:
     def run(self) -> dict[str, Any]:
         """Runs from the start, or from the last round that was saved, to the end. Returns the summary."""
         folder = self._folder
-        if not layout.started(layout.ensure_folder(folder)) and not layout.is_free(folder):
+        if not layout.started(ensure_folder(folder)) and not layout.is_free(folder):
             raise SettingError(f"{folder} is not empty and holds no run: choose another folder for out")
         with open_folder(folder, resume=True, patience=_PATIENCE):
             if layout.finished(folder):

@@ -20,7 +20,7 @@ from pfedbred.engine.directions import Products
 from pfedbred.engine.evaluation import Sums, Tallies, chosen_metrics
 from pfedbred.engine.keys import aggregation_key, init_key, select_key
 from pfedbred.engine.metrics import Predictions
-from pfedbred.engine.plan import typical_size
+from pfedbred.engine.plan import WeightCap, weight_cap
 from pfedbred.engine.responses import Responses
 from pfedbred.experiment.building import example_batch, make_algorithm, make_plan, varying
 from pfedbred.experiment.configuration import Experiment
@@ -200,8 +200,8 @@ class ServerHalf:
         """
         stacked = wire.stacked(uploads, self.shapes.upload[0 if stage else 1], chosen)
         numbers, valid = np.asarray(chosen, np.int32), np.asarray([i in uploads for i in chosen])
-        typical = np.float32(typical_size(sizes[sizes > 0]))
-        after = self._aggregate(stage, state, stacked, numbers, sizes[numbers], valid, np.int32(round_), typical)
+        cap = weight_cap(sizes[sizes > 0])
+        after = self._aggregate(stage, state, stacked, numbers, sizes[numbers], valid, np.int32(round_), cap)
         return jax.device_get(after)
 
     def _aggregate_uploads(
@@ -213,11 +213,11 @@ class ServerHalf:
         sizes: Array,
         valid: Array,
         round_: Array,
-        typical: Array,
+        cap: WeightCap,
     ) -> Tree:
         """Gathers and combines in one program: a rule is a function, which cannot be passed to a compiled one."""
         key = aggregation_key(self.key, round_, stage)
-        gathered = self.plan.gather(uploads, numbers, sizes, valid, key, typical)
+        gathered = self.plan.gather(uploads, numbers, sizes, valid, key, cap)
         server = self._varying.at(self.algorithm, {}, round_).server
         if stage:
             assert server.prepare is not None

@@ -1,9 +1,9 @@
 """The arrays of a pickled dict, without unpickling: ``np.savez(file, data={"x": ..., "y": ...})`` writes one.
 
-Unpickling runs whatever a file asks for. Limiting it to NumPy's own functions is not enough: the state of a dtype can
-make NumPy take bytes of the file for addresses. Here a file's instructions are read as data: lists, tuples and
-dicts are built, and what would be imported or called is only noted down. The arrays are then made from their types,
-shapes and bytes, which are checked. Everything else is rejected.
+Unpickling runs whatever a file asks for. Limiting it to NumPy's own functions, as restricted unpicklers do
+(fickling's, for one), is not enough: the state of a dtype can make NumPy take bytes of the file for addresses. Here
+a file's instructions are read as data: lists, tuples and dicts are built, and what would be imported or called is only
+noted down. The arrays are then made from their types, shapes and bytes, which are checked. Everything else is rejected.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from pfedbred.experiment.callbacks import Interruption, Stopped
 from pfedbred.experiment.configuration import Experiment, field_names, plain_defaults
 from pfedbred.experiment.sweep import sweep
 from pfedbred.io.atomic import write_text
+from pfedbred.io.folders import ensure_folder
 from pfedbred.io.shapes import expect
 from pfedbred.io.strict import finite_or_none, read_json
 from pfedbred.paper.columns import Column, Federations
-from pfedbred.runs.layout import ensure_folder
 from pfedbred.runs.provenance import provenance
 from pfedbred.runs.schema import SWEEP, check_sweep
 

@@ -25,6 +25,7 @@ from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import check_unchanged, open_folder
 from pfedbred.experiment.run import FolderOptions, run_into
+from pfedbred.io.folders import ensure_folder
 from pfedbred.paper.cells import CELL, best_of, measured
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.markdown import mean_and_std_text
@@ -32,7 +33,6 @@ from pfedbred.paper.records import Request, fingerprint, load_or_measure
 from pfedbred.paper.rows import Row, Split, Table
 from pfedbred.paper.splits import federation_of
 from pfedbred.runs import layout, locks
-from pfedbred.runs.layout import ensure_folder
 from pfedbred.runs.metrics_file import MetricsFile, read_points, size_of
 
 

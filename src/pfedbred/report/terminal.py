@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pfedbred.data.labels import in_words
 from pfedbred.engine.backend import Backend
-from pfedbred.engine.plan import largest_weight, typical_size
+from pfedbred.engine.plan import weight_cap
 from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
 from pfedbred.report.console import console, new_table, print_table, shown_estimate
@@ -53,7 +53,7 @@ def progress_lines(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def show_network(options: Mapping[str, Any]) -> None:
     """One line on a network that is not trained as a whole, from random params and in float32."""
-    start, parts, trained = (options[name] for name in ("start_from", "start_parts", "train_only"))
+    start, parts, trained = options["start_from"], options["start_parts"], options["train_only"]
     said = []
     if options["precision"] != "float32":
         said.append(f"products in {options['precision']}")
@@ -83,7 +83,7 @@ def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -
         print(printable(f"  inputs {data.about['inputs']}"))
     if backend.samples is not None and backend.plan.weights == "data":
         sizes = backend.samples.train.sizes
-        limit = float(largest_weight(cohort, typical_size(sizes)))
+        limit = float(weight_cap(sizes).samples(cohort))
         if large := int(np.sum(sizes > limit)):
             who = "1 client holds" if large == 1 else f"{large:,} clients hold"
             print(f"  {who} more samples than the averaging-weight cap, about {limit:,.0f}; see --weights")

@@ -14,12 +14,12 @@ several splits, a comparison in ``split-SEED`` for each of them. A sweep has ``s
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from pfedbred.errors import SettingError, is_file_name
 from pfedbred.io.atomic import PARTIAL
+from pfedbred.io.folders import ensure_folder
 from pfedbred.runs import checkpoints, locks
 from pfedbred.runs.config_file import read_config
 
@@ -41,21 +41,6 @@ def started(folder: Path) -> bool:
 def finished(folder: Path) -> bool:
     """Whether the run in the folder is finished."""
     return (folder / SUMMARY).exists()
-
-
-def ensure_folder(folder: Path) -> Path:
-    """The folder, created for its owner alone with what is above it if it does not exist, checked to be writable."""
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise SettingError(f"{folder} exists and is not a folder")
-        for each in (*reversed(folder.parents), folder):  # mkdir's own parents would be for everyone
-            if not each.exists():
-                each.mkdir(0o700, exist_ok=True)
-    except OSError as problem:
-        raise SettingError(f"cannot create the folder {folder}: {problem.strerror}") from None
-    if not os.access(folder, os.W_OK):
-        raise SettingError(f"cannot write into {folder}: permission denied")
-    return folder
 
 
 def new_folder(folder: Path, overwrite: bool = False) -> Path:

@@ -6,11 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from pfedbred.algorithms.batch_statistics import BatchNorm
+from pfedbred.algorithms.posterior import Posterior
 from pfedbred.data.columns import SHAPE
 from pfedbred.data.federation import check_classes, names_fit
 from pfedbred.errors import SettingError
@@ -22,47 +23,47 @@ from pfedbred.runs.chosen import MODELS as MODEL_KINDS
 from pfedbred.tasks import TASKS
 
 KEPT, EXPORTED = "pfedbred models 1", "pfedbred model 1"
-_TEXTS = (
-    "format",
-    "dataset",
-    "model",
-    "batch_norm",
-    "algorithm",
-    "kind",
-    "client_name",
-    "chosen_on",
-    "precision",
-)  # other facts are in JSON
 _LARGEST_SAMPLE = 2**24
 _DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U32", "U16", "U8", "BOOL")
-_FACTS = {
-    "dataset": str,
-    "model": str,
-    "batch_norm": str,
-    "algorithm": str,
-    "settings": dict,
-    "round": COUNT,
-    "shape": [COUNT],
-    "classes": COUNT,
-    "labels": Maybe([str]),
-    "features": Maybe([str]),
-    "vocabulary": Maybe([str]),
-    "task": str,
-    "target": Maybe({"mean": NUMBER, "std": NUMBER}),
-    "columns": Maybe(SHAPE),
-    "precision": str,
-    "train_only": Maybe([str]),
+
+
+class Fact(NamedTuple):
+    """What a file tells of its models.
+
+    Attributes:
+      shape: of the value.
+      text: whether it is written as it is; other facts are in JSON.
+      option: whether it is an option of the experiment, by the same name.
+      earlier: its value for files from before it was told; ``...`` if all files tell it.
+    """
+
+    shape: Any
+    text: bool = False
+    option: bool = False
+    earlier: Any = ...
+
+
+FACTS = {
+    "dataset": Fact(str, text=True),
+    "model": Fact(str, text=True),
+    "batch_norm": Fact(str, text=True, option=True, earlier="local"),
+    "algorithm": Fact(str, text=True, option=True),
+    "settings": Fact(dict),
+    "round": Fact(COUNT),
+    "shape": Fact([COUNT]),
+    "classes": Fact(COUNT),
+    "labels": Fact(Maybe([str])),
+    "features": Fact(Maybe([str]), earlier=None),
+    "vocabulary": Fact(Maybe([str])),
+    "task": Fact(str, earlier="classification"),
+    "target": Fact(Maybe({"mean": NUMBER, "std": NUMBER}), earlier=None),
+    "columns": Fact(Maybe(SHAPE), earlier=None),
+    "precision": Fact(str, text=True, option=True, earlier="float32"),
+    "train_only": Fact(Maybe([str]), option=True, earlier=None),
+    "posterior": Fact(Maybe(str), option=True, earlier=None),
 }
-_EARLIER = {  # what older files do not tell
-    "features": None,
-    "task": "classification",
-    "target": None,
-    "columns": None,
-    "precision": "float32",
-    "train_only": None,
-    "batch_norm": "local",
-    "calibration": None,
-}
+_EARLIER = {"calibration": None, **{name: fact.earlier for name, fact in FACTS.items() if fact.earlier is not ...}}
+_TEXTS = {"format", "kind", "client_name", "chosen_on", *(name for name, fact in FACTS.items() if fact.text)}
 _OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str]), "calibration": Maybe(calibration.KEPT)}
 _OF_MODEL = {"kind": str, "seed": COUNT, "calibration": Maybe(calibration.EXPORTED)}
 
@@ -88,7 +89,8 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         raise SettingError(f"{path} is not a {expected.removesuffix(' 1')} file{hint}")
     facts = {name: text if name in _TEXTS else parse_json(text, path) for name, text in said.items()}
     facts = {**_EARLIER, **facts}
-    expect(facts, _FACTS | (_OF_RUN if expected == KEPT else _OF_MODEL), path)
+    shapes = {name: fact.shape for name, fact in FACTS.items()}
+    expect(facts, shapes | (_OF_RUN if expected == KEPT else _OF_MODEL), path)
     check_classes(facts["classes"], f"{path}: ")
     if not 0 < math.prod(facts["shape"]) <= _LARGEST_SAMPLE:
         raise SettingError(f"{path} is damaged: samples cannot be of shape {facts['shape']}")
@@ -98,6 +100,8 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         raise SettingError(f"{path} is of a task that is not known here: {facts['task']!r}")
     if facts["batch_norm"] not in get_args(BatchNorm):
         raise SettingError(f"{path} is damaged: 'batch_norm' cannot be {facts['batch_norm']!r}")
+    if facts["posterior"] not in (None, *get_args(Posterior)):
+        raise SettingError(f"{path} is damaged: 'posterior' cannot be {facts['posterior']!r}")
     _check_chosen(facts, path)
     _check_calibration(facts, expected, path)
     names = facts.get("client_names")

@@ -128,8 +128,7 @@ def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int, tas
     """What made the models, and what their inputs and outputs stand for."""
     return {
         "model": experiment["model"] if experiment["model"] in models.MODELS else "custom",
-        "batch_norm": experiment["batch_norm"],
-        "algorithm": experiment["algorithm"],
+        **{name: experiment.get(name, fact.earlier) for name, fact in model_file.FACTS.items() if fact.option},
         "settings": _plain_settings(experiment["settings"]),
         "round": round_,
         "dataset": federation.name,
@@ -141,8 +140,6 @@ def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int, tas
         "task": task.kind.name if task.kind.name in tasks.TASKS else tasks.usual(task.kind.labels),
         "target": None if task.target is None else task.target._asdict(),
         "columns": None if federation.encoding is None else federation.encoding.facts(),
-        "precision": experiment.get("precision", "float32"),
-        "train_only": experiment.get("train_only"),
     }
 
 

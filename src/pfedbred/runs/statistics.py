@@ -43,8 +43,8 @@ def estimate(values: np.ndarray) -> Estimate:
     if not by_split.size or not np.all(np.isfinite(by_split)):
         return Estimate(None, None)
     units = by_split.mean(axis=1) if len(by_split) > 1 else by_split[0]
-    spread = float(np.std(units, ddof=1)) if len(units) > 1 else 0.0
-    return Estimate(float(np.mean(units)), half_width(spread, len(units)))
+    mean, std = mean_and_std(units)
+    return Estimate(mean, half_width(std, len(units)))
 
 
 def paired_difference(values: np.ndarray, other: np.ndarray) -> Estimate:

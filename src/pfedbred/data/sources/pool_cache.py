@@ -18,6 +18,7 @@ from pfedbred.data.pool import Pool
 from pfedbred.data.sources.hub import Source, cache_folder
 from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.io import tensors
+from pfedbred.io.folders import ensure_folder
 from pfedbred.io.shapes import COUNT, Maybe, expect
 
 _KIND = tensors.Kind("pfedbred pool 1", "cache of decoded images", "delete it, and it will be rebuilt")
@@ -88,7 +89,7 @@ def _load(path: Path, name: str, origin: list[str]) -> Pool | None:
 
 
 def _save(path: Path, origin: list[str], pool: Pool, shift: np.ndarray, scale: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    ensure_folder(path.parent)
     names = {each: getattr(pool, each) for each in _NAMES}
     facts = {"origin": origin, "classes": pool.classes, "raw": pool.raw, **names}
     arrays = {"x": pool.x, "y": pool.y, "shift": np.asarray(shift), "scale": np.asarray(scale)}

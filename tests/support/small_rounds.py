@@ -1,4 +1,4 @@
-"""A few rounds of an algorithm's two halves as one small program, without the engine.
+"""A few rounds of an algorithm, client and server, as one small program without the engine.
 
 For tests of what a method computes, with all clients selected: it compiles in half the time of the engine's round.
 """
@@ -58,8 +58,8 @@ def play(algorithm: Algorithm, batches: Minibatches, *, rounds: int | None = Non
         return jax.vmap(one)(everyone, clients, (found.rows, found.offset, found.size))
 
     def uploads(sent: Any) -> Uploads:
-        weight = batches.sizes / jnp.sum(batches.sizes)
-        return Uploads(sent, everyone, weight, jnp.ones(count, bool), jax.random.key(0))
+        weights = batches.sizes / jnp.sum(batches.sizes)
+        return Uploads(sent, everyone, weights, jnp.ones(count, bool), jax.random.key(0))
 
     def one_round(t: Any, carry: Any) -> Any:
         state, clients = carry

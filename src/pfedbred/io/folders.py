@@ -1,0 +1,23 @@
+"""Folders that only their owner can read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pfedbred.errors import SettingError
+
+
+def ensure_folder(folder: Path) -> Path:
+    """The folder, created for its owner alone with what is above it if it does not exist, checked to be writable."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise SettingError(f"{folder} exists and is not a folder")
+        for each in (*reversed(folder.parents), folder):  # mkdir's own parents would be for everyone
+            if not each.exists():
+                each.mkdir(0o700, exist_ok=True)
+    except OSError as problem:
+        raise SettingError(f"cannot create the folder {folder}: {problem.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise SettingError(f"cannot write into {folder}: permission denied")
+    return folder
