@@ -112,6 +112,7 @@ IN_EPOCHS = {
     "heurfedamp": {"epochs": 1},
     "local": {"epochs": 1},
     "mime": {"epochs": 1},
+    "mr-mtl": {"epochs": 1},
     "per-fedavg": {"epochs": 1},
     "reptile": {"epochs": 1, "adapt_epochs": 1},
     "scaffold": {"epochs": 1},

@@ -25,6 +25,7 @@ from pfedbred.algorithms.mfo import mfo
 from pfedbred.algorithms.mg import mg
 from pfedbred.algorithms.mg_meta import mg_meta, mg_meta_literal
 from pfedbred.algorithms.mime import mime
+from pfedbred.algorithms.mr_mtl import mr_mtl
 from pfedbred.algorithms.per_fedavg import per_fedavg
 from pfedbred.algorithms.pfedbred import pfedbred
 from pfedbred.algorithms.pfedme import pfedme
@@ -60,6 +61,7 @@ ALGORITHMS: dict[str, Factory] = {
     "mg-meta": mg_meta,
     "mg-meta-literal": mg_meta_literal,
     "mime": mime,
+    "mr-mtl": mr_mtl,
     "per-fedavg": per_fedavg,
     "pfedbred": pfedbred,
     "pfedme": pfedme,
