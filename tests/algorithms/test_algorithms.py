@@ -143,7 +143,7 @@ def test_costs():
     """Uploads are what the method's paper says, in multiples of the model."""
     expected = {"fedavg": (1, 1, 0), "pfedme": (1, 1, 1), "mg": (1, 1, 2), "scaffold": (2, 2, 1), "mime": (3, 2, 0)}
     expected |= {"fedamp": (1, 1, 1), "fedu": (1, 1, 0), "local": (1, 0, 1), "ditto": (1, 1, 1), "fedprox": (1, 1, 0)}
-    expected |= {"mr-mtl": (1, 1, 1)}
+    expected |= {"mr-mtl": (1, 1, 1), "pfedbayes": (2, 2, 2)}
     sample = Batch(jnp.zeros((1, 6)), jnp.zeros(1, int))
     for name, (download, upload, state) in expected.items():
         assert costs(*make(name), sample) == (download, upload, state), name

@@ -114,6 +114,7 @@ IN_EPOCHS = {
     "mime": {"epochs": 1},
     "mr-mtl": {"epochs": 1},
     "per-fedavg": {"epochs": 1},
+    "pfedbayes": {"epochs": 1},
     "reptile": {"epochs": 1, "adapt_epochs": 1},
     "scaffold": {"epochs": 1},
 }

@@ -27,6 +27,7 @@ from pfedbred.algorithms.mg_meta import mg_meta, mg_meta_literal
 from pfedbred.algorithms.mime import mime
 from pfedbred.algorithms.mr_mtl import mr_mtl
 from pfedbred.algorithms.per_fedavg import per_fedavg
+from pfedbred.algorithms.pfedbayes import pfedbayes
 from pfedbred.algorithms.pfedbred import pfedbred
 from pfedbred.algorithms.pfedme import pfedme
 from pfedbred.algorithms.reptile import reptile
@@ -63,6 +64,7 @@ ALGORITHMS: dict[str, Factory] = {
     "mime": mime,
     "mr-mtl": mr_mtl,
     "per-fedavg": per_fedavg,
+    "pfedbayes": pfedbayes,
     "pfedbred": pfedbred,
     "pfedme": pfedme,
     "reptile": reptile,
