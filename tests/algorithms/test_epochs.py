@@ -115,6 +115,7 @@ IN_EPOCHS = {
     "mr-mtl": {"epochs": 1},
     "per-fedavg": {"epochs": 1},
     "pfedbayes": {"epochs": 1},
+    "pfedvem": {"epochs": 1, "epochs_head": 2},
     "reptile": {"epochs": 1, "adapt_epochs": 1},
     "scaffold": {"epochs": 1},
 }

@@ -30,6 +30,7 @@ from pfedbred.algorithms.per_fedavg import per_fedavg
 from pfedbred.algorithms.pfedbayes import pfedbayes
 from pfedbred.algorithms.pfedbred import pfedbred
 from pfedbred.algorithms.pfedme import pfedme
+from pfedbred.algorithms.pfedvem import pfedvem
 from pfedbred.algorithms.reptile import reptile
 from pfedbred.algorithms.scaffold import scaffold
 from pfedbred.algorithms.server_optimizers import fedadagrad, fedadam, fedavgm, fedyogi
@@ -67,6 +68,7 @@ ALGORITHMS: dict[str, Factory] = {
     "pfedbayes": pfedbayes,
     "pfedbred": pfedbred,
     "pfedme": pfedme,
+    "pfedvem": pfedvem,
     "reptile": reptile,
     "scaffold": scaffold,
 }
