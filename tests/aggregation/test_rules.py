@@ -252,7 +252,7 @@ def test_bad_rules_are_rejected(options, words):
 
 
 AVERAGING = sorted(set(pfedbred.ALGORITHMS) - {"fedamp", "heurfedamp", "fedu", "local"})
-DIFFERENT = ("fedem", "scaffold")  # their servers average several parts, or in their own way
+DIFFERENT = ("fedem", "scaffold", "pfedvem")  # their servers average several parts, or in their own way
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from conftest import array_sizes, small_federation
 import pfedbred
 from pfedbred import algorithms
 from pfedbred.algorithms.base import Batch, Uploads
-from pfedbred.algorithms.exchange import costs
+from pfedbred.algorithms.exchange import costs, exchange
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.engine import selection
 from pfedbred.experiment.building import build
@@ -50,7 +50,7 @@ def values(backend, states):
 KIN = ("fo", "mfo", "mg", "mg-meta-literal", "pfedbred", "pfedme")  # of mg-meta: the same code with other constants
 ALIKE = (  # to an executor
     *KIN,
-    *("fedavg", "fedprox", "reptile", "per-fedavg", "ditto", "fedrep", "fedbabu", "heurfedamp", "fedu"),
+    *("fedavg", "fedprox", "reptile", "per-fedavg", "ditto", "mr-mtl", "fedrep", "fedbabu", "heurfedamp", "fedu"),
 )
 
 
@@ -143,6 +143,7 @@ def test_costs():
     """Uploads are what the method's paper says, in multiples of the model."""
     expected = {"fedavg": (1, 1, 0), "pfedme": (1, 1, 1), "mg": (1, 1, 2), "scaffold": (2, 2, 1), "mime": (3, 2, 0)}
     expected |= {"fedamp": (1, 1, 1), "fedu": (1, 1, 0), "local": (1, 0, 1), "ditto": (1, 1, 1), "fedprox": (1, 1, 0)}
+    expected |= {"mr-mtl": (1, 1, 1), "pfedbayes": (2, 2, 2)}
     sample = Batch(jnp.zeros((1, 6)), jnp.zeros(1, int))
     for name, (download, upload, state) in expected.items():
         assert costs(*make(name), sample) == (download, upload, state), name
@@ -151,6 +152,19 @@ def test_costs():
     assert fedper.upload == pytest.approx(body / (body + head))
     assert fedper.state == pytest.approx(head / (body + head))
     assert costs(*make("fedem"), sample).upload == 3
+
+
+@pytest.mark.parametrize("name", [name for name in BASES if name != "local"])  # which uploads nothing
+def test_updates_can_be_measured(name):
+    """What is screened of an upload has the shapes of one that training has not changed; else it has no direction."""
+    algorithm, task = make(name)
+    found = exchange(algorithm, task, Batch(jnp.zeros((1, 6)), jnp.zeros(1, int)))
+    sent, start = jax.eval_shape(
+        lambda message, upload: (algorithm.client.screened(upload), algorithm.client.unchanged(message)),
+        found.message,
+        found.upload[1],
+    )
+    assert [leaf.shape for leaf in jax.tree.leaves(sent)] == [leaf.shape for leaf in jax.tree.leaves(start)]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ NETWORK = {  # whose hidden layer an upload contains
     "fedavg": lambda upload: upload,
     "scaffold": lambda upload: upload.w,
     "fedper": lambda upload: upload,
+    "pfedbayes": lambda upload: upload.mean,
 }
 
 
@@ -58,7 +59,7 @@ def test_uploads_have_the_statistics_of_the_uploaded_network(name):
         message, own = algorithm.server.send(state, jnp.int32(0)), data(ROWS[:draws])
         upload = jax.jit(algorithm.client.train)(message, algorithm.client.init(message), own)[0]
         hidden = np.asarray(NETWORK[name](upload.own)["hidden"])
-        assert not np.allclose(hidden, state.model["hidden"])
+        assert not np.allclose(hidden, algorithm.server.model(state).params["hidden"])
         assert_same(upload.statistics, normalised.statistics(hidden, inputs(own)[:20]))
 
 

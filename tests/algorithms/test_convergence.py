@@ -229,6 +229,16 @@ def test_pfedme_minimises_the_mean_of_moreau_envelopes():
     np.testing.assert_allclose(algorithm_1()[0], w, **CLOSE)  # the system above, where it needs to be nothing more
 
 
+@pytest.mark.parametrize("R", [pytest.param(1, marks=full), 4])
+def test_mr_mtl_reaches_the_solution_of_pfedme(R):
+    """Its problem is pFedMe's, minimised in all theta_i and w together. Local steps do not move the answer."""
+    global_, personal = limit("mr-mtl", lam=LAM, alpha=ALPHA, R=R)
+    w, theta = algorithm_1()
+    np.testing.assert_allclose(global_, w, **CLOSE)
+    np.testing.assert_allclose(personal, theta, **CLOSE)
+    np.testing.assert_allclose(personal, laplacian_minimiser(LAM), **CLOSE)
+
+
 @full
 def test_fo_minimises_the_mean_of_envelopes_at_its_means():
     """F_i(w) = env_i(mu_i(w)), so 0 = sum_i Dmu_i^T (mu_i - prox_i(mu_i)), mu_i = (I - eta_a A_i) w + eta_a b_i."""

@@ -112,7 +112,10 @@ IN_EPOCHS = {
     "heurfedamp": {"epochs": 1},
     "local": {"epochs": 1},
     "mime": {"epochs": 1},
+    "mr-mtl": {"epochs": 1},
     "per-fedavg": {"epochs": 1},
+    "pfedbayes": {"epochs": 1},
+    "pfedvem": {"epochs": 1, "epochs_head": 2},
     "reptile": {"epochs": 1, "adapt_epochs": 1},
     "scaffold": {"epochs": 1},
 }

@@ -1,4 +1,4 @@
-"""Six simple methods of the library against plain NumPy transcriptions of their papers, in float64: to 1e-10.
+"""Seven simple methods of the library against plain NumPy transcriptions of their papers, in float64: to 1e-10.
 
 As in ``test_reference``, the two share the initial params, the rows of each minibatch and whose uploads are
 averaged. The second half tests the methods' exact reductions to one another, with minibatches that are all of a
@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "per-fedavg-hessian-free": ("per-fedavg", _PER_FEDAVG | {"order": "hessian-free", "adapt_steps": 2}),
     "per-fedavg-exact": ("per-fedavg", _PER_FEDAVG | {"order": "exact", "adapt_steps": 3}),
     "reptile": ("reptile", {"epsilon": 0.6, "alpha": 0.11, "R": 4, "adapt_steps": 3}),
+    "mr-mtl": ("mr-mtl", {"lam": 0.8, "alpha": 0.11, "R": 4}),
 }
 FULL = 6  # in the full-batch federation, the size of every client and of the minibatch
 OTHER_SEED = 0  # with it, the clients are chosen three times, twice, once (in the last round) and never
@@ -118,7 +119,9 @@ def test_three_rounds_agree(case, participation, federation, task):
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("case", ["apfl", pytest.param("reptile", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "case", ["apfl", *(pytest.param(each, marks=pytest.mark.full) for each in ("reptile", "mr-mtl"))]
+)
 def test_clients_that_miss_rounds_agree(case, federation, task):
     """They keep their model and mixing weight, and read on where they stopped."""
     clients = check(federation, task, *CASES[case], selection.uniform(2), "sample", seed=OTHER_SEED)
@@ -175,6 +178,22 @@ def test_ditto_without_its_term_trains_locally_beside_fedavg():
     global_, personal = whole("ditto", R=3, R_personal=4)(lam=0.0, alpha=0.13)
     np.testing.assert_allclose(personal, whole("local", R=4)(alpha=0.13)[1], **EXACT)
     np.testing.assert_allclose(global_, whole("fedavg", R=3)(alpha=0.13)[0], **EXACT)
+
+
+def test_mr_mtl_without_its_term_is_local_training():
+    """And its global model is the mean of the clients' own."""
+    global_, personal = whole("mr-mtl", R=3)(lam=0.0, alpha=0.13)
+    expected = whole("local", R=3)(alpha=0.13)[1]
+    np.testing.assert_allclose(personal, expected, **EXACT)
+    np.testing.assert_allclose(global_, expected.mean(axis=0), **EXACT)
+
+
+def test_mr_mtl_is_heurfedamp_that_attends_to_all_alike():
+    """Then every u_i is the mean of all models."""
+    global_, personal = whole("mr-mtl", R=3)(lam=0.7, alpha=0.13)
+    found = whole("heurfedamp", R=3)(lam=0.7, alpha=0.13, sigma=0.0, self_weight=1 / len(common.SIZES))
+    np.testing.assert_allclose(found[0], global_, **EXACT)
+    np.testing.assert_allclose(found[1], personal, **EXACT)
 
 
 def test_per_fedavg_without_inner_step_trains_as_fedavg():

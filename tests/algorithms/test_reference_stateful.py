@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedbabu": {"alpha": 0.16, "R": 4, "tune_steps": 6},
 }
 NAMES = tuple(name for name in SETTINGS if name != "fedavg")
-NETWORKS = ("fedper", "fedrep", "fedbabu")
+NETWORKS = ("fedper", "fedrep", "fedbabu", "pfedvem")
 COMPONENTS = 4  # not the number of classes
 LONGEST = 60  # minibatches; no test reads more, fine-tuning included
 
@@ -109,7 +109,7 @@ class Run:
     ) -> None:
         self.federation, self.name, self.rounds, self.batch_size = federation, name, 0, batch_size
         self.select, self.participation, self.weights = select or FIXED, participation, weights
-        self.settings = SETTINGS[name] | settings
+        self.settings = SETTINGS.get(name, {}) | settings
         given = {"M": COMPONENTS} | self.settings if name == "fedem" else self.settings
         if name == "fedem":
             self.settings = {key: self.settings[key] for key in SETTINGS[name]}

@@ -35,7 +35,7 @@ def both(name, *, seeds=(0,), rounds=3, **options):
     ["mg-meta"]
     + [
         pytest.param(name, marks=pytest.mark.full)
-        for name in ("scaffold", "mime", "fedavg", "heurfedamp", "fedrep", "apfl", "fedem")
+        for name in ("scaffold", "mime", "fedavg", "heurfedamp", "fedrep", "apfl", "fedem", "pfedbayes", "pfedvem")
     ],
 )
 def test_streamed_clients_are_the_resident_ones(name):

@@ -101,6 +101,7 @@ def out_of_time():
         pytest.param("mg-meta", {"seeds": 2}, marks=pytest.mark.full),
         pytest.param("fedamp", {}, marks=pytest.mark.full),
         pytest.param("scaffold", {"participation": "sample"}, marks=pytest.mark.full),
+        pytest.param("pfedbayes", {"participation": "sample"}, marks=pytest.mark.full),
         pytest.param("fedem+ft", {"participation": "sample", "store": "memory", "seeds": 2}, marks=pytest.mark.full),
         ("mfo+am", {"participation": "sample", "store": "file"}),
     ],

@@ -1,10 +1,11 @@
-"""Six published methods in plain NumPy and float64, each from its own paper's pseudo-code.
+"""Seven published methods in plain NumPy and float64, each from its own paper's pseudo-code.
 
 Local training, FedProx (Li et al. 2020, Algorithm 2), Ditto (Li et al. 2021, Algorithm 1), APFL (Deng et al.
-2020, Algorithm 1 and Eq. 10), Per-FedAvg (Fallah et al. 2020, Algorithm 1 and Section 5) and Reptile (Nichol et
-al. 2018, Algorithm 2). The loss and its gradient are those of ``numpy_reference``; nothing comes from the
-library. What a paper leaves open follows the library's documentation: clients average by training samples, P of
-APFL mixes with the global model, and Per-FedAvg adapts by one step of size alpha and further ones of size alpha_m.
+2020, Algorithm 1 and Eq. 10), Per-FedAvg (Fallah et al. 2020, Algorithm 1 and Section 5), Reptile (Nichol et
+al. 2018, Algorithm 2) and MR-MTL (Liu et al. 2022). The loss and its gradient are those of ``numpy_reference``;
+nothing comes from the library. What a paper leaves open follows the library's documentation: clients average by
+training samples, P of APFL mixes with the global model, and Per-FedAvg adapts by one step of size alpha and further
+ones of size alpha_m.
 """
 
 from __future__ import annotations
@@ -120,6 +121,13 @@ def reptile(w: Vector, client: Client, batches: Sequence[Batch], s: Settings) ->
     return sgd(w, batches, s["alpha"])
 
 
+def mr_mtl(w: Vector, client: Client, batches: Sequence[Batch], s: Settings) -> Vector:
+    """SGD on F_k(v_k) + lambda/2 ||v_k - w||^2 from the client's own v_k, which is also what the server averages."""
+    for batch in batches:
+        client.v = client.v - s["alpha"] * gradient(client.v, batch) - s["alpha"] * s["lam"] * (client.v - w)
+    return client.v
+
+
 ROUNDS: dict[str, Callable[..., Vector | None]] = {
     "local": local,
     "fedprox": fedprox,
@@ -127,6 +135,7 @@ ROUNDS: dict[str, Callable[..., Vector | None]] = {
     "apfl": apfl,
     "per-fedavg": per_fedavg,
     "reptile": reptile,
+    "mr-mtl": mr_mtl,
 }
 
 
@@ -154,7 +163,7 @@ def server(name: str, w: Vector, uploads: Sequence[Vector], sizes: Sequence[int]
 
 def personal(name: str, w: Vector, client: Client, unread: Sequence[Batch], s: Settings) -> Vector:
     """The model a client is evaluated with; ``unread`` begins with the first minibatch not yet trained on."""
-    if name in ("local", "ditto"):
+    if name in ("local", "ditto", "mr-mtl"):
         return client.v
     if name == "apfl":
         return client.share * client.v + (1.0 - client.share) * w

@@ -70,12 +70,14 @@ class Step(NamedTuple):
       start: where they move from; None for where they are.
       carry: what the method takes along to the next step.
       info: diagnostics, averaged over the steps.
+      after: gives ``carry`` from the params after the step, if it depends on them.
     """
 
     gradient: Tree
     start: Tree | None = None
     carry: Tree = ()
     info: Mapping[str, Array] = {}
+    after: Callable[[Tree], Tree] | None = None
 
 
 class _State(NamedTuple):
@@ -114,7 +116,7 @@ def local_steps(
         params, kept, carry = state
         wanted = step(params, carry, [data.batch(first + r * work.batches + j) for j in range(work.batches)])
         params, kept = update(params if wanted.start is None else wanted.start, wanted.gradient, kept)
-        return _State(params, kept, wanted.carry), wanted.info
+        return _State(params, kept, wanted.after(params) if wanted.after else wanted.carry), wanted.info
 
     fresh = init(params)
     states = data.optimizer_states

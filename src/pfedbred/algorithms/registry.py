@@ -26,9 +26,12 @@ from pfedbred.algorithms.mfo import mfo
 from pfedbred.algorithms.mg import mg
 from pfedbred.algorithms.mg_meta import mg_meta, mg_meta_literal
 from pfedbred.algorithms.mime import mime
+from pfedbred.algorithms.mr_mtl import mr_mtl
 from pfedbred.algorithms.per_fedavg import per_fedavg
+from pfedbred.algorithms.pfedbayes import pfedbayes
 from pfedbred.algorithms.pfedbred import pfedbred
 from pfedbred.algorithms.pfedme import pfedme
+from pfedbred.algorithms.pfedvem import pfedvem
 from pfedbred.algorithms.reptile import reptile
 from pfedbred.algorithms.scaffold import scaffold
 from pfedbred.algorithms.server_optimizers import fedadagrad, fedadam, fedavgm, fedyogi
@@ -62,9 +65,12 @@ ALGORITHMS: dict[str, Factory] = {
     "mg-meta": mg_meta,
     "mg-meta-literal": mg_meta_literal,
     "mime": mime,
+    "mr-mtl": mr_mtl,
     "per-fedavg": per_fedavg,
+    "pfedbayes": pfedbayes,
     "pfedbred": pfedbred,
     "pfedme": pfedme,
+    "pfedvem": pfedvem,
     "reptile": reptile,
     "scaffold": scaffold,
 }

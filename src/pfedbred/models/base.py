@@ -34,8 +34,8 @@ class Model(NamedTuple):
     """``init(key)`` creates the params; ``apply(params, x)`` returns one row of logits for each sample in x.
 
     ``head`` names the top-level keys of the params that turn features into logits; methods with a shared body and
-    personal heads (FedPer, FedRep, FedBABU) need it. If keys are dotted paths, a name stands for all keys below it:
-    ``output`` for ``output.weight`` and ``output.bias``.
+    personal heads (FedPer, FedRep, FedBABU, pFedVEM) need it. If keys are dotted paths, a name stands for all keys
+    below it: ``output`` for ``output.weight`` and ``output.bias``.
 
     For a network that begins with a linear layer, ``first`` can name the layer's key and ``rest(params, z)`` return
     the logits from z = x W^T + b. This makes proximal steps cheaper (:mod:`pfedbred.bregman.first_layer`).
