@@ -1,0 +1,118 @@
+"""Posteriors of personal models: covariances against Hessians, predictions against integrals by sampling."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import small_federation
+from jax.flatten_util import ravel_pytree
+
+import pfedbred
+from pfedbred.algorithms.posterior import WithPosterior, with_posterior
+from pfedbred.data.minibatches import Batch, ClientData, Inputs
+from pfedbred.tasks import BINARY, per_sample
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(70, 3)), RNG.integers(0, 3, 70)
+DATA = ClientData(Inputs(jnp.asarray(X)), jnp.asarray(Y), None, jnp.int32(0), jnp.int32(70))
+
+
+def hessian(task, params, x, y):
+    """Of the loss of all samples, by finite differences of its gradient."""
+    vector, unravel = ravel_pytree(params)
+    gradient = jax.jit(jax.grad(lambda v: len(x) * task.loss(unravel(v), Batch(jnp.asarray(x), jnp.asarray(y)))))
+    steps = 1e-5 * np.eye(len(vector))
+    return np.stack([(gradient(vector + step) - gradient(vector - step)) / 2e-5 for step in steps])
+
+
+def posterior_of(algorithm, task, params, state):
+    made = with_posterior(algorithm, task, "laplace")
+    return made, made.client.model(params, state, DATA)
+
+
+def test_the_covariance_is_the_inverse_of_the_posteriors_hessian():
+    """pFedMe's prior has the precision n lam around w."""
+    task = pfedbred.Task(pfedbred.models.mclr((3,), 3, dtype=jnp.float64))
+    algorithm = pfedbred.make("pfedme", task, {"lam": 0.3})
+    params = task.model.init(jax.random.key(3))
+    _, found = posterior_of(algorithm, task, params, algorithm.client.init(params))
+    expected = np.linalg.inv(hessian(task, params, X, Y) + 70 * 0.3 * np.eye(12))
+    np.testing.assert_allclose(found.covariance, expected, atol=1e-8)
+
+
+def test_without_a_prior_its_precision_maximises_the_evidence():
+    """tau = gamma / ||h||^2 with gamma = tr(H (H + tau I)^-1), solved by NumPy."""
+    task = pfedbred.Task(pfedbred.models.mclr((3,), 3, dtype=jnp.float64))
+    algorithm = pfedbred.make("fedavg", task)
+    params = jax.tree.map(lambda leaf: 3 * leaf, task.model.init(jax.random.key(3)))
+    _, found = posterior_of(algorithm, task, params, algorithm.client.init(params))
+    curved, tau = hessian(task, params, X, Y), 1.0
+    head = np.asarray(ravel_pytree(params)[0])
+    for _ in range(10):
+        inverse = np.linalg.inv(curved + tau * np.eye(12))
+        tau = np.trace(curved @ inverse) / (head @ head)
+    np.testing.assert_allclose(found.covariance, np.linalg.inv(curved + tau * np.eye(12)), rtol=1e-5, atol=1e-8)
+
+
+def test_only_the_diagonal_of_a_large_last_layer_is_kept():
+    task = pfedbred.Task(pfedbred.models.mclr((300,), 3, dtype=jnp.float64))
+    x = RNG.normal(size=(70, 300))
+    data = DATA._replace(x=Inputs(jnp.asarray(x)))
+    algorithm = pfedbred.make("ditto", task, {"lam": 0.5})
+    params = task.model.init(jax.random.key(1))
+    found = with_posterior(algorithm, task, "laplace").client.model(params, params, data)
+    p = np.asarray(jax.nn.softmax(task.model.apply(params, jnp.asarray(x))))
+    weight = np.einsum("bc,bd->cd", p * (1 - p), x**2)  # the diagonal of softmax regression's Hessian
+    expected = 1 / (np.concatenate([(p * (1 - p)).sum(0), weight.ravel()]) + 70 * 0.5)
+    np.testing.assert_allclose(found.covariance, expected, rtol=1e-8)
+
+
+def test_predictions_are_those_of_sampled_last_layers():
+    """A binary model: the probability integrated over the posterior, with 200,000 samples."""
+    y = (X[:, 0] + 0.5 * RNG.normal(size=70) > 0).astype(int)
+    model = pfedbred.models.mclr((3,), 1, dtype=jnp.float64)
+    task = pfedbred.Task(model, per_sample(BINARY), BINARY)
+    algorithm = pfedbred.make("pfedme", task, {"lam": 0.01})
+    params = {"output": {"weight": jnp.asarray([[2.0, 0.3, -0.2]]), "bias": jnp.asarray([0.1])}}
+    made = with_posterior(algorithm, task, "laplace")
+    found = made.client.model(params, algorithm.client.init(params), DATA._replace(y=jnp.asarray(y)))
+    points = jnp.asarray([[0.3, 0.0, 0.0], [1.0, -1.0, 2.0], [-6.0, 8.0, 5.0], [20.0, 3.0, -9.0]])
+    flat, unravel = ravel_pytree(params)
+    heads = RNG.multivariate_normal(np.asarray(flat), np.asarray(found.covariance), 200_000)
+    sampled = jax.vmap(lambda head: jax.nn.sigmoid(model.apply(unravel(head), points)[:, 0]))(jnp.asarray(heads))
+    integrated = jax.nn.sigmoid(made.predict(found, points)[:, 0])
+    np.testing.assert_allclose(integrated, sampled.mean(axis=0), atol=0.02)
+    plain = jax.nn.sigmoid(made.predict(params, points)[:, 0])  # G has no posterior
+    assert np.all(np.abs(integrated - 0.5) < np.abs(plain - 0.5))
+    assert abs(float(plain[2] - integrated[2])) > 0.02  # far from all samples it is less certain
+
+
+@pytest.mark.parametrize("method", ["learned-prior", "fedavg+ft", "fedper"])
+def test_a_posterior_goes_into_files_and_out_again(method, tmp_path):
+    federation = small_federation()
+    options = {"federation": federation, "algorithm": method, "posterior": "laplace", "settings": {"R": 2}}
+    plain = pfedbred.run(**options | {"posterior": None}, rounds=2)
+    run = pfedbred.run(**options, rounds=2, out=tmp_path / "run")
+    assert isinstance(run.personal_model(1), WithPosterior)
+    jax.tree.map(np.testing.assert_array_equal, run.global_model(), plain.global_model())  # training is the same
+    jax.tree.map(np.testing.assert_array_equal, run.personal_model(1).model, plain.personal_model(1))
+    loaded = pfedbred.load_model(pfedbred.export(tmp_path / "run", client=1, out=tmp_path / "model.safetensors"))
+    x = federation.test.x[:5]
+    expected = run.backend.algorithm.predict(run.personal_model(1), jnp.asarray(x))
+    np.testing.assert_allclose(loaded.logits(x), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"algorithm": "fedem"}, "a mixture of several"),
+        ({"posterior": "mcmc"}, "posterior must be one of laplace, not 'mcmc'"),
+        ({"settings": {"sigma": np.eye(21)}, "algorithm": "pfedbred"}, "a sum over params"),
+    ],
+)
+def test_what_has_no_posterior_is_said(options, words):
+    with pytest.raises(pfedbred.SettingError) as refused:
+        pfedbred.run(**{"federation": small_federation(), "rounds": 1, "posterior": "laplace", **options})
+    assert words in str(refused.value)
