@@ -47,6 +47,7 @@ from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.data.text import Text
 from pfedbred.engine import Backend, Evaluation, Plan, ResidentBackend, State, StreamedBackend, use_all_cores
 from pfedbred.engine.backend import DataInfo, Pending, Saved
+from pfedbred.engine.evaluation import Outputs
 from pfedbred.engine.history import Point
 from pfedbred.engine.metrics import METRICS, Metric, Predictions
 from pfedbred.engine.round import Servers
@@ -103,6 +104,7 @@ __all__ = [
     "Metric",
     "Model",
     "NonNegative",
+    "Outputs",
     "Patience",
     "Pending",
     "Plan",

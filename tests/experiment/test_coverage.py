@@ -16,7 +16,7 @@ from pfedbred.runs.record import RunRecord
 
 OPTIONS = {"algorithm": "pfedme", "settings": {"R": 2, "K": 1}, "aggregated": 2, "batch_size": 4, "seeds": 2}
 OPTIONS |= {"validation": 0.4, "rounds": 4, "coverage": 0.9}
-SIZES = (40, 55, 12, 70)  # of which 0.4 are 16, 22, 5 and 28: two clients have 19 validation samples, two have not
+SIZES = (55, 40, 12, 70)  # of which 0.4 are 22, 16, 5 and 28: two clients have 19 validation samples, two have not
 MODELS = ("global", "personal")
 
 
@@ -52,13 +52,13 @@ def outputs(run, model, part, client, seed):
 def test_each_client_is_calibrated_by_its_own_samples_or_by_all(kind, model, request):
     """By hand, client by client: of the chosen round, by validation samples, measured on test samples."""
     run = request.getfixturevalue(kind)
-    assert run.calibration.own.tolist() == [False, True, False, True]
+    assert run.calibration.own.tolist() == [True, False, False, True]
     for seed in range(2):
         validation = [outputs(run, model, "validation", client, seed) for client in range(4)]
         pooled = tuple(np.concatenate(each) for each in zip(*validation, strict=True))
         found = run.calibration.fitted[model][seed]
         for client in range(4):
-            own = validation[client] if client in (1, 3) else pooled
+            own = validation[client] if client in (0, 3) else pooled
             threshold = calibration.conformal_threshold(calibration.conformal_scores(*own), 0.9)
             assert found.threshold[client] == pytest.approx(threshold, rel=1e-5)
             scores = calibration.conformal_scores(*outputs(run, model, "test", client, seed))
@@ -159,7 +159,7 @@ def test_an_exported_model_gives_the_sets_that_were_measured(run):
         x, y = run.backend.federation.test.client(client)
         fitted = run.calibration.fitted["personal"][1]
         about = model.about["calibration"]
-        assert (about["coverage"], about["own"]) == (0.9, client in (1, 3))
+        assert (about["coverage"], about["own"]) == (0.9, client in (0, 3))
         assert (about["temperature"], about["threshold"]) == (fitted.temperature[client], fitted.threshold[client])
         likely, sets = model.probabilities(x), model.sets(x)
         np.testing.assert_allclose(likely.sum(1), 1)
@@ -194,6 +194,18 @@ def test_an_exported_model_of_numbers_gives_the_intervals_that_were_measured(num
     assert model.about["calibration"]["temperature"] is None
     with pytest.raises(SettingError, match="sets are for classes, and the task of this model is regression"):
         model.sets(x)
+
+
+def test_one_logit_is_calibrated_like_two(tmp_path):
+    """A binary model has one output; its probabilities and sets are of both labels."""
+    federation = small_federation((40, 60), classes=2)
+    run = pfedbred.run(**OPTIONS, federation=federation, task="binary", out=tmp_path / "run")
+    model = pfedbred.load_model(saved_models.export(run.folder, client=1))
+    x, y = run.backend.federation.test.client(1)
+    logits, temperature = model.logits(x)[:, 0], model.about["calibration"]["temperature"]
+    np.testing.assert_allclose(model.probabilities(x)[:, 1], 1 / (1 + np.exp(-logits / temperature)), rtol=1e-5)
+    held = np.mean([label in own for own, label in zip(model.sets(x), y.tolist(), strict=True)])
+    assert held == run.calibration.values("personal", "coverage")[0, 1]
 
 
 def test_a_model_without_calibration_says_so(tmp_path):

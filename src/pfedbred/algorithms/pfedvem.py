@@ -93,7 +93,7 @@ def pfedvem(
 
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
         sure = uploads.upload.confidence  # zero where an update was rejected
-        by_confidence = uploads._replace(weight=(sure / jnp.sum(sure)).astype(uploads.weight.dtype))
+        by_confidence = uploads._replace(weights=(sure / jnp.sum(sure)).astype(uploads.weights.dtype))
         body = uploads.average(lambda upload: upload.parts.body, around=state.model.body)
         head = by_confidence.average(lambda upload: upload.parts.head, around=state.model.head, draw=1)
         return ServerState(Parts(body, head))

@@ -21,11 +21,12 @@ def show_calibration(summaries: Sequence[Mapping[str, Any]]) -> None:
         return
     first = having[0]["calibration"]
     shown = {name: info for name, info in shown_figures(first).items() if name != "brier"}  # a row must fit
-    own = f"{sum(first['own'])} of {len(first['own'])} clients (at least {first['own_samples']} validation samples)"
+    own = f"{sum(first['own'])} of {len(first['own'])} clients"
     arrow = "before → after calibration\n" if any(info.before for info in shown.values()) else ""
     table = new_table(
         f"calibrated for {100 * first['coverage']:g} % coverage, on the test samples, mean over clients",
-        f"{arrow}calibrated alone: {own}\nworst tenth: coverage of the tenth of the clients for whom it is lowest",
+        f"{arrow}calibrated alone: {own}, those with {first['own_samples']} validation samples or more\n"
+        "worst tenth: coverage of the tenth of the clients for whom it is lowest",
     )
     table.add_column("algorithm")
     table.add_column("model")
