@@ -29,7 +29,7 @@ from pfedbred.paper.fair_report import write_report
 from pfedbred.paper.records import Request, chosen, load_or_measure, read_measured, record_file, rounded
 from pfedbred.runs.figures import places
 
-_VALIDATION, _NEW, _TRIALS = 0.2, 0.1, 12
+_VALIDATION, _NEW, _TRIALS, _COVERAGE = 0.2, 0.1, 12, 0.9
 _SPLITS = (0, 1, 2)
 _STEP, _LAM = Range(0.003, 0.3, log=True), Range(0.01, 10.0, log=True)
 _MAIN = Range(0.003, 0.06, log=True)
@@ -104,6 +104,9 @@ CONTENDERS: dict[str, Contender] = {
     "mg+am": Contender(
         "mg-meta+am", {"alpha": _STEP, "alpha_m": _MAIN, "eta_a": _STEP, "lam": Range(0.3, 30.0, log=True)}
     ),
+    "mr-mtl": Contender("mr-mtl", {"alpha": _STEP, "lam": _LAM}),
+    "pfedbayes": Contender("pfedbayes", {"alpha": _STEP, "alpha_m": _MAIN, "zeta": Range(0.03, 3.0, log=True)}),
+    "pfedvem": Contender("pfedvem", {"alpha": _STEP, "alpha_head": _STEP, "sigma": Range(0.05, 1.0, log=True)}),
     "learned": Contender("learned-prior", {"alpha": _STEP, "alpha_m": _MAIN}),
     "learned client": Contender("learned-prior", {"alpha": _STEP, "alpha_m": _MAIN}, {"lam": "learned(client)"}),
     "learned Sigma": Contender(
@@ -112,9 +115,17 @@ CONTENDERS: dict[str, Contender] = {
 }
 """One line each. The learned ones have no strength to tune."""
 
-_FIGURES = ("P", "G", "worst", "loss")
-RECORD = {**{name: Some(Maybe(NUMBER)) for name in _FIGURES}, "new": Maybe(Some(Maybe(NUMBER))), "settings": dict}
-"""By seed: P and G, the worst tenth of clients' P, P's loss, and P of clients that joined after training."""
+_ALWAYS, _SOME = ("P", "G", "worst", "loss", "coverage", "size"), ("new", "nll")
+RECORD = {
+    **{name: Some(Maybe(NUMBER)) for name in _ALWAYS},
+    **{name: Maybe(Some(Maybe(NUMBER))) for name in _SOME},
+    "settings": dict,
+}
+"""By seed: P and G, the worst tenth of clients' P, P's loss, and P of clients that joined after training, if any did.
+
+With P's coverage by conformal sets or intervals, their size or width, and for labels P's NLL with temperatures, each as
+the mean over clients.
+"""
 
 
 def run_fair(request: Request) -> None:
@@ -155,6 +166,7 @@ def _measured(name: str, split: int, row: str, request: Request) -> None:
         "seeds": request.seeds,
         "validation": _VALIDATION,
         "held_out": _NEW,
+        "coverage": _COVERAGE,
     }
     what = f"fair {name} {row}, split {split}"
 
@@ -175,10 +187,10 @@ def _measured(name: str, split: int, row: str, request: Request) -> None:
             )
         settings = {**contender.settings, **tried.best_point()}
         new = _NEW if federation.clients >= 20 else None
-        finished = run(
-            dataclasses.replace(experiment, settings=settings, seeds=request.seeds, held_out_clients=new),
-            federation=held,
+        best = dataclasses.replace(
+            experiment, settings=settings, seeds=request.seeds, held_out_clients=new, coverage=_COVERAGE
         )
+        finished = run(best, federation=held)
         return {"settings": settings, **_figures(finished, arena), "trial_scores": _plain(tried.scores("personal"))}
 
     record, fresh = load_or_measure(record_file(request.out, "fair", name, f"{row}-{split}"), wanted, measure, RECORD)
@@ -221,10 +233,19 @@ def _figures(finished: Run[Any], arena: Arena) -> dict[str, Any]:
         _worst_tenth(points[place].scores.personal.test, seed, arena.metric, better[arena.metric])
         for seed, place in enumerate(at["personal"])
     ]
-    new = None
-    if finished.newcomers:
-        new = _plain(finished.newcomers[-1].personal.test.values[arena.metric])
+    new = _plain(finished.newcomers[-1].personal.test.values[arena.metric]) if finished.newcomers else None
+    assert finished.calibration is not None
+    figures = finished.calibration.measured["personal"][0].figures
+    sure = {
+        name: _plain(np.nanmean(finished.calibration.values("personal", key), axis=1)) if key in figures else None
+        for name, key in (
+            ("coverage", "coverage"),
+            ("size", "size" if "size" in figures else "width"),
+            ("nll", "nll"),
+        )
+    }
     return {
+        **sure,
         "P": value(arena.metric, "personal"),
         "G": value(arena.metric, "global"),
         "worst": _plain(worst),

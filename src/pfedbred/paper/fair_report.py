@@ -68,7 +68,8 @@ def write_report(out: Path, found: Mapping[str, tuple[Compared, Records]], say: 
         "training samples. The best settings are then trained with several seeds on each split of the data, and the",
         "round is chosen on the same validation samples. Mean and 95 % interval over splits. **Bold**: the best P; ≈:",
         "not distinguishable from it (paired by split). Worst: the tenth of the clients with the worst P. New: P of",
-        "clients held out from training, after they joined. Reproduce with `pfedbred paper fair`.",
+        "clients held out from training, after they joined. NLL: with a temperature for each client. Coverage: of sets",
+        "or intervals that promise 90 %. Reproduce with `pfedbred paper fair`.",
         "",
     ]
     scores: dict[str, dict[str, float]] = {}
@@ -114,7 +115,11 @@ def _table(about: Compared, records: Records) -> tuple[list[str], dict[str, floa
     known = {row: value for row, value in means.items() if np.isfinite(value)}
     best = max(known, key=lambda row: known[row]) if known else None
     unit = f"{metric.title}{' (%)' if metric.percent else ''}"
-    lines = [f"| method | P, {unit} | less the best | G | worst | new | loss of P |", "|---|---|---|---|---|---|---|"]
+    size = "labels in a set" if metric.task == "classification" else "interval width"
+    lines = [
+        f"| method | P, {unit} | less the best | G | worst | new | loss of P | NLL | coverage (%) | {size} |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
     for row in sorted(records, key=lambda row: -known.get(row, -np.inf)):
         own = estimate(values(row, "P"))
         shown, difference = _shown(own, scale), ""
@@ -124,8 +129,11 @@ def _table(about: Compared, records: Records) -> tuple[list[str], dict[str, floa
             less = paired_difference(values(row, "P"), values(best, "P"))
             difference = _shown(less, scale) + (" ≈" if less.told_apart is False else "")
         rest = [_shown(estimate(values(row, name)), scale, interval=False) for name in ("G", "worst", "new")]
-        loss = _shown(estimate(values(row, "loss")), 1, interval=False)
-        lines.append(f"| {row} | {shown} | {difference} | {' | '.join(rest)} | {loss} |")
+        rest += [
+            _shown(estimate(values(row, name)), factor, interval=False)
+            for name, factor in (("loss", 1), ("nll", 1), ("coverage", 100), ("size", 1))
+        ]
+        lines.append(f"| {row} | {shown} | {difference} | {' | '.join(rest)} |")
     return lines, known
 
 
