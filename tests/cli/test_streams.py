@@ -45,7 +45,9 @@ def broken(reason, monkeypatch):
 def test_a_run_goes_on_and_is_saved(reason, call, monkeypatch, tmp_path):
     with broken(reason, monkeypatch):
         code, _, err = call(*RUN)
-    assert err == f"pfedbred: cannot write to standard output: {reason}; the command went on without it\n"
+    assert (
+        err == f"pfedbred: cannot write to standard output: {reason}; the command completed, but its output was lost\n"
+    )
     assert code == 2
     assert {"summary.json", "metrics.jsonl", "curves.png"} <= {each.name for each in (tmp_path / "here").iterdir()}
 
@@ -87,7 +89,9 @@ def test_the_same_in_a_shell(redirection, reason, tmp_path):
     line = f"exec 2>errors; {sys.executable} -m pfedbred {' '.join(RUN)} {redirection}"
     subprocess.run(["sh", "-c", line], cwd=tmp_path, check=False, stdout=subprocess.DEVNULL)
     said = (tmp_path / "errors").read_text()
-    assert said == f"pfedbred: cannot write to standard output: {reason}; the command went on without it\n"
+    assert (
+        said == f"pfedbred: cannot write to standard output: {reason}; the command completed, but its output was lost\n"
+    )
     assert (tmp_path / "here" / "summary.json").exists()
 
 

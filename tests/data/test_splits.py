@@ -199,6 +199,7 @@ def test_groups_keep_users_whole(seed, divided):
         ({"split": "dirichlet(0)"}, "dirichlet's alpha must be a number from 0.001 to 1000000, not '0'"),
         ({"split": "dirichlet(1e-300)"}, "dirichlet's alpha must be a number from 0.001 to 1000000, not '1e-300'"),
         ({"split": "quantity(1e-300)"}, "quantity's alpha must be a number from 0.001 to 1000000, not '1e-300'"),
+        ({"split": "dirichlet(1e300)"}, "dirichlet's alpha must be a number from 0.001 to 1000000, not '1e300'"),
         ({"split": "quantity(1e30)"}, "quantity's alpha must be a number from 0.001 to 1000000, not '1e30'"),
         ({"split": "labels(2147483647)"}, "digits has only 10 labels"),
         ({"split": "dirichlet(1, 2)"}, "dirichlet takes alpha"),

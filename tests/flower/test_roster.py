@@ -54,6 +54,11 @@ def test_numbers_are_given_once(roster, said):
     assert again.present([21, 22]) == [0]
 
 
+def test_a_server_may_be_there_before_its_clients():
+    roster = Roster(None, print, agreeing=2)
+    assert roster.progress([], 2) == "0 of at least 2 are connected"
+
+
 def test_what_a_client_tells_of_itself_has_limits(said):
     for wrong in (
         *({"shape": [2**20, 2**20]}, {"shape": [2**62] * 20}, {"shape": []}, {"classes": 10**9}, {"classes": 0}),

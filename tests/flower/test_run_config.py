@@ -1,5 +1,8 @@
 """The run config."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'pfedbred[flower]'")
@@ -57,3 +60,10 @@ def test_the_defaults_can_be_run():
     assert {name.replace("_", "-") for name in field_names(deployed=True)} <= set(DEFAULTS)
     assert "aggregated" not in fields
     assert fields["participation"] == "sample"
+
+
+def test_the_page_names_every_key():
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    section = re.search(r"^## The run\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)[1]
+    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert sorted(key for cell in cells for key in re.findall(r"`(.*?)`", cell)) == sorted(DEFAULTS)

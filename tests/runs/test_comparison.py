@@ -115,6 +115,12 @@ def test_runs_on_several_splits_are_one_with_all_seeds(runs):
     assert pooled(runs["fedavg"][:1]) is runs["fedavg"][0]
 
 
+def test_the_page_counts_one_seed_as_one(runs, tmp_path):
+    write_json(tmp_path / "comparison.json", comparison(runs, [4, 5]) | {"seeds": 1, "splits": None})
+    (shown,) = page.gather([tmp_path])["comparisons"]
+    assert shown["over"] == "1 seed"
+
+
 def test_the_page_shows_a_comparison_over_splits(runs, tmp_path):
     compared = comparison(runs, [4, 5])
     write_json(tmp_path / "comparison.json", compared)

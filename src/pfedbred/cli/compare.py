@@ -37,10 +37,11 @@ def compare_command(
         str | None, typer.Option(help="names separated by commas, or 'all' [default: fedavg,pfedme,mg-meta]")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="the algorithm that the others are compared with; by default the best one")
+        str | None, typer.Option(help="algorithm to compare the others with; by default the best")
     ] = None,
     split_seeds: Annotated[
-        int | None, typer.Option(min=1, help="run on this many splits of the data, from --split-seed on", metavar="N")
+        int | None,
+        typer.Option(min=1, help="run on N splits of the data, with seeds from --split-seed on", metavar="N"),
     ] = None,
     **options: Any,
 ) -> None:

@@ -36,11 +36,11 @@ class FileOptions(NamedTuple):
     """How to divide the samples of the user's own file."""
 
     test_fraction: Annotated[
-        float | None, typer.Option(help="fraction of each client's samples for testing [default: 0.25]")
+        float | None, typer.Option(help="fraction of each client's samples held out for testing [default: 0.25]")
     ] = None
     task: Annotated[
         str | None,
-        typer.Option(help="what the labels are for: regression takes them for numbers, say"),
+        typer.Option(help="classification, binary, multi-label or regression; by default inferred from the labels"),
     ] = None
 
 
@@ -85,7 +85,7 @@ def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
 @app.command("columns")
 @_with_options
 def columns_command(name: Name, *, out: Out = None, **options: Any) -> None:
-    """Write what the columns of a table are, for clients of a real federation that must have the same inputs."""
+    """Describe a table's columns in a file, so that all clients of a real federation have the same inputs."""
     federation = _load(name, **{**options, "standardise": "none"})
     if federation.encoding is None:
         raise SettingError(f"{name} is not a table of numbers and texts")

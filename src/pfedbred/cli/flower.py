@@ -31,14 +31,14 @@ def keys_command(
     folder: Annotated[Path, typer.Argument(help="folder to write them into", parser=path)],
     node: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--node", help="name of a node that needs a key; repeat for more"),
+        typer.Option("--node", help="name of a node that needs a key; can be repeated"),
     ] = None,
     host: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--host", help="name or address by which the SuperLink is reached; repeat for more"),
+        typer.Option("--host", help="name or address by which the SuperLink is reached; can be repeated"),
     ] = None,
 ) -> None:
-    """Make certificates and keys for development."""
+    """Create certificates and keys for development."""
     from pfedbred.flower import certificates
 
     for name in node or ():
@@ -70,11 +70,11 @@ def gateway_command(
 
 @app.command("app")
 def app_command(
-    folder: Annotated[Path, typer.Argument(help="the folder of the app", parser=path)],
+    folder: Annotated[Path, typer.Argument(help="folder to write the app into", parser=path)],
     out: Annotated[Path, typer.Option("--out", help="the run folder, on the server's machine", parser=path)],
     set_: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", help="a key of the run config, such as algorithm=pfedme; repeat for more"),
+        typer.Option("--set", help="a key of the run config, such as algorithm=pfedme; can be repeated"),
     ] = None,
 ) -> None:
     """Write a Flower app, for flwr run."""
@@ -95,7 +95,7 @@ def demo_command(
     nodes: Annotated[int, typer.Option(min=2, max=20, help="number of clients")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of training")] = 5,
     out: Annotated[
-        Path | None, typer.Option("--out", help="folder for all files; by default a new one below runs/", parser=path)
+        Path | None, typer.Option("--out", help="folder for all files; by default a new one under runs/", parser=path)
     ] = None,
 ) -> None:
     """Start a whole federation on this machine, run it, and stop it."""

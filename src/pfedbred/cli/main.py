@@ -51,7 +51,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False,
+    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
     distributed: Annotated[
         bool, typer.Option("--distributed", help="run as one of several processes that share the clients")
     ] = False,
@@ -92,12 +92,12 @@ def predict_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="file for the labels, one per line; by default they are printed", parser=options.path
+            "--out", help="file to write the labels to, one per line; by default they are printed", parser=options.path
         ),
     ] = None,
     label_column: Annotated[
         str | None,
-        typer.Option(help="the column with the true labels, not an input [default: label or y]", show_default=False),
+        typer.Option(help="column with the true labels, if there is one [default: label or y]", show_default=False),
     ] = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="also the calibrated probability of each label")
@@ -109,12 +109,14 @@ def predict_command(
         bool, typer.Option("--intervals", help="also the interval that holds the true number as often as promised")
     ] = False,
     network: Annotated[
-        str | None, typer.Option("--model", help="the network of a custom model, as it was given to run: module:name")
+        str | None,
+        typer.Option("--model", help="the network of a custom model, as given to 'pfedbred run': module:name"),
     ] = None,
 ) -> None:
-    """Predict labels, or numbers, with a trained model, on the machine that has the samples.
+    """Predict labels or numbers with a trained model.
 
-    With --probabilities, --sets or --intervals, a table in CSV: the model must come from a run with --coverage.
+    With --probabilities, --sets or --intervals, the output is a table in CSV, and the model must come from a run with
+    --coverage.
     """
     trained = prediction.find_model(model, network and references.resolve(network, "model"))
     several = trained.about["labels"] if trained.about["task"] == "multi-label" else None
@@ -154,7 +156,7 @@ def _when(about: Mapping[str, Any]) -> str:
 @app.command("report")
 def report_command(
     folders: Annotated[
-        list[Path], typer.Argument(help="folders of runs, comparisons, sweeps, or of 'paper'", metavar="RUN...")
+        list[Path], typer.Argument(help="folders of runs, comparisons, sweeps, or 'pfedbred paper'", metavar="RUN...")
     ],
     out: Annotated[
         Path | None,
@@ -194,7 +196,9 @@ def main() -> None:
         output.flush()
         if output.problem:
             reason = output.problem.strerror or output.problem
-            code = code or _complain(f"cannot write to standard output: {reason}; the command went on without it")
+            code = code or _complain(
+                f"cannot write to standard output: {reason}; the command completed, but its output was lost"
+            )
     sys.exit(code)
 
 

@@ -32,7 +32,7 @@ def path(text: str) -> Path:
 File = Annotated[Path | None, typer.Argument(help="an experiment file in YAML; options given here override it")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="a hyper-parameter, such as lam=30; repeat for more", metavar="NAME=VALUE"),
+    typer.Option("--set", help="a hyper-parameter, such as lam=30; can be repeated", metavar="NAME=VALUE"),
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", help="folder for the results; by default a new one under runs/", parser=path)
@@ -54,7 +54,7 @@ class RunOptions(NamedTuple):
     out: Out = None
     overwrite: Overwrite = False
     checkpoint_every: Annotated[
-        int | None, typer.Option(min=0, help="rounds between checkpoints, 0 for none [default: one a minute]")
+        int | None, typer.Option(min=0, help="rounds between checkpoints; 0 for none [default: one a minute]")
     ] = None
     resume: Resume = False
     time_limit: TimeLimit = None
@@ -62,12 +62,12 @@ class RunOptions(NamedTuple):
         int | None,
         typer.Option(
             min=1,
-            help="finish when P's validation accuracy (or RMSE; test, without --validation) has not improved for N "
-            "evaluations",
+            help="stop once P's validation accuracy (or RMSE; on test samples without --validation) has not improved "
+            "for N evaluations",
             metavar="N",
         ),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and stop")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and exit")] = False
     keep_models: Annotated[
         bool | None,
         typer.Option(

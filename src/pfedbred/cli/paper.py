@@ -22,16 +22,16 @@ def paper_command(
         str | None, typer.Option(help="columns of the tables, separated by commas; by default the paper's")
     ] = None,
     rows: Annotated[str | None, typer.Option(help="rows of the tables, separated by commas; by default all")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="repetitions, side by side")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="number of seeds, run side by side")] = 5,
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds of training; by default the paper's")] = None,
     run: Annotated[
         bool | None,
-        typer.Option("--run/--no-run", help="run the cells that are missing; by default tables do and curves do not"),
+        typer.Option("--run/--no-run", help="run missing cells; by default yes for tables, no for curves"),
     ] = None,
     jobs: Annotated[
         int,
         typer.Option(
-            min=1, help="methods of a table to run at once, each in its own process: for a GPU that one does not fill"
+            min=1, help="methods of a table to run at once, each in its own process, if one alone does not fill the GPU"
         ),
     ] = 1,
     out: Annotated[Path, typer.Option(help="folder for records, tables and pictures")] = Path("results"),
@@ -46,7 +46,7 @@ def paper_command(
             metavar="TIME",
         ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="list what can be reproduced, and stop")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="list what can be reproduced, and exit")] = False,
 ) -> None:
     """Reproduce a table or a figure of the paper. Finished parts are not run again."""
     if list_ or name is None:

@@ -37,25 +37,26 @@ class PlanOptions(NamedTuple):
         typer.Option(
             "--grid",
             help="values of a hyper-parameter, such as eta=0.01:0.5:8 or lam=5,15, or a range to draw from, eta=0:0.5 "
-            "or lam=log:0.1:100; repeat for more",
+            "or lam=log:0.1:100; can be repeated",
         ),
     ] = None
     random: Annotated[
-        int | None, typer.Option("--random", min=1, help="draw this many points at random", metavar="N")
+        int | None, typer.Option("--random", min=1, help="number of points to draw at random", metavar="N")
     ] = None
     points: Annotated[
-        int | None, typer.Option(min=1, help="try this many points, chosen by the sampler", metavar="N")
+        int | None, typer.Option(min=1, help="number of points for the sampler to choose", metavar="N")
     ] = None
     sampler: Annotated[
-        str | None, typer.Option(help=f"who chooses them: {', '.join(samplers.SAMPLERS)} (all but random are Optuna's)")
+        str | None,
+        typer.Option(help=f"how points are chosen: {', '.join(samplers.SAMPLERS)} (all but random are Optuna's)"),
     ] = None
     halving: Annotated[
-        bool | None, typer.Option("--halving", help="stop the worse half of the points early, again and again")
+        bool | None, typer.Option("--halving", help="successive halving: repeatedly stop the worse half of the points")
     ] = None
     choose_on_test: Annotated[
         bool | None,
         typer.Option(
-            "--choose-on-test", help="choose by the test samples: the figures are then better than they should be"
+            "--choose-on-test", help="choose on the test samples; the reported figures are then optimistically biased"
         ),
     ] = None
 

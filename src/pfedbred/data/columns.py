@@ -5,8 +5,8 @@ own training samples, or of all clients' where it has none; a column with gaps a
 are. A column of texts has an input for each text; one that is not known has 0 in all of them.
 
 scikit-learn's SimpleImputer, OneHotEncoder and StandardScaler do this with one set of statistics for all rows; here
-each client has its own, and those of all clients where it has no values. What they have fitted is saved by pickling,
-which a model from an untrusted source must not need.
+each client has its own, and those of all clients where it has no values. scikit-learn saves what it fitted by pickling;
+formats that are safe to load (skops, ONNX) need further packages, for what are a few lists and arrays here.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The rounds are R/2, R/4, ..., at least one evaluation apart. Points arrive there
 batch become free, so a point is compared with those that have been there so far (Li et al. 2020, "A System for
 Massively Parallel Hyperparameter Tuning").
 
-Optuna's SuccessiveHalvingPruner is the same idea for the trials of a study. Optuna is optional here, and a sweep over
-a grid or random points has no study: it would have to make one, and report every evaluation twice.
+Optuna's SuccessiveHalvingPruner is the same idea for the trials of a study. But Optuna is an optional dependency, and a
+sweep over a grid or random points has no study.
 """
 
 from __future__ import annotations

@@ -77,20 +77,20 @@ class DataOptions:
     )
     split: str | Callable[..., Any] | None = option(
         None,
-        f"how samples are split over clients: paper, {', '.join(SPLITS)}, with settings in parentheses as in "
+        f"how samples are divided among clients: paper, {', '.join(SPLITS)}, with settings in parentheses as in "
         "dirichlet(0.5); by default the dataset's usual split",
         load=True,
         node=True,
     )
     clients: Count | None = option(
         None,
-        "clients to split the data over; by default the dataset's own number",
+        "number of clients to split the data over; by default the dataset's own",
         identifies=False,
         load=True,
         node=True,
     )
     labels_per_client: Count | None = option(
-        None, "labels per client in the paper's split; by default the dataset's own number", load=True, node=True
+        None, "labels per client in the paper's split; by default the dataset's own", load=True, node=True
     )
     split_seed: Seed | None = option(
         None,
@@ -109,42 +109,42 @@ class DataOptions:
         node=True,
     )
     client_column: str | None = option(
-        None, "column of a table with each sample's client [default: client]", identifies=False, load=True
+        None, "table column with each sample's client [default: client]", identifies=False, load=True
     )
     label_column: str | None = option(
-        None, "column of a table with the labels [default: label or y]", identifies=False, load=True, node=True
+        None, "table column with the labels [default: label or y]", identifies=False, load=True, node=True
     )
     image_column: str | None = option(
-        None, "column of a table with the images that are the inputs", identifies=False, load=True
+        None, "table column with the images, if they are the inputs", identifies=False, load=True
     )
     features: str | list[str] | None = option(
         None,
-        "columns of a table that are the inputs, separated by commas; by default all others",
+        "table columns used as inputs, separated by commas; by default all others",
         identifies=False,
         load=True,
         node=True,
     )
     glove: str | None = option(
-        None, "file of word vectors, for text; by default those of the dataset, or learned ones", path=True, load=True
+        None, "file of word vectors, for text; by default the dataset's own, or learned ones", path=True, load=True
     )
     missing: Literal["mean", "median"] | None = option(
         None,
-        "what fills the gaps of a table, of the client's training samples: mean or median [default: mean]",
+        "fill missing values with the client's training mean or median [default: mean]",
         identifies=False,
         load=True,
     )
     standardise: Literal["all", "client", "none"] | None = option(
         None,
-        "numbers of a table by the training samples of all clients, of each client, or none [default: all]",
+        "standardise numeric columns over all clients (all), per client (client), or not at all (none) [default: all]",
         identifies=False,
         load=True,
     )
     held_out_clients: Fraction | None = option(
-        None, "fraction of the clients kept out of training; they join at the end and are evaluated"
+        None, "fraction of clients held out of training; they join after the last round and are evaluated"
     )
     validation: Fraction | None = option(
         None,
-        "fraction of each client's training samples kept out of training, to choose a round by",
+        "fraction of each client's training samples held out to choose a round on",
         deployed=True,
         sent=True,
         later=True,
@@ -157,21 +157,21 @@ class TaskOptions:
 
     task: str | TaskKind | Callable[..., Any] | None = option(
         None,
-        "classification, binary, multi-label, or regression for numbers; by default what the data is for",
+        "classification, binary, multi-label or regression; by default inferred from the data",
         identifies=False,
         deployed=True,
         sent=True,
     )
     loss: str | Callable[..., Any] | None = option(
         None,
-        "loss in place of the task's own: squared, absolute or huber for numbers, or a function as module:name",
+        "loss instead of the task's default: squared, absolute or huber for regression, or your own as module:name",
         identifies=False,
         deployed=True,
         sent=True,
     )
     class_weights: str | list[float] | None = option(
         None,
-        "weights of the labels in the loss: numbers such as 1,5, or balanced, so that all labels count alike",
+        "weights of the labels in the loss: numbers such as 1,5, or balanced to give all labels equal weight",
         identifies=False,
         deployed=True,
         sent=True,
@@ -187,35 +187,35 @@ class ModelOptions:
     )
     batch_norm: BatchNorm = option(
         "local",
-        "batch norm, in networks that have it: with each client's statistics (local) or averaged ones (average), or "
-        "replaced by group norm (group)",
+        "for networks with batch norm: keep statistics per client (local), average them (average), or use group norm "
+        "instead (group)",
         deployed=True,
         sent=True,
         later=True,
     )
     precision: Literal["float32", "bfloat16"] = option(
         "float32",
-        "of the network's products: float32, or bfloat16 with params, losses and averages still in float32",
+        "precision of the network's matrix products: float32, or bfloat16 (params, losses and averages stay float32)",
         deployed=True,
         sent=True,
         later=True,
     )
     start_from: Any = option(
         None,
-        "params to start from in place of random ones: a model made by 'pfedbred export', or a run's folder (its G)",
+        "initial params instead of random ones: a model written by 'pfedbred export', or a run folder (its G)",
         deployed=True,
         later=True,
     )
     start_parts: str | list[str] | None = option(
         None,
-        "take only these parts of start_from, such as conv1,conv2, and draw the others at random",
+        "load only these parts of start_from, such as conv1,conv2; the others are initialised at random",
         deployed=True,
         later=True,
         parts=True,
     )
     train_only: str | list[str] | None = option(
         None,
-        "train only these parts of the network, such as output; the others stay as in start_from, one copy for all",
+        "train only these parts of the network, such as output; the others stay frozen at start_from",
         later=True,
         parts=True,
     )
@@ -229,7 +229,7 @@ class MethodOptions:
     settings: Any = option(dict, sent=True)
     local_optimizer: str | dict[str, Any] | optax.GradientTransformation | Callable[..., Any] = option(
         "sgd",
-        "optimizer of local steps, an optax one by name: sgd(momentum=0.9), adam(clip=1, weight_decay=0.001)",
+        "optax optimizer for local steps, by name: sgd(momentum=0.9), adam(clip=1, weight_decay=0.001)",
         deployed=True,
         sent=True,
         later=True,
@@ -244,17 +244,17 @@ class ProtocolOptions:
     """How rounds go and how they are evaluated, whatever the algorithm."""
 
     rounds: Count = option(100, "rounds of training", deployed=True, sent=True)
-    seeds: Count = option(1, "how many seeds to run side by side")
-    seed: NonNegativeCount = option(0, "the first seed; the others follow it", deployed=True, sent=True)
-    joining_rounds: Count = option(5, "rounds of local training for a held-out client that joins")
+    seeds: Count = option(1, "number of seeds, run side by side")
+    seed: NonNegativeCount = option(0, "first seed; the others count up from it", deployed=True, sent=True)
+    joining_rounds: Count = option(5, "rounds of local training for held-out clients when they join")
     participation: Literal["all", "sample"] = option(
         "all",
-        "who trains in a round: all clients (as in the paper), or only the sampled cohort",
+        "clients that train in a round: all (as in the paper), or only the sampled cohort (sample)",
         deployed=True,
         sent=True,
     )
     aggregated: Count | None = option(
-        None, "clients whose uploads a round averages; by default a fifth of them", deployed=True
+        None, "number of clients averaged per round; by default a fifth of all", deployed=True
     )
     select: str | list[int] | Callable[..., Any] = option(
         "uniform",
@@ -263,14 +263,14 @@ class ProtocolOptions:
     )
     weights: Literal["data", "unbounded", "uniform"] | None = option(
         None,
-        "averaging weights: by training samples, capped (data) or not (unbounded), or uniform [default: data; with "
-        "select by-data uniform, as size would count twice]",
+        "averaging weights: by number of training samples, capped (data) or not (unbounded), or uniform [default: "
+        "data; uniform with select by-data, which already accounts for size]",
         deployed=True,
     )
     screening: Literal["directions", "norms"] = option(
         "directions",
-        "reject updates out of line with the others by norm, direction (of models with several outputs) and response "
-        "to the server's steps, or by norm alone",
+        "reject outlying updates by norm, direction (if the model has several outputs) and response to the server's "
+        "steps (directions), or by norm alone (norms)",
         deployed=True,
         later=True,
     )
@@ -281,24 +281,24 @@ class ProtocolOptions:
         later=True,
     )
     outliers: Minority = option(
-        0.2, "fraction of a round's uploads that trimmed (at each end) and krum drop", deployed=True, later=True
+        0.2, "fraction of a round's uploads that trimmed (at each end) and krum discard", deployed=True, later=True
     )
-    batch_size: Count = option(20, "samples in a minibatch", deployed=True, sent=True)
+    batch_size: Count = option(20, "minibatch size", deployed=True, sent=True)
     last_batch: Literal["keep", "drop"] = option(
         "keep",
-        "the smaller last minibatch of a pass, in training by epochs: keep or drop it",
+        "when training by epochs, keep or drop the smaller last minibatch",
         deployed=True,
         sent=True,
         later=True,
     )
     augment: str | Callable[..., Any] | None = option(
-        None, "random changes to training images: crop, flip or crop-flip", deployed=True, sent=True, later=True
+        None, "random augmentation of training images: crop, flip or crop-flip", deployed=True, sent=True, later=True
     )
     eval_every: Count = option(1, "rounds between evaluations", deployed=True)
     metrics: str | list[Given] | Metric | Callable[..., Any] | None = option(
         None,
-        f"metrics on the test samples, such as {','.join(list(METRICS)[2:5])} (see 'pfedbred list metrics'); by "
-        "default the task's",
+        f"metrics to evaluate, such as {','.join(list(METRICS)[2:5])} (see 'pfedbred list metrics'); by "
+        "default those of the task",
         identifies=False,
         deployed=True,
         sent=True,
@@ -318,7 +318,7 @@ class ProtocolOptions:
     )
     diagnostics: bool = option(
         False,
-        "also record the methods' diagnostics, such as the norm of updates",
+        "also record the method's diagnostics, such as update norms",
         identifies=False,
         deployed=True,
         sent=True,
@@ -331,19 +331,19 @@ class ExecutionOptions:
 
     store: Literal["auto", "device", "memory", "file"] = option(
         "auto",
-        "where clients are kept between their rounds: device, memory or file; auto picks the first that fits",
+        "where client states are kept between rounds: device, memory or file; auto picks the first with enough room",
         identifies=False,
     )
     store_dir: str | None = option(
         None,
-        "folder for the file of client states; by default the system's for temporary files",
+        "folder for the file of client states; by default the system's temporary folder",
         result=False,
         identifies=False,
         path=True,
     )
     scored_clients: Count | None = option(
         None,
-        "clients to evaluate, a fixed random sample, where clients are not on the device [default: 1000]",
+        "number of clients to evaluate, a fixed random sample, if clients are not on the device [default: 1000]",
         identifies=False,
     )
     executor: str = option(
@@ -351,7 +351,7 @@ class ExecutionOptions:
     )
     chunk: Count | None = option(
         None,
-        "clients that vmap runs at a time; by default all, or as many as the device has memory for",
+        "number of clients that vmap runs at a time; by default all, or as many as fit into device memory",
         result=False,
         identifies=False,
     )

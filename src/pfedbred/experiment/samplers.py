@@ -1,7 +1,7 @@
 """Where the points of a sweep come from: a list, or a sampler that learns from the points before.
 
 A sampler is asked for points when there is room for them, and told what became of each, in the order in which that is
-known. A resumed sweep asks and tells again, so that it goes on with the very points of the uninterrupted one.
+known. A resumed sweep asks and tells again, so that it continues with exactly the same points.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def sweep(
       points: how many points to draw, at random or by the sampler; by default every combination of the values.
       sampler: ``random``, or one of Optuna's: ``tpe``, ``qmc``, ``cmaes``, ``gp``.
       halving: whether the worse half of the points stops early, several times.
-      choose_on_test: whether to choose by the test samples instead, whose figures are then better than they should be.
+      choose_on_test: whether to choose on the test samples instead, whose figures are then optimistically biased.
       metric: what points are compared by, of those that every evaluation has; by default the task's first.
       memory: bytes that the states of points running together may take; by default 4 GiB, or half of the device's.
       observe: called after every evaluation with how many of all points' rounds are done, and how many there are.

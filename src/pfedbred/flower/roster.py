@@ -125,12 +125,13 @@ class Roster:
 
     def _disagreements(self) -> list[str]:
         """How the data of clients that wait differ from the first one's."""
-        everyone = list(self._introduced.values())
-        found = [(_name(facts), difference(facts, everyone[0])) for facts in everyone]
-        first = found[0][0]
-        return [f"the data of {name} does not match that of {first}: {differs}" for name, differs in found if differs][
-            :5
-        ]
+        if not self._introduced:
+            return []
+        first, *others = self._introduced.values()
+        found = [(_name(facts), difference(facts, first)) for facts in others]
+        return [
+            f"the data of {name} does not match that of {_name(first)}: {differs}" for name, differs in found if differs
+        ][:5]
 
     def refuse(self, node: int, why: str, name: str | None = None) -> None:
         """Notes and logs that a node cannot take part; it is asked again some minutes later."""

@@ -1,6 +1,6 @@
 """Atomic writes: a file is written under a temporary name, flushed to disk, then renamed.
 
-python-atomicwrites did this; it has been archived since 2022, and its author recommends ``os.replace``. That alone
+python-atomicwrites does this, but has been archived since 2022, and its author points to ``os.replace``. That alone
 neither flushes the file and its folder, nor spares a pipe or a link in the file's place.
 """
 

@@ -124,7 +124,7 @@ PER_FEDAVG = Table(
     },
     about=(
         "per-fedavg: the method's own definition, one step before the test. two-steps: as the paper's appendix has it.",
-        "one-step-20 and one-step-40: FedAvg with so many local steps, and one step before the test.",
+        "one-step-20 and one-step-40: FedAvg with 20 and 40 local steps, and one step before the test.",
     ),
     shows_fit=True,
 )

@@ -182,7 +182,7 @@ def add_comparison(path: Path, content: Content, command: Command | None) -> Non
     content["comparisons"].append(
         {
             "name": path.parent.resolve().name,
-            "over": f"{len(facts['splits'])} splits" if facts["splits"] else f"{facts['seeds']} seeds",
+            "over": _counted(len(facts["splits"]), "split") if facts["splits"] else _counted(facts["seeds"], "seed"),
             "to": facts["baseline"],
             "figures": [{"name": figure, "title": TITLES[figure]} for figure in facts["figures"]],
             "metrics": [{"name": name, **info} for name, info in metrics.items()],
@@ -204,6 +204,10 @@ def add_comparison(path: Path, content: Content, command: Command | None) -> Non
             ],
         }
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number} {what}s"
 
 
 def _compared(found: Mapping[str, Any], percent: bool) -> dict[str, Any]:

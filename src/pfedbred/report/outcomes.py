@@ -57,7 +57,7 @@ def interval_words(summary: Mapping[str, Any], end: str = "\n") -> str:
 def show_differences(comparison: Mapping[str, Any]) -> None:
     """A row for each method: its paired difference to the best, or to the baseline; nothing if one run is all there is.
 
-    What cannot be told from the best is marked.
+    What is not significantly different from the best is marked.
     """
     methods, splits = comparison["methods"], comparison["splits"]
     units = len(splits) if splits else comparison["seeds"]
@@ -70,7 +70,7 @@ def show_differences(comparison: Mapping[str, Any]) -> None:
     unit = " in %" if info["percent"] else ""
     table = new_table(
         f"paired differences to {other} over {pairs}: {info['title']}{unit}, {TITLES[figure]}",
-        "mean ± half-width of its 95 % interval\n≈: cannot be told from the best",
+        "mean ± half-width of its 95 % interval\n≈: not significantly different from the best",
     )
     table.add_column("algorithm")
     for letter in _LETTERS.values():

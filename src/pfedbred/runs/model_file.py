@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -79,7 +80,7 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise SettingError(f"there is no file {path}{hint}")
+        raise SettingError(f"{path} is not a file{hint}" if os.path.exists(path) else f"there is no file {path}{hint}")
     try:
         file = safe_open(path, "numpy")
     except (SafetensorError, OSError) as problem:

@@ -54,12 +54,12 @@ def check(name: str, value: Any, annotation: Any) -> Any:
                 raise SettingError(f"{name} must be {rule.words}, not {value!r}")
             return value
         number = _number(value, kind)
-        if number is not None and kind is float and abs(number) > LARGEST_FLOAT:
+        if number is None or not rule.holds(number):
+            raise SettingError(f"{name} must be {rule.words}, not {value!r}")
+        if kind is float and abs(number) > LARGEST_FLOAT:
             raise SettingError(
                 f"{name} must be a number that 32 bits can hold, below {LARGEST_FLOAT:.2g}, not {value!r}"
             )
-        if number is None or not rule.holds(number):
-            raise SettingError(f"{name} must be {rule.words}, not {value!r}")
         return number
     if origin is Literal:
         allowed = typing.get_args(annotation)
