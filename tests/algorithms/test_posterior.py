@@ -10,7 +10,8 @@ from conftest import small_federation
 from jax.flatten_util import ravel_pytree
 
 import pfedbred
-from pfedbred.algorithms.posterior import WithPosterior, with_posterior
+from pfedbred.algorithms import posterior
+from pfedbred.algorithms.posterior import WithPosterior, WithSamples, with_posterior
 from pfedbred.data.minibatches import Batch, ClientData, Inputs
 from pfedbred.tasks import BINARY, per_sample
 
@@ -89,13 +90,61 @@ def test_predictions_are_those_of_sampled_last_layers():
     assert abs(float(plain[2] - integrated[2])) > 0.02  # far from all samples it is less certain
 
 
-@pytest.mark.parametrize("method", ["learned-prior", "fedavg+ft", "fedper"])
-def test_a_posterior_goes_into_files_and_out_again(method, tmp_path):
+def test_langevin_dynamics_draw_from_the_posterior():
+    """A binary model with one input and no bias to speak of: the posterior by quadrature, with its skewness."""
+    x = np.abs(RNG.normal(size=(12, 1))) + 0.5
+    model = pfedbred.models.mclr((1,), 1, dtype=jnp.float64)
+    task = pfedbred.Task(model, per_sample(BINARY), BINARY)
+    data = ClientData(Inputs(jnp.asarray(x)), jnp.ones(12, jnp.int32), None, jnp.int32(0), jnp.int32(12))
+    data = data._replace(rows=jnp.tile(jnp.arange(12), (posterior._FIRST + 20_000 * posterior._APART, 1)))
+    precision = jnp.asarray([1e6, 0.5])  # of bias and weight
+
+    def cost(weight):
+        return np.sum(np.log1p(np.exp(-x[:, 0] * weight))) + 0.25 * weight**2
+
+    grid = np.linspace(-2, 12, 4001)
+    density = np.exp(-np.array([cost(each) for each in grid]))
+    density /= density.sum()
+    mode = grid[np.argmax(density)]
+    curved = np.sum(x[:, 0] ** 2 / (2 + 2 * np.cosh(x[:, 0] * mode)))
+    covariance = jnp.diag(jnp.asarray([1e-6, 1 / (curved + 0.5)]))
+    params = {"output": {"weight": jnp.asarray([[mode]]), "bias": jnp.zeros(1)}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(posterior, "_SAMPLES", 20_000)
+        heads = np.asarray(posterior._langevin(task, params, covariance, precision, data, 0))[:, 1]
+    mean = np.sum(grid * density)
+    deviation = np.sqrt(np.sum((grid - mean) ** 2 * density))
+    assert mean > mode + 0.1  # skewed: Laplace's approximation has its mean at the mode
+    np.testing.assert_allclose(heads.mean(), mean, atol=0.08)
+    np.testing.assert_allclose(heads.std(), deviation, rtol=0.06)
+
+
+def test_drawn_last_layers_predict_their_mean_probability():
+    task = pfedbred.Task(pfedbred.models.mclr((3,), 3, dtype=jnp.float64))
+    made = with_posterior(pfedbred.make("fedavg", task), task, "sgld")
+    params = task.model.init(jax.random.key(0))
+    heads = jnp.asarray(RNG.normal(size=(4, 12)))
+    _, unravel = ravel_pytree(params)
+    x = jnp.asarray(RNG.normal(size=(5, 3)))
+    expected = np.mean([jax.nn.softmax(task.model.apply(unravel(head), x)) for head in heads], axis=0)
+    np.testing.assert_allclose(jax.nn.softmax(made.predict(WithSamples(params, heads), x)), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("learned-prior", "laplace"),
+        ("fedavg+ft", "sgld"),
+        pytest.param("fedper", "laplace", marks=pytest.mark.full),
+        pytest.param("ditto", "sgld", marks=pytest.mark.full),
+    ],
+)
+def test_a_posterior_goes_into_files_and_out_again(method, kind, tmp_path):
     federation = small_federation()
-    options = {"federation": federation, "algorithm": method, "posterior": "laplace", "settings": {"R": 2}}
+    options = {"federation": federation, "algorithm": method, "posterior": kind, "settings": {"R": 2}}
     plain = pfedbred.run(**options | {"posterior": None}, rounds=2)
     run = pfedbred.run(**options, rounds=2, out=tmp_path / "run")
-    assert isinstance(run.personal_model(1), WithPosterior)
+    assert isinstance(run.personal_model(1), WithPosterior if kind == "laplace" else WithSamples)
     jax.tree.map(np.testing.assert_array_equal, run.global_model(), plain.global_model())  # training is the same
     jax.tree.map(np.testing.assert_array_equal, run.personal_model(1).model, plain.personal_model(1))
     loaded = pfedbred.load_model(pfedbred.export(tmp_path / "run", client=1, out=tmp_path / "model.safetensors"))
@@ -108,7 +157,7 @@ def test_a_posterior_goes_into_files_and_out_again(method, tmp_path):
     ("options", "words"),
     [
         ({"algorithm": "fedem"}, "a mixture of several"),
-        ({"posterior": "mcmc"}, "posterior must be one of laplace, not 'mcmc'"),
+        ({"posterior": "mcmc"}, "posterior must be one of laplace, sgld, not 'mcmc'"),
         ({"settings": {"sigma": np.eye(21)}, "algorithm": "pfedbred"}, "a sum over params"),
     ],
 )

@@ -305,7 +305,7 @@ class ProtocolOptions:
     )
     posterior: Posterior | None = option(
         None,
-        "make predictions of personal models with a posterior of their last layer: laplace",
+        "let personal models predict with a posterior of their last layer: laplace, or sgld (draws from it)",
         deployed=True,
         sent=True,
         later=True,
