@@ -188,7 +188,12 @@ def _measured(name: str, split: int, row: str, request: Request) -> None:
         settings = {**contender.settings, **tried.best_point()}
         new = _NEW if federation.clients >= 20 else None
         best = dataclasses.replace(
-            experiment, settings=settings, seeds=request.seeds, held_out_clients=new, coverage=_COVERAGE
+            experiment,
+            settings=settings,
+            seeds=request.seeds,
+            held_out_clients=new,
+            aggregated=federation.clients - round((new or 0) * federation.clients),
+            coverage=_COVERAGE,
         )
         finished = run(best, federation=held)
         return {"settings": settings, **_figures(finished, arena), "trial_scores": _plain(tried.scores("personal"))}
