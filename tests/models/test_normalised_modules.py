@@ -162,6 +162,23 @@ def test_a_function_learns_which_norm_is_wanted():
         models.get(normalised.tiny, (5,), 3, batch_norm="group")
 
 
+def test_a_batch_norm_of_the_users_own_stays():
+    class Doubled(eqx.nn.BatchNorm):
+        def __call__(self, x, state, *, key=None, inference=None):
+            out, state = super().__call__(x, state)
+            return 2 * out, state
+
+    def make(doubled, key):
+        net = normalised.EquinoxNet(5, 3, rate=0.0, key=key)
+        norm = Doubled(8, axis_name="batch", eps=EPSILON, mode="batch", dtype=jnp.float32)
+        return eqx.tree_at(lambda net: net.norm, net, norm) if doubled else net
+
+    plain, doubled = (models.from_equinox(lambda key, each=each: make(each, key)) for each in (False, True))
+    params = plain.init(KEY)
+    twice = {name: 2 * leaf if name.startswith("norm") else leaf for name, leaf in params.items()}
+    np.testing.assert_allclose(doubled.train(params, X, KEY), plain.train(twice, X, KEY), atol=1e-5)
+
+
 def test_what_has_no_place_is_named():
     class Noisy(nn.Module):
         stream: str = "noise"
