@@ -86,6 +86,22 @@ def test_training_and_statistics_are_those_of_the_minibatch(name):
     assert np.all(start["var"] == 1)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_half_precision_leaves_statistics_in_float32(name):
+    """Close to NumPy's in double precision, in training and in evaluation."""
+    model = NETWORKS[name]((5,), 3, rate=0.0)
+    plain, model = Numpy(model), models.with_precision(model, "bfloat16")
+    mean, var = plain.h.mean(0), plain.h.var(0)
+    statistics = model.statistics.of(plain.params, X)
+    found = arrays(statistics)
+    assert {each.dtype for each in found.values()} == {np.dtype("float32")}
+    np.testing.assert_allclose(found["mean"], mean, atol=0.02)
+    np.testing.assert_allclose(found["var"], var, rtol=0.05)
+    expected = plain.logits(mean, var)
+    np.testing.assert_allclose(model.train(plain.params, X, KEY), expected, atol=0.05)
+    np.testing.assert_allclose(model.apply(WithStatistics(plain.params, statistics), X), expected, atol=0.05)
+
+
 @pytest.mark.parametrize("name", list(NETWORKS)[:3])
 def test_dropout_follows_the_key_and_is_off_in_evaluation(name):
     model = NETWORKS[name]((5,), 3)

@@ -151,15 +151,16 @@ def _in_mode(module: Any, mode: Mode) -> Any:
 
 @functools.cache
 def _batch_norm() -> Any:
-    """The class of batch norms whose statistics are those of the minibatch, or kept ones.
+    """The class of batch norms whose statistics are those of the minibatch, or kept ones, in float32.
 
     Equinox's own has running averages. It compares types when it sets them, which on several devices contain the
-    devices and are never the same.
+    devices and are never the same, and with ``mode="ema"`` it cannot mix bfloat16 with float32.
     """
     eqx = library("equinox")
 
     class BatchNorm(eqx.nn.BatchNorm):  # type: ignore[misc, name-defined]
         def __call__(self, x: Array, state: Any, *, key: Any = None, inference: bool | None = None) -> Any:
+            wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
             axes = tuple(range(1, x.ndim))
 
             def per_channel(values: Array) -> Array:
@@ -168,13 +169,13 @@ def _batch_norm() -> Any:
             if self.inference if inference is None else inference:
                 mean, var = state.get(_index(self))
             else:
-                mean = jax.lax.pmean(x.mean(axes), self.axis_name)
-                var = jax.lax.pmean(((x - per_channel(mean)) ** 2).mean(axes), self.axis_name)
+                mean = jax.lax.pmean(wide.mean(axes), self.axis_name)
+                var = jax.lax.pmean(((wide - per_channel(mean)) ** 2).mean(axes), self.axis_name)
                 state = _set(state, _index(self), (mean, var))
-            out = (x - per_channel(mean)) / jnp.sqrt(per_channel(var) + self.eps)
+            out = (wide - per_channel(mean)) / jnp.sqrt(per_channel(var) + self.eps)
             if self.channelwise_affine:
                 out = out * per_channel(self.weight) + per_channel(self.bias)
-            return out, state
+            return out.astype(x.dtype), state
 
     return BatchNorm
 
