@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -103,9 +104,47 @@ def test_plain_sgd_as_an_optax_object_is_the_method_itself(federation, task, nam
     assert any(not np.allclose(ours, other) for ours, other in zip(plain, momentum, strict=True))
 
 
+def test_optax_s_optimizers_are_all_there():
+    """Those that are made from others, too; not parts of optimizers, nor those that need more than a gradient."""
+    found = local_optimizers.names()
+    assert {"sgd", "adam", "nadam", "nadamw", "adadelta", "adafactor", "lion", "muon", "adopt"} < set(found)
+    assert not [name for name in found if name.startswith(("_", "scale_by"))]
+    assert not {"lbfgs", "sophia", "momo", "schedule_free_sgd", "dpsgd", "inject_hyperparams"} & set(found)
+
+
+@pytest.mark.filterwarnings("ignore:.optimistic_adam. is deprecated")
+@pytest.mark.filterwarnings("ignore::UserWarning:optax")
+@pytest.mark.parametrize("name", local_optimizers.names())
+def test_every_optimizer_takes_steps_of_a_traced_size(name):
+    params = {"w": jnp.ones((3, 4), jnp.float32), "b": jnp.ones(4, jnp.float32)}
+    build = local_optimizers.get({"name": name, "clip": 1.0})
+
+    def steps(alpha):
+        optimizer = build(alpha)
+
+        def step(carry, _):
+            params, state = carry
+            updates, state = optimizer.update(params, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), length=2)[0][0]
+
+    assert jax.eval_shape(jax.vmap(steps), jnp.ones(5, jnp.float32))["w"].shape == (5, 3, 4)
+
+
+def test_an_optimizer_whose_step_size_is_optional_takes_the_method_s(federation, task):
+    one, other = (train(federation, task, "fedavg", "adadelta", alpha=alpha, R=R) for alpha in (0.1, 0.2))
+    assert any(not np.allclose(a, b, atol=0) for a, b in zip(one, other, strict=True))
+    given = train(federation, task, "fedavg", "nadam(b1=0.8)", alpha=0.1, R=R)
+    expected = train(federation, task, "fedavg", lambda alpha: optax.nadam(alpha, b1=0.8), alpha=0.1, R=R)
+    for ours, theirs in zip(given, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ("scale_by_rprop", "unknown local_optimizer 'scale_by_rprop'"),
         ("sdg", "unknown local_optimizer 'sdg'.*did you mean 'sgd'"),
         ("sgd(momentun=0.9)", "sgd has no setting 'momentun'.*did you mean 'momentum'"),
         ("sgd(momentum=high)", "sgd's momentum must be a number, true or false, not 'high'"),

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,6 +89,47 @@ def test_results_do_not_depend_on_the_devices(alone, devices, processes, executo
     assert found.keys() == alone.keys()
     for name in alone:
         np.testing.assert_allclose(np.array(found[name]), np.array(alone[name]), rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+NORMALISED = """
+import json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
+assert jax.device_count() == int(sys.argv[1])
+import pfedbred
+from support.normalised import equinox_network
+found = {}
+for mode in ("batch", "ema"):
+    run = pfedbred.run(
+        clients=4, rounds=1, algorithm="fedavg", settings={"R": 2},
+        model=lambda shape, classes: equinox_network(shape, classes, mode=mode),
+    )
+    found[mode] = run.points[-1].scores.personal.test.client_loss.tolist()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.full
+def test_batch_norm_of_equinox_does_not_depend_on_the_devices():
+    """Its State compares the types of arrays, which contain the devices."""
+    paths = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", NORMALISED, str(devices)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**environment, "PYTHONPATH": paths},
+        )
+        for devices in (1, 2)
+    ]
+    outputs = [each.communicate(timeout=300) for each in started]
+    for each, (_, err) in zip(started, outputs, strict=True):
+        assert each.returncode == 0, err[-2000:]
+    one, two = (json.loads(out.splitlines()[-1]) for out, _ in outputs)
+    for mode in ("batch", "ema"):
+        np.testing.assert_allclose(two[mode], one[mode], rtol=2e-4)
 
 
 def in_two_processes(*arguments, folder):

@@ -12,6 +12,7 @@ import pfedbred
 from pfedbred.experiment.building import build
 from pfedbred.experiment.command import command
 from pfedbred.experiment.resume import check_unchanged
+from pfedbred.io import tensors
 from pfedbred.models import WithStatistics
 from pfedbred.types import tree_bytes
 
@@ -59,6 +60,47 @@ def test_a_run_starts_from_a_file_a_folder_or_params(earlier, tmp_path):
     assert len(hashes) == 1
     assert recorded["file"] == f"{file.resolve()}#sha256={hashes.pop()}"
     assert recorded["tree"].startswith("<params sha256=")
+
+
+@pytest.mark.parametrize(("dtype", "metadata"), [("float32", {}), ("bfloat16", {"format": "pt"}), ("float16", {})])
+def test_a_run_starts_from_a_file_of_params_that_is_not_ours(dtype, metadata, earlier, tmp_path):
+    g = jax.tree.map(lambda leaf: np.asarray(leaf.astype(dtype)), earlier.global_model())
+    tensors.write(tmp_path / "theirs.safetensors", tensors.named(g), metadata)
+    first = built(start_from=tmp_path / "theirs.safetensors")
+    assert all(same(start, jax.tree.map(lambda leaf: leaf.astype(np.float32), g)) for start in started(first))
+    assert same(started(built(start_from=g))[0], started(first)[0])
+    again = built(start_from=first.experiment.plain()["start_from"])
+    assert same(started(first)[0], started(again)[0])
+
+
+def changed(**arrays):
+    """An array of that name in place of another, or none."""
+    return lambda g: {name: array for name, array in {**g, **arrays}.items() if array is not None}
+
+
+@pytest.mark.parametrize(
+    ("change", "metadata", "says"),
+    [
+        (changed(**{"hidden.bias": None}), {}, "does not fit the model: hidden.bias is missing"),
+        (changed(more=np.ones(3)), {}, "does not fit the model: more is not in the model"),
+        (changed(**{"hidden.bias": np.ones(7)}), {}, r"hidden.bias has shape \(7,\), not \(100,\)"),
+        (changed(**{"hidden.bias": np.full(100, np.nan)}), {}, "hidden.bias has numbers that are not finite"),
+        (changed(**{"hidden.bias": np.full(100, 1e300)}), {}, "hidden.bias has numbers that are not finite"),
+        (changed(**{"hidden.bias": np.ones(100, int)}), {}, "'hidden.bias' is of type I64, not F64, F32, F16, BF16"),
+        (changed(), {"format": "pfedbred models 1"}, "is not a pfedbred model file"),
+        (lambda g: {}, {}, "does not fit the model"),
+    ],
+)
+def test_a_file_of_other_params_is_refused_in_one_line(change, metadata, says, earlier, tmp_path):
+    g = {name: np.asarray(leaf) for name, leaf in tensors.named(earlier.global_model()).items()}
+    path = tmp_path / "theirs.safetensors"
+    tensors.write(path, change(g), metadata)
+    with pytest.raises(pfedbred.SettingError, match=says) as caught:
+        built(start_from=path)
+    assert "\n" not in str(caught.value)
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(pfedbred.SettingError, match=r"^cannot read .*theirs.safetensors: [^\n]*$"):
+        built(start_from=path)
 
 
 def test_a_client_s_model_can_be_started_from_and_a_streamed_run_too(earlier, tmp_path):

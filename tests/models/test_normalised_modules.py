@@ -86,6 +86,22 @@ def test_training_and_statistics_are_those_of_the_minibatch(name):
     assert np.all(start["var"] == 1)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_half_precision_leaves_statistics_in_float32(name):
+    """Close to NumPy's in double precision, in training and in evaluation."""
+    model = NETWORKS[name]((5,), 3, rate=0.0)
+    plain, model = Numpy(model), models.with_precision(model, "bfloat16")
+    mean, var = plain.h.mean(0), plain.h.var(0)
+    statistics = model.statistics.of(plain.params, X)
+    found = arrays(statistics)
+    assert {each.dtype for each in found.values()} == {np.dtype("float32")}
+    np.testing.assert_allclose(found["mean"], mean, atol=0.02)
+    np.testing.assert_allclose(found["var"], var, rtol=0.05)
+    expected = plain.logits(mean, var)
+    np.testing.assert_allclose(model.train(plain.params, X, KEY), expected, atol=0.05)
+    np.testing.assert_allclose(model.apply(WithStatistics(plain.params, statistics), X), expected, atol=0.05)
+
+
 @pytest.mark.parametrize("name", list(NETWORKS)[:3])
 def test_dropout_follows_the_key_and_is_off_in_evaluation(name):
     model = NETWORKS[name]((5,), 3)
@@ -160,6 +176,23 @@ def test_a_function_learns_which_norm_is_wanted():
         assert models.get(build, (5,), 3, batch_norm=mode).norms == (norm,)
     with pytest.raises(SettingError, match=r"^batch_norm group needs a model that can replace its batch norm"):
         models.get(normalised.tiny, (5,), 3, batch_norm="group")
+
+
+def test_a_batch_norm_of_the_users_own_stays():
+    class Doubled(eqx.nn.BatchNorm):
+        def __call__(self, x, state, *, key=None, inference=None):
+            out, state = super().__call__(x, state)
+            return 2 * out, state
+
+    def make(doubled, key):
+        net = normalised.EquinoxNet(5, 3, rate=0.0, key=key)
+        norm = Doubled(8, axis_name="batch", eps=EPSILON, mode="batch", dtype=jnp.float32)
+        return eqx.tree_at(lambda net: net.norm, net, norm) if doubled else net
+
+    plain, doubled = (models.from_equinox(lambda key, each=each: make(each, key)) for each in (False, True))
+    params = plain.init(KEY)
+    twice = {name: 2 * leaf if name.startswith("norm") else leaf for name, leaf in params.items()}
+    np.testing.assert_allclose(doubled.train(params, X, KEY), plain.train(twice, X, KEY), atol=1e-5)
 
 
 def test_what_has_no_place_is_named():

@@ -63,7 +63,7 @@ def drawn(name):
 
 @pytest.mark.parametrize("name", ["dnn", "cnn", "cnn1d", "lstm", "charlstm"])
 def test_models_compute_in_bfloat16_and_learn_in_float32(name):
-    """Close to float32, and every matrix product has factors in bfloat16, those of the gradient too."""
+    """Close to float32; every product has factors in bfloat16, those of the gradient too, whose values are rounded."""
     plain, x = drawn(name)
     model, y = models.with_precision(plain, "bfloat16"), jnp.asarray([0, 1, 2, 0, 1, 2])
     params, batch = plain.init(KEY), Batch(jnp.asarray(x), y)
@@ -72,6 +72,7 @@ def test_models_compute_in_bfloat16_and_learn_in_float32(name):
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
     one, other = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(each)]) for each in (found, exact))
     assert 0 < np.linalg.norm(one - other) < 0.1 * np.linalg.norm(other)
+    np.testing.assert_array_equal(one, rounded(one))  # of the type float32, with the values of bfloat16
     products = list(factors(jax.make_jaxpr(jax.grad(Task(model).loss))(params, batch).jaxpr))
     assert products
     assert set(products) == {jnp.dtype("bfloat16")}

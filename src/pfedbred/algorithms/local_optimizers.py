@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import optax
+import optax.contrib
 
 from pfedbred.errors import SettingError, nearest
 from pfedbred.settings.signatures import parse_call
@@ -19,6 +22,7 @@ Given: TypeAlias = str | dict[str, Any] | optax.GradientTransformation | Callabl
 
 _COMMON = ("clip", "weight_decay")
 _BY_METHOD = "learning_rate"  # the step size is the method's own
+_NEED_THE_LOSS = ("lbfgs", "sophia")  # besides its gradient
 
 
 def get(given: Given) -> Optimizer | None:
@@ -37,7 +41,7 @@ def get(given: Given) -> Optimizer | None:
     name, settings = parse(given)
     if name == "sgd" and not settings:
         return None
-    build = getattr(optax, name)
+    build = _builders()[name]
     own = {key: value for key, value in settings.items() if key not in _COMMON or key in _settings(name)}
     before = []
     if "clip" in settings:
@@ -87,17 +91,28 @@ def text(given: Given) -> Any:
 
 
 def names() -> list[str]:
-    """optax's optimizers that take a step size and need nothing else."""
-    return [name for name in dir(optax) if _is_optimizer(getattr(optax, name))]
+    """optax's optimizers that take a step size and need nothing else, and those of optax.contrib."""
+    return sorted(_builders())
 
 
-def _is_optimizer(candidate: Any) -> bool:
-    if not inspect.isfunction(candidate):
-        return False
-    parameters = list(inspect.signature(candidate).parameters.values())
-    required = [each.name for each in parameters if each.default is inspect.Parameter.empty]
-    return required == [_BY_METHOD]
+@functools.cache
+def _builders() -> dict[str, Callable[..., Any]]:
+    """By name. In optax.contrib, a step size that may be left out is a factor of one that the optimizer finds."""
+    found = {name: build for name, build in vars(optax.contrib).items() if _required(build) == [_BY_METHOD]}
+    found |= {name: build for name, build in vars(optax).items() if _required(build) in ([_BY_METHOD], [])}
+    hidden = ("_", "scale_by_")  # a transform is only a part of an optimizer
+    return {name: found[name] for name in found if not name.startswith(hidden) and name not in _NEED_THE_LOSS}
+
+
+def _required(candidate: Any) -> list[str] | None:
+    """The parameters without a default; None unless it is a function with a step size."""
+    if not isinstance(candidate, FunctionType | functools.partial):
+        return None
+    parameters = inspect.signature(candidate).parameters
+    if _BY_METHOD not in parameters:
+        return None
+    return [each.name for each in parameters.values() if each.default is inspect.Parameter.empty]
 
 
 def _settings(name: str) -> list[str]:
-    return [each for each in inspect.signature(getattr(optax, name)).parameters if each != _BY_METHOD]
+    return [each for each in inspect.signature(_builders()[name]).parameters if each != _BY_METHOD]

@@ -202,7 +202,8 @@ class ModelOptions:
     )
     start_from: Any = option(
         None,
-        "initial params instead of random ones: a model written by 'pfedbred export', or a run folder (its G)",
+        "initial params instead of random ones: a model written by 'pfedbred export', a safetensors file of params, or "
+        "a run folder (its G)",
         deployed=True,
         later=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -71,10 +72,10 @@ def from_modules(make: Callable[[Key], Any], dtype: Any, grouped: bool = False) 
         return jax.vmap(one, axes, outputs, axis_name=axis)(converted(x, dtype), keys, state)
 
     def filled(statistics: Tree) -> Any:
-        """The state with these statistics. A state can be set only once, so this begins with a copy of it."""
-        new = jax.tree.map(lambda leaf: leaf, state)
+        """The state with these statistics."""
+        new = state
         for path, layer in found.items():
-            new = new.set(_index(layer), (statistics[path]["mean"], statistics[path]["var"]))
+            new = _set(new, _index(layer), (statistics[path]["mean"], statistics[path]["var"]))
         return new
 
     def start() -> Tree:
@@ -139,9 +140,51 @@ def _parts(made: Any, grouped: bool) -> tuple[Any, Any]:
 def _in_mode(module: Any, mode: Mode) -> Any:
     """The module with all its layers in that mode. Dropout that is switched off stays off."""
     eqx = library("equinox")
-    # Without momentum, the statistics of a batch norm are those of the minibatch.
-    module = _replaced(module, (eqx.nn.BatchNorm,), lambda each: _with(each, inference=mode.kept, momentum=0.0))
+
+    def batch_norm(layer: Any) -> Any:
+        of = _batch_norm() if type(layer) is eqx.nn.BatchNorm else None  # a class of the user's own stays
+        return _with(layer, of, inference=mode.kept, momentum=0.0)
+
+    module = _replaced(module, (eqx.nn.BatchNorm,), batch_norm)
     return _replaced(module, (eqx.nn.Dropout,), lambda each: each if mode.drop else _with(each, inference=True))
+
+
+@functools.cache
+def _batch_norm() -> Any:
+    """The class of batch norms whose statistics are those of the minibatch, or kept ones, in float32.
+
+    Equinox's own has running averages. It compares types when it sets them, which on several devices contain the
+    devices and are never the same, and with ``mode="ema"`` it cannot mix bfloat16 with float32.
+    """
+    eqx = library("equinox")
+
+    class BatchNorm(eqx.nn.BatchNorm):  # type: ignore[misc, name-defined]
+        def __call__(self, x: Array, state: Any, *, key: Any = None, inference: bool | None = None) -> Any:
+            wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            axes = tuple(range(1, x.ndim))
+
+            def per_channel(values: Array) -> Array:
+                return values.reshape(-1, *[1] * len(axes))
+
+            if self.inference if inference is None else inference:
+                mean, var = state.get(_index(self))
+            else:
+                mean = jax.lax.pmean(wide.mean(axes), self.axis_name)
+                var = jax.lax.pmean(((wide - per_channel(mean)) ** 2).mean(axes), self.axis_name)
+                state = _set(state, _index(self), (mean, var))
+            out = (wide - per_channel(mean)) / jnp.sqrt(per_channel(var) + self.eps)
+            if self.channelwise_affine:
+                out = out * per_channel(self.weight) + per_channel(self.bias)
+            return out.astype(x.dtype), state
+
+    return BatchNorm
+
+
+def _set(state: Any, index: Any, value: Any) -> Any:
+    """The state with this value at that index."""
+    values, markers = state.tree_flatten()
+    new = [value if marker == index.marker else old for marker, old in zip(markers, values, strict=True)]
+    return type(state).tree_unflatten(markers, new)
 
 
 def _replaced(module: Any, kinds: tuple[Any, ...], new: Callable[[Any], Any]) -> Any:
@@ -151,9 +194,9 @@ def _replaced(module: Any, kinds: tuple[Any, ...], new: Callable[[Any], Any]) ->
     return jax.tree.map(lambda part: new(part) if is_layer(part) else part, module, is_leaf=is_layer)
 
 
-def _with(layer: Any, **fields: Any) -> Any:
-    """A copy of a layer with other values in some fields, which need not be arguments of its class."""
-    new = object.__new__(type(layer))
+def _with(layer: Any, of: Any = None, **fields: Any) -> Any:
+    """A copy of a layer, ``of`` another class if given, with other values in some fields, arguments of it or not."""
+    new = object.__new__(of or type(layer))
     for each in dataclasses.fields(layer):
         object.__setattr__(new, each.name, fields.get(each.name, getattr(layer, each.name)))
     return new

@@ -106,16 +106,22 @@ def _filled(shapes: Tree, arrays: Mapping[str, Any], where: str, *, whole: bool 
             problems.append(f"{name} is missing")
         elif np.shape(found) != leaf.shape:
             problems.append(f"{name} has shape {np.shape(found)}, not {leaf.shape}")
-        elif not np.all(np.isfinite(found)):
+        elif not np.all(np.isfinite(given := _as_type(found, leaf.dtype))):
             problems.append(f"{name} has numbers that are not finite")
         else:
-            leaves.append(jnp.asarray(found, leaf.dtype))
+            leaves.append(jnp.asarray(given))
     if whole:
         problems += [f"{name} is not in the model" for name in arrays if name not in wanted]
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise SettingError(f"{where} does not fit the model: {'; '.join(problems[:_SHOWN])}{more}")
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _as_type(array: Any, dtype: Any) -> np.ndarray:
+    """In that type; what is too large for it becomes infinite."""
+    with np.errstate(over="ignore"):
+        return np.asarray(array).astype(dtype)
 
 
 def _named(tree: Tree) -> dict[str, Any]:

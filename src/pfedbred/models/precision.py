@@ -21,8 +21,9 @@ def with_precision(model: Model, precision: str) -> Model:
     With ``bfloat16``, params and inputs are rounded to bfloat16 (8 bits of precision, the range of float32) where the
     network is applied, so that it multiplies and passes on such numbers; a product's sum is accumulated in float32
     before it is rounded. Outputs are converted back to the params' type. Gradients therefore have the type of the
-    params, and losses, steps, proximal terms and averages are computed in it. Batch statistics stay in float32: a
-    normalisation layer reads them as they are.
+    params, though their values are rounded to bfloat16 as well (compilers may leave out a rounding), and losses, steps,
+    proximal terms and averages are computed in it. Batch statistics stay in float32: a normalisation layer reads them
+    as they are.
 
     What a network does between its products is its own decision: Flax's normalisation layers, for instance, compute
     means and variances in float32 from inputs in bfloat16, and so do the states of the LSTMs here.

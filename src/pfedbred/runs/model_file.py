@@ -75,16 +75,21 @@ def save(path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any])
     tensors.write(path, arrays, metadata)
 
 
-def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
-    """The file and what it says of itself."""
+def opened(path: Path, hint: str) -> Any:
+    """A safetensors file of whatever."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise SettingError(f"{path} is not a file{hint}" if os.path.exists(path) else f"there is no file {path}{hint}")
     try:
-        file = safe_open(path, "numpy")
+        return safe_open(path, "numpy")
     except (SafetensorError, OSError) as problem:
         raise SettingError(f"cannot read {path}: {problem}") from None
+
+
+def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
+    """The file and what it says of itself."""
+    file = opened(path, hint)
     said = file.metadata() or {}
     if said.get("format") != expected:
         raise SettingError(f"{path} is not a {expected.removesuffix(' 1')} file{hint}")

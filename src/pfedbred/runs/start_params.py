@@ -1,4 +1,4 @@
-"""Params to start a run from: an exported model, the G of another run, or arrays given in Python."""
+"""Params to start a run from: an exported model, the G of another run, a file of params, or arrays given in Python."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pfedbred.runs.layout import GLOBAL_MODEL, MODELS
 from pfedbred.types import Tree
 
 _HASHED = re.compile(r"(?P<path>.*)#sha256=(?P<sha256>[0-9a-f]{64})", re.DOTALL)
+_FLOATS = ("F64", "F32", "F16", "BF16")
 FROZEN = "frozen."
 """In the file of a run's models, what comes before the names of params that no client trained."""
 
@@ -42,7 +43,7 @@ class StartParams:
         for name in sorted(self.arrays):
             array = np.ascontiguousarray(self.arrays[name])
             found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-            found.update(array.data if array.size else b"")
+            found.update(array.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer of its own
         return found.hexdigest()
 
     @property
@@ -96,9 +97,24 @@ def _of_run(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _of_file(path: Path) -> dict[str, np.ndarray]:
-    hint = ": start_from takes a file made by 'pfedbred export', or the folder of a finished run"
+    hint = ": start_from takes a file made by 'pfedbred export', a safetensors file of params, or a run's folder"
+    file = model_file.opened(path, hint)
+    if not (file.metadata() or {}).get("format", "").startswith("pfedbred "):
+        return _of_other_file(file, path)
     file, _ = model_file.read(path, model_file.EXPORTED, hint)
     arrays = {name: file.get_tensor(name) for name in file.keys() if not name.startswith("input.")}  # noqa: SIM118
+    return without_statistics(arrays)
+
+
+def _of_other_file(file: Any, path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file that is not ours, all of them params; bfloat16 as float32."""
+    arrays = {}
+    for name in file.keys():  # noqa: SIM118  (not a mapping)
+        kind = file.get_slice(name).get_dtype()
+        if kind not in _FLOATS:
+            raise SettingError(f"{path} cannot be started from: {name!r} is of type {kind}, not {', '.join(_FLOATS)}")
+        array = file.get_tensor(name)
+        arrays[name] = array.astype(np.float32) if kind == "BF16" else array
     return without_statistics(arrays)
 
 
