@@ -60,6 +60,7 @@ def compare_command(
     ]
     splits = [None] if several is None else _split_seeds(experiments[0], several)
     built = _build_alike(experiments, splits[0])
+    options_.note_ignored(experiments[0], built[0].experiment)
     if how.dry_run:
         print(yaml.safe_dump([each.experiment.plain() for each in built], sort_keys=False), end="")
         return

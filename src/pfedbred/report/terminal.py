@@ -51,10 +51,22 @@ def progress_lines(what: str) -> Iterator[Callable[[int, int], None]]:
     yield advance
 
 
-def show_network(options: Mapping[str, Any]) -> None:
-    """One line on a network that is not trained as a whole, from random params and in float32."""
+_BATCH_NORM = {
+    "local": "batch norm with each client's own statistics (local)",
+    "average": "batch norm with averaged statistics (average)",
+    "group": "group norm in place of batch norm (group)",
+}
+
+
+def show_network(options: Mapping[str, Any], batch_norm: bool = False) -> None:
+    """One line on a network that has ``batch_norm``, or that is not trained as a whole, from random params, in float32.
+
+    A network with group norm in place of its batch norm has none any more, but the options say so.
+    """
     start, parts, trained = options["start_from"], options["start_parts"], options["train_only"]
     said = []
+    if batch_norm or options["batch_norm"] == "group":
+        said.append(_BATCH_NORM[options["batch_norm"]])
     if options["precision"] != "float32":
         said.append(f"products in {options['precision']}")
     if start:
