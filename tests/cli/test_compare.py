@@ -5,6 +5,9 @@ import re
 
 import numpy as np
 import pytest
+import yaml
+
+from pfedbred.algorithms import ALGORITHMS
 
 SMALL = ("--clients", "8", "--rounds", "3", "--set", "R=1", "--aggregated", "3")
 
@@ -87,3 +90,13 @@ def test_a_run_with_validation_shows_three_figures_and_exports_the_chosen_one(ca
     code, _, err = call("predict", "here/client-2.safetensors", "x.npy")
     assert code == 0
     assert f"2's personal model of pfedme, after round {chosen}, chosen on validation samples" in err
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("model", "there"), [("mclr", False), ("support.normalised:linen_network", True)])
+def test_all_has_fedbn_where_the_model_has_norms(call, prepared, model, there):
+    line = ("compare", "--algorithms", "all", "--dataset", prepared[1], "--model", model, "--rounds", 1, "--dry-run")
+    code, out, err = call(*line)
+    assert code == 0, err
+    names = [each["algorithm"] for each in yaml.safe_load(out)]
+    assert names == [name for name in ALGORITHMS if there or name != "fedbn"]
