@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import small_federation
 
+from pfedbred.report.outcomes import rounds_words
 from pfedbred.report.sweeps import show_sweep
 from pfedbred.report.terminal import show_federation
 
@@ -65,3 +66,19 @@ def test_a_sweep_shows_the_scores_that_order_its_points(capsys):
     assert re.findall(r"\| +(\d) \| +(\S+) \|", out) == [("3", "83.00"), ("1", "71.00"), ("2", "-")]
     show_sweep({**facts, "chosen_on": "test"})
     assert "P validation" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ([None], "40 rounds"),
+        ([9], "9 of 40 rounds"),
+        ([9, 9], "9 of 40 rounds"),
+        ([9, 12], "up to 12 of 40 rounds"),
+        ([9, None], "up to 40 rounds"),
+    ],
+)
+def test_titles_say_how_many_rounds_there_were(ends, words):
+    runs = [{"rounds": 40, "finished_early": end and {"reason": "no progress", "round": end}} for end in ends]
+    assert rounds_words(runs) == words
+    assert rounds_words([{"rounds": 1}]) == "1 round"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pfedbred.report.console import new_table, print_table, shown_estimate, shown_number
+from pfedbred.report.console import counted, new_table, print_table, shown_estimate, shown_number
 from pfedbred.runs.figures import EXPLAINED, SUMMARY_KEYS, TITLES, Figure
 from pfedbred.runs.schema import primary_info, primary_metric
 
@@ -25,7 +25,7 @@ def show_figures(summaries: Sequence[Mapping[str, Any]], explained: str = "") ->
     words = "\n".join(f"{TITLES[figure]}: {EXPLAINED[figure]}" for figure in figures if figure != "last")
     words += "" if chosen else "\nlast round: that of the models which 'pfedbred export' takes out of the run"
     table = new_table(
-        f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: test {info['title']}{unit}",
+        f"{first['data']['name']}, {first['model']}, {rounds_words(summaries)}: test {info['title']}{unit}",
         f"{interval_words(first)}{words}\nworst tenth: P of the worst-off tenth of the clients "
         f"at the last round{explained}",
     )
@@ -56,14 +56,28 @@ def show_figures(summaries: Sequence[Mapping[str, Any]], explained: str = "") ->
 
 
 def _cell(summary: Mapping[str, Any], model: str, metric: str, figure: Figure) -> Mapping[str, Any]:
-    """A figure of a model's first metric, where every version has written it."""
+    """A figure of a model's first metric; an earlier version may not have written that of the last round."""
     if figure == "chosen":
         return summary[model]["metrics"][metric]["chosen"]
-    return summary[model][f"{SUMMARY_KEYS[figure]}_{metric}"]
+    return summary[model].get(f"{SUMMARY_KEYS[figure]}_{metric}") or {"mean": None}
 
 
 def _range(rounds: Sequence[int]) -> str:
     return str(rounds[0]) if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
+
+
+def rounds_words(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """How many rounds runs had, of how many where some were complete before."""
+    planned, ends = summaries[0]["rounds"], [_end(summary) for summary in summaries]
+    last = max(ends)
+    words = counted(planned, "round") if last == planned else f"{last} of {counted(planned, 'round')}"
+    apart = min(ends) < last or ("splits" in summaries[0] and last < planned)
+    return f"up to {words}" if apart else words
+
+
+def _end(summary: Mapping[str, Any]) -> int:
+    early = summary.get("finished_early")
+    return early["round"] if early else summary["rounds"]
 
 
 def interval_words(summary: Mapping[str, Any], end: str = "\n") -> str:

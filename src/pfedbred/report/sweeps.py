@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pfedbred.report.console import new_table, print_table, shown_estimate, shown_number
+from pfedbred.report.console import counted, new_table, print_table, shown_estimate, shown_number
 from pfedbred.runs.figures import EXPLAINED
 
 _MODELS = {"global": "G", "personal": "P"}
@@ -18,12 +18,14 @@ def show_sweep(facts: Mapping[str, Any], most: int = 10) -> None:
     sign = 1 if metric["higher_is_better"] else -1
     ranked = sorted(points, key=lambda point: _rank(point, sign), reverse=True)
     shown = ranked[:most]
-    words = f"the best {len(shown)} of {len(points)} points" if len(points) > len(shown) else f"{len(points)} points"
+    words = (
+        f"the best {len(shown)} of {len(points)} points" if len(points) > len(shown) else counted(len(points), "point")
+    )
     unit = " in %" if metric["percent"] else ""
     validated, score = facts["chosen_on"] == "validation", "P validation"
+    rounds = counted(facts["experiment"]["rounds"], "round")
     table = new_table(
-        f"{facts['algorithm']}, {facts['experiment']['rounds']} rounds: {words} by P on {facts['chosen_on']} samples; "
-        f"test {metric['title']}{unit}",
+        f"{facts['algorithm']}, {rounds}: {words} by P on {facts['chosen_on']} samples; test {metric['title']}{unit}",
         "\n".join(
             [
                 *([f"{score}: the best over the rounds, by which points are ordered"] if validated else []),

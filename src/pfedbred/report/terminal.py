@@ -17,7 +17,7 @@ from pfedbred.engine.backend import Backend
 from pfedbred.engine.plan import weight_cap
 from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
-from pfedbred.report.console import console, new_table, print_table, shown_estimate
+from pfedbred.report.console import console, counted, new_table, print_table, shown_estimate
 from pfedbred.report.outcomes import show_figures
 from pfedbred.report.uncertainty import show_calibration
 from pfedbred.runs.figures import EXPLAINED, Figure
@@ -208,5 +208,7 @@ def _explained(summary: Mapping[str, Any]) -> str:
         words += "P of the others is the model they would start from"
     if newcomers:
         rounds = len(newcomers["personal"]) - 1
-        words += f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {rounds} rounds alone"
+        words += (
+            f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {counted(rounds, 'round')} alone"
+        )
     return words
