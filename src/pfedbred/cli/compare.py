@@ -97,6 +97,10 @@ def compare_command(
         _write(folder, together, compared, table=several is None)
         show(together)
         show_differences(compared)
+        if baseline is not None and len(names) > 1 and max(several or 1, together[0].summary["seeds"]) < 2:
+            options_.note(
+                "--baseline compares methods over seeds or splits, and there is one: add --seeds or --split-seeds"
+            )
     finish(folder, together)
 
 
