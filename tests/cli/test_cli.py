@@ -327,12 +327,17 @@ def test_a_sigma_in_a_file_is_found_from_anywhere(call, tmp_path, monkeypatch):
 
 def test_tables_and_lines_put_g_before_p(capsys):
     cell = lambda value: {"mean": value, "std": 0.0}  # noqa: E731
-    model = lambda value: {"best_accuracy": cell(value), "final_worst_decile": cell(0.3)}  # noqa: E731
+    model = lambda value: {  # noqa: E731
+        "best_accuracy": cell(value),
+        "final_accuracy": cell(value - 0.05),
+        "final_worst_decile": cell(0.3),
+    }
     summary = {"algorithm": "x", "model": "m", "rounds": 1, "seeds": 1, "seconds": {"round": 0.004}}
     summary |= {"data": {"name": "d"}, "newcomers": None, "scored": None}
     terminal.show_outcome([{**summary, "global": model(0.1), "personal": model(0.2)}])
-    row = next(line for line in capsys.readouterr().out.splitlines() if "10.00" in line)
-    assert re.findall(r"[\d.]+", row) == ["10.00", "20.00", "30.00", "4.0"]
+    out = capsys.readouterr().out
+    assert re.search(r"\| algorithm \| model \| best on test \| last round \|", out)
+    assert re.search(r"x +\| G +\| +10.00 \| +5.00 \| +\| +4.0 \|\n\| +\| P +\| +20.00 \| +15.00 \| +30.00 \|", out)
 
 
 def test_the_revision_is_the_checkouts():

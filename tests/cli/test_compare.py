@@ -5,6 +5,9 @@ import re
 
 import numpy as np
 import pytest
+import yaml
+
+from pfedbred.algorithms import ALGORITHMS
 
 SMALL = ("--clients", "8", "--rounds", "3", "--set", "R=1", "--aggregated", "3")
 
@@ -86,4 +89,28 @@ def test_a_run_with_validation_shows_three_figures_and_exports_the_chosen_one(ca
     np.save("x.npy", np.zeros((2, 64)))
     code, _, err = call("predict", "here/client-2.safetensors", "x.npy")
     assert code == 0
-    assert f"2's personal model of pfedme, after round {chosen}, chosen on validation samples" in err
+    assert f"personal model of client 2, pfedme, after round {chosen}, chosen on validation samples" in err
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("model", "there"), [("mclr", False), ("support.normalised:linen_network", True)])
+def test_all_has_fedbn_where_the_model_has_norms(call, prepared, model, there):
+    line = ("compare", "--algorithms", "all", "--dataset", prepared[1], "--model", model, "--rounds", 1, "--dry-run")
+    code, out, err = call(*line)
+    assert code == 0, err
+    names = [each["algorithm"] for each in yaml.safe_load(out)]
+    assert names == [name for name in ALGORITHMS if there or name != "fedbn"]
+
+
+def test_a_baseline_with_one_seed_is_noted(call, prepared):
+    line = ("compare", "--algorithms", "fedavg,local", "--dataset", prepared[1], "--rounds", 1, "--set", "R=1")
+    code, out, err = call(*line, "--baseline", "local", "--out", "one")
+    assert code == 0, err
+    assert "paired differences" not in out
+    assert err == (
+        "pfedbred: note: --baseline compares methods over seeds or splits, and there is one: "
+        "add --seeds or --split-seeds\n"
+    )
+    code, out, err = call(*line, "--baseline", "local", "--seeds", 2, "--out", "two")
+    assert (code, err) == (0, "")
+    assert "paired differences to local over 2 seeds" in out

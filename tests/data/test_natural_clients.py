@@ -130,6 +130,7 @@ def test_vectors_with_labels_that_are_floating_point_numbers(folder):
     write(folder / "landmine" / "landmine.parquet", columns)
     federation = pfedbred.load("landmine", data_dir=str(folder))
     assert (federation.clients, federation.shape, federation.labels) == (2, (9,), ("clutter", "mine"))
+    assert federation.task == "binary"
     expected = [sorted(features[part, 0].tolist()) for part in (slice(0, 4), slice(4, 8))]
     assert rows_of(federation, lambda x: float(x[0])) == expected
     inputs = np.asarray(federation.inputs(federation.train).take(np.arange(6)))

@@ -209,6 +209,7 @@ def test_labels_that_are_large_numbers_are_numbered(tmp_path):
         ("client,x,label\ncaf\u00e9,1,no\n".encode("latin-1"), "not text in UTF-8"),
         ("caf\u00e9,x,label\na,1,no\n".encode("latin-1"), "not a text file in UTF-8"),
         (b"client,x,x,label\na,1,2,no\n", "has the column 'x' twice"),
+        (b"a,0.000,0.000,2\nb,1,3,2\n", "seems to have no header line: '0.000' is there twice"),
         (b"client,x,z,label\na,1,1,no\na,2,1,no\na,abc,1,yes\n", "row 2: column 'x' does not hold numbers"),
     ],
 )
@@ -216,6 +217,19 @@ def test_empty_and_malformed_cells(content, words, tmp_path):
     (tmp_path / "mine.csv").write_bytes(content)
     with pytest.raises(pfedbred.SettingError, match=words):
         pfedbred.load(str(tmp_path / "mine.csv"))
+
+
+def test_many_decimal_numbers_are_not_classes(tmp_path):
+    """A few of them may be grades."""
+    rows = 60
+    columns = {"client": [0, 1] * 30, "x": list(range(rows)), "label": [1.5 + i for i in range(rows)]}
+    write_csv(tmp_path / "mine.csv", columns)
+    words = r"column 'label' has 60 different decimal numbers in 60 rows.*--task regression"
+    with pytest.raises(pfedbred.SettingError, match=words):
+        pfedbred.load(str(tmp_path / "mine.csv"), task="classification")
+    assert pfedbred.load(str(tmp_path / "mine.csv"), task="regression").classes == 1
+    write_csv(tmp_path / "mine.csv", {**columns, "label": [1.0, 1.5, 2.0] * 20})
+    assert pfedbred.load(str(tmp_path / "mine.csv"), task="classification").labels == ("1.0", "1.5", "2.0")
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_the_command_line_in_two_processes(tmp_path):
     assert [path.name for path in (tmp_path / "two").glob("checkpoint-*")] == ["checkpoint-00000001.safetensors"]
     codes, outputs = in_two_processes("run", "--resume", "--out", "two", folder=tmp_path)
     assert codes == [0, 0], outputs
-    assert b"best test accuracy" in outputs[0][0]
+    assert b"best on test" in outputs[0][0]
     assert b"accuracy" not in outputs[1][0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
     one, two = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two"))

@@ -13,6 +13,7 @@ from pfedbred.experiment.callbacks import Interruption
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.io.strict import read_yaml
 from pfedbred.models import WithStatistics
+from pfedbred.report.terminal import show_network
 
 FEDERATION = small_federation((8, 12, 5))
 
@@ -67,6 +68,31 @@ def test_own_modules_are_trained_resumed_exported_and_used(network, mode, tmp_pa
     code, _, err = call("predict", path, "x.npz")
     assert code == 2
     assert "give it as load_model(path, model=...) or --model" in err
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("local", "batch norm with each client's own statistics (local)"),
+        ("average", "batch norm with averaged statistics (average)"),
+        ("group", "group norm in place of batch norm (group)"),
+    ],
+)
+def test_a_run_says_how_its_network_normalises(mode, words, capsys):
+    experiment = Experiment(dataset="small", batch_norm=mode, **options("linen_network"))
+    ready = build(experiment, FEDERATION)
+    show_network(ready.experiment.plain(), ready.backend.task.model.statistics is not None)
+    assert capsys.readouterr().out == f"support.normalised:linen_network: {words}\n"
+
+
+def test_a_choice_that_does_not_apply_is_noted(call, prepared):
+    small = ("--dataset", prepared[1], "--rounds", 1, "--dry-run")
+    for command in (("run", "--algorithm", "fedavg"), ("compare", "--algorithms", "fedavg,local")):
+        code, out, err = call(*command, *small, "--batch-norm", "average")
+        assert code == 0, err
+        assert err == "pfedbred: note: mclr has no batch norm: --batch-norm average has no effect\n"
+        assert "batch_norm: local" in out
+        assert call(*command, *small)[2] == ""
 
 
 @pytest.mark.full

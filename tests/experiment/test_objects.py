@@ -151,10 +151,11 @@ def test_importable_parts_are_recorded_by_their_path_and_run_again(call, tmp_pat
         "dataset": "support.custom:federation",
     }
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
-    assert (summary["algorithm"], summary["dataset"], summary["model"]) == ("local-sgd", "federation", "custom")
+    names = (summary["algorithm"], summary["dataset"], summary["model"])
+    assert names == ("local-sgd", "federation", "support.custom:network")
     code, out, err = call("run", "first/config.yaml")
     assert code == 0, err
-    assert lines("runs/federation-custom-local-sgd") == lines("first")
+    assert lines("runs/federation-support.custom-network-local-sgd") == lines("first")
     assert "local-sgd" in out
 
 

@@ -75,7 +75,7 @@ def test_the_pages_commands(section, tmp_path):
     assert "round 5/5" in text
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["federation"]["clients"] == ["north", "south"]
     if section == "Three terminals":
-        assert "north's personal model of mg-meta, after round 5" in text
+        assert "personal model of client north, mg-meta, after round 5" in text
 
 
 def _listens(commands):

@@ -33,7 +33,10 @@ def test_predict(tmp_path):
     done = command("predict", tmp_path / "home", tmp_path / "samples.npz")
     assert done.exit_code == 0, done.output
     assert done.stdout.split() == ["cat"] * 10
-    assert "b's personal model of pfedme, after round 5: 10 of 10 labels agree with the file, 100.00 %" in done.stderr
+    assert (
+        "personal model of client b, pfedme, after round 5: 10 of 10 labels agree with the file, 100.00 %"
+        in done.stderr
+    )
     done = command("predict", model, tmp_path / "samples.csv", "--out", tmp_path / "labels.txt")
     assert done.exit_code == 0, done.output
     assert (tmp_path / "labels.txt").read_text().split() == ["dog"] * 10

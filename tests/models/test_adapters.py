@@ -300,3 +300,10 @@ def test_libraries_are_needed_only_when_used(monkeypatch):
         models.from_equinox(lambda key: None)
     with pytest.raises(SettingError, match=r"^this needs flax: pip install flax$"):
         models.from_flax(None, (6,))
+
+
+def test_an_equinox_module_needs_no_shape():
+    with pytest.raises(pfedbred.SettingError, match=r"from_equinox takes no shape of a sample, as from_flax does"):
+        models.from_equinox(equinox_net(), (6,))
+    with pytest.raises(pfedbred.SettingError, match=r"takes no shape"):
+        models.from_equinox(equinox_net(), shape=(6,))

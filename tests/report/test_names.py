@@ -121,7 +121,7 @@ def test_a_run_of_evil_names(call, tmp_path):
     assert "\x1b" not in out
     assert "[red]$\\frac{ :smile: \\x1b[31m: 3 clients" in out  # the line on the data
     assert "| fedavg" in out
-    assert ":smile:" in out.split("best test accuracy")[0].splitlines()[-1]
+    assert ":smile:" in out.split("test accuracy")[0].splitlines()[-1]
     code, out, err = call("export", folder, "--client", "1")
     assert code == 0, err
     assert out.startswith("model: ")

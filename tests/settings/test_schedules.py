@@ -46,6 +46,11 @@ def test_a_function_of_the_round_is_a_schedule():
             {"schedule": "steps", "start": 1, "at": 5},
             "alpha.s at must be a list of rounds",
         ),
+        (
+            "alpha",
+            {"schedule:cosine": None, "start:0.1": None},
+            "YAML needs a space after each colon: {schedule: cosine, start: 0.1}, not alpha={schedule:cosine, ",
+        ),
         ("alpha", {"start": 1}, "a schedule is given as {schedule: cosine, start: 0.1}"),
         ("R", {"schedule": "linear", "start": 1}, "R cannot have a schedule: it decides how the program is built"),
     ],

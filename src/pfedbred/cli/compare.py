@@ -16,10 +16,13 @@ from pfedbred import settings as settings_
 from pfedbred.cli import options as options_
 from pfedbred.cli.options import File, RunOptions
 from pfedbred.cli.run import finish, opened, read_options, run_each, show
+from pfedbred.data.federation import Federation
+from pfedbred.data.population import Population
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.building import Built, build, load_data
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import open_folder
+from pfedbred.experiment.task import has_norms
 from pfedbred.io.atomic import write_json, writing_into
 from pfedbred.report import curves
 from pfedbred.report.outcomes import show_differences
@@ -27,6 +30,9 @@ from pfedbred.runs import layout
 from pfedbred.runs.comparison import comparison, pooled
 from pfedbred.runs.config_file import write_config
 from pfedbred.runs.record import RunRecord
+
+_NEEDS_NORMS = "fedbn"
+"""Of all algorithms, the one for models with normalisation layers only."""
 
 
 @options_.with_options([*options_.options_of(RunOptions), *options_.experiment_options(without=("algorithm",))])
@@ -48,7 +54,8 @@ def compare_command(
     """Run several algorithms on the same data and write one table, with intervals and paired differences."""
     how, given = read_options(file, {"algorithms": algorithms, "split_seeds": split_seeds, **options})
     in_file = [given.pop(name) for name in ("algorithms", "algorithm") if name in given]
-    names = _algorithm_names(in_file[0] if in_file else "fedavg,pfedme,mg-meta")
+    asked = in_file[0] if in_file else "fedavg,pfedme,mg-meta"
+    names = _algorithm_names(asked)
     if baseline is not None and baseline not in names:
         raise SettingError(f"the baseline {baseline!r} is not compared{nearest(baseline, names)}")
     count = given.pop("split_seeds", None)
@@ -59,7 +66,12 @@ def compare_command(
         for name, own in zip(names, _settings_of_each(names, shared), strict=True)
     ]
     splits = [None] if several is None else _split_seeds(experiments[0], several)
-    built = _build_alike(experiments, splits[0])
+    federation = _load(experiments, splits[0])
+    if asked in ("all", ["all"]) and not has_norms(experiments[0], federation):
+        names.remove(_NEEDS_NORMS)
+        experiments = [each for each in experiments if each.algorithm in names]
+    built = _build_alike(experiments, splits[0], federation)
+    options_.note_ignored(experiments[0], built[0].experiment)
     if how.dry_run:
         print(yaml.safe_dump([each.experiment.plain() for each in built], sort_keys=False), end="")
         return
@@ -76,7 +88,7 @@ def compare_command(
                 found = run_each(folder, dict(zip(names, built, strict=True)), how, command)
             else:
                 if seed != splits[0]:
-                    built = _build_alike(experiments, seed)
+                    built = _build_alike(experiments, seed, _load(experiments, seed))
                 found = _run_split(folder, seed, dict(zip(names, built, strict=True)), how, command, plain)
             for name, record in zip(names, found, strict=True):
                 records[name].append(record)
@@ -85,6 +97,10 @@ def compare_command(
         _write(folder, together, compared, table=several is None)
         show(together)
         show_differences(compared)
+        if baseline is not None and len(names) > 1 and max(several or 1, together[0].summary["seeds"]) < 2:
+            options_.note(
+                "--baseline compares methods over seeds or splits, and there is one: add --seeds or --split-seeds"
+            )
     finish(folder, together)
 
 
@@ -116,14 +132,21 @@ def _split_seeds(experiment: Experiment, count: int) -> list[int]:
     return list(range(first, first + count))
 
 
-def _build_alike(experiments: Sequence[Experiment], split_seed: int | None) -> list[Built[Any]]:
-    """The experiments on the same data, split by that seed if there is one.
+def _load(experiments: Sequence[Experiment], split_seed: int | None) -> Federation | Population:
+    """The data of all of them, split by that seed if there is one."""
+    first = experiments[0]
+    return load_data(first if split_seed is None else dataclasses.replace(first, split_seed=split_seed))
+
+
+def _build_alike(
+    experiments: Sequence[Experiment], split_seed: int | None, federation: Federation | Population
+) -> list[Built[Any]]:
+    """The experiments on the same data, which is split by that seed if there is one.
 
     If one of them must keep its clients off the device, all do: runs that are compared evaluate the same clients.
     """
     if split_seed is not None:
         experiments = [dataclasses.replace(each, split_seed=split_seed) for each in experiments]
-    federation = load_data(experiments[0])
     built = [build(each, federation) for each in experiments]
     stores = {each.backend.store for each in built}
     if len(stores) == 1:
@@ -138,7 +161,7 @@ def _algorithm_names(given: Any) -> list[str]:
         raise SettingError(f"algorithms must be names such as fedavg,pfedme, not {given!r}")
     names = [name.strip() for name in names]
     if names == ["all"]:
-        return [name for name in algorithms_.ALGORITHMS if name != "fedbn"]  # which few models have the layers for
+        return list(algorithms_.ALGORITHMS)
     if len(set(names)) != len(names):
         raise SettingError(f"an algorithm is named twice: {', '.join(names)}")
     return names

@@ -133,8 +133,9 @@ def predict_command(
     else:
         print(text, end="")
     about = trained.about
-    whose = f"{about.get('client_name')}'s personal model" if about["kind"] == "personal" else "the global model"
-    line = f"{whose} of {about['algorithm']}, {_when(about)}"
+    personal = about["kind"] == "personal"
+    whose = f"personal model of client {about.get('client_name')}" if personal else "global model"
+    line = f"{whose}, {about['algorithm']}, {_when(about)}"
     if any(asked):
         line += f", {prediction.promise(about)}"
     if given.labels is not None:

@@ -14,7 +14,7 @@ import typer
 
 from pfedbred import algorithms, data
 from pfedbred import settings as settings_
-from pfedbred.errors import SettingError, file_name
+from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.runs import layout
@@ -128,8 +128,7 @@ def merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[
         known = settings_.declared(algorithms.factory(options["algorithm"]))
         foreign = [name for name in settings if name not in known]
         if foreign:
-            note = f"{options['algorithm']} has no {', '.join(foreign)}: ignored in {file}"
-            print(f"pfedbred: note: {note}", file=sys.stderr)
+            note(f"{options['algorithm']} has no {', '.join(foreign)}: ignored in {file}")
         settings = {name: value for name, value in settings.items() if name in known}
     own = [assignment(text) for text in assignments or ()]
     for name, _ in own:
@@ -152,6 +151,17 @@ def with_recorded(out: Path | None, resume: bool, given: dict[str, Any]) -> dict
     if old is not None and not isinstance(old, dict):
         raise SettingError(f"{out / layout.CONFIG}: settings must map names to values, not {old!r}")
     return {**before, **given, "settings": {**(old or {}), **given["settings"]}}
+
+
+def note(words: str) -> None:
+    """A line on standard error about something that is not wrong, but perhaps not what was meant."""
+    print(f"pfedbred: note: {printable(words)}", file=sys.stderr)
+
+
+def note_ignored(asked: Experiment, used: Experiment) -> None:
+    """A note if a choice of batch norm does not apply to the network."""
+    if asked.batch_norm != used.batch_norm:
+        note(f"{used.model_name} has no batch norm: --batch-norm {asked.batch_norm} has no effect")
 
 
 def run_name(experiment: Experiment, what: str) -> str:

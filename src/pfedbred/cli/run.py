@@ -31,7 +31,9 @@ from pfedbred.runs.record import RunRecord
 def run_command(file: File = None, **options: Any) -> None:
     """Run one algorithm and write a run folder."""
     how, given = read_options(file, options)
-    built = build(Experiment.from_mapping(given))
+    asked = Experiment.from_mapping(given)
+    built = build(asked)
+    options_.note_ignored(asked, built.experiment)
     plain = built.experiment.plain()
     if how.dry_run:
         print(yaml.safe_dump(plain, sort_keys=False), end="")
@@ -61,7 +63,7 @@ def opened(how: RunOptions, built: Built[Any], plain: Mapping[str, Any], what: s
     with open_folder(folder, overwrite=how.overwrite, resume=how.resume):
         held_out = built.newcomers.clients if built.newcomers else 0
         show_federation(built.backend, held_out, built.experiment.aggregated or 0)
-        show_network(built.experiment.plain())
+        show_network(built.experiment.plain(), built.backend.task.model.statistics is not None)
         yield folder
 
 

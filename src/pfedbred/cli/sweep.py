@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -97,18 +96,15 @@ def sweep_command(
         options = {key: plan[key] for key in ("points", "sampler", "halving", "choose_on_test")}
         try:
             with progress(f"{name} sweep") as advance:
-                finished = sweep(experiment, space, **options, observe=advance, note=_note, keeper=keeper)
+                finished = sweep(experiment, space, **options, observe=advance, note=options_.note, keeper=keeper)
         except Stopped as stopped:
             print(f"{stopped}\nto resume: pfedbred sweep --resume --out {shlex.quote(str(out or folder))}")
             raise typer.Exit(EXIT_CODES.get(stopped.reason, 1)) from None
+        options_.note_ignored(experiment, finished.experiment)
         record = finished.record()
         keeper.finish(record)
     show_sweep(record)
     print(f"run:     {folder}\npicture: {folder / layout.HEATMAP}")
-
-
-def _note(words: str) -> None:
-    print(f"pfedbred: note: {words}", file=sys.stderr)
 
 
 def _plan(asked: Mapping[str, Any], recorded: Any) -> dict[str, Any]:

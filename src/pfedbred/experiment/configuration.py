@@ -228,7 +228,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
     @property
     def model_name(self) -> str:
         """What the model is called in tables and file names."""
-        return self.model if isinstance(self.model, str) else "custom"
+        return self.model if isinstance(self.model, str) else references.import_path(self.model) or "custom"
 
     def plain(self) -> dict[str, Any]:
         """The experiment as YAML and JSON can hold it; see :mod:`pfedbred.experiment.references`."""

@@ -39,6 +39,13 @@ def has_batch_norm(experiment: Experiment, data: DataInfo) -> bool:
     return models.get(experiment.model, data.shape, outputs, data.words).statistics is not None
 
 
+def has_norms(experiment: Experiment, data: DataInfo) -> bool:
+    """Whether the model has normalisation layers, which some algorithms are about."""
+    experiment = experiment.for_data(data)
+    outputs = experiment.kind.outputs(data.classes)
+    return bool(models.get(experiment.model, data.shape, outputs, data.words, experiment.batch_norm).norms)
+
+
 def _started(model: Model, experiment: Experiment) -> Model:
     """The model with the params that it starts from, if they are given, and without those that are not trained."""
     if experiment.start_from is None:

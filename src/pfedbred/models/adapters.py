@@ -46,17 +46,24 @@ def from_flax(module: Any, shape: tuple[int, ...], *, head: tuple[str, ...] = ()
     raise SettingError(f"from_flax takes a linen module or a function rngs -> nnx.Module, not a {kind(module)}")
 
 
-def from_equinox(make: Callable[[Key], Any], *, head: tuple[str, ...] = (), dtype: Any = jnp.float32) -> Model:
+def from_equinox(
+    make: Callable[[Key], Any], shape: None = None, *, head: tuple[str, ...] = (), dtype: Any = jnp.float32
+) -> Model:
     """A model from a function that makes an Equinox module, applied to one sample at a time.
 
     Args:
       make: ``make(key)`` returns an ``eqx.Module``. The params are its floating-point arrays in a dict whose keys are
         paths, such as ``layers.0.weight``. With batch norm, it is called as ``module(x, state)``, and with a ``key`` if
         it takes one; the state may be returned too, as by ``eqx.nn.make_with_state``.
+      shape: is not given; a sample's shape, which :func:`from_flax` needs, is rejected.
       head: the path prefixes of the params that turn features into logits.
       dtype: the type to which samples are converted; an integer type for word ids.
 
     Example (with Equinox installed): ``from_equinox(lambda key: Net(key=key), head=("layers.1",))``
     """
+    if shape is not None:
+        raise SettingError(
+            "from_equinox takes no shape of a sample, as from_flax does: make(key) makes a module that has all its sizes"
+        )
     library("equinox")
     return with_head(from_modules(make, dtype), head)

@@ -38,6 +38,11 @@ def shown_estimate(cell: Mapping[str, Any], seeds: int, percent: bool = True) ->
     return f"{shown_number(cell['mean'], percent)}{spread}"
 
 
+def counted(number: int, what: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def shown_number(value: float, percent: bool) -> str:
     """A number of any size, or a fraction in percent."""
     if percent:

@@ -18,6 +18,8 @@ from pfedbred.runs.record import RunRecord
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
 _LINES = ("-", "--", "-.", ":")
+_MOST_INSIDE = 10  # runs whose legend leaves room for the curves inside a panel
+_LEGEND_COLUMNS = 3
 NAMES: dict[Which, str] = {
     "global": "Global model (G)",
     "personal": "Personal models (P)",
@@ -72,13 +74,15 @@ def colour(index: int) -> str:
     return _COLOURS[index % len(_COLOURS)]
 
 
-def _draw(axes: Any, run: RunRecord, metric: str, model: Which, label: str, index: int) -> None:
+def _draw(
+    axes: Any, run: RunRecord, metric: str, model: Which, label: str, index: int, *, crowded: bool = False
+) -> None:
     """Mean over seeds as a line, lowest to highest seed as a band, and the chosen round of each seed as a circle."""
     values = run.curve(metric, model) * (100 if run.metrics[metric]["percent"] else 1)
     rounds = [point.round for point in run.points]
     mean, low, high = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
     style = Style.of(index)
-    draw_band(axes, rounds, mean, low, high, label, style)
+    draw_band(axes, rounds, mean, low, high, label, style, crowded=crowded)
     if "chosen" in run.figures:
         places = run.places("chosen", metric, model)
         at, reached = [rounds[place] for place in places], values[places, np.arange(len(places))]
@@ -206,7 +210,8 @@ def _draw_clients(axes: Any, run: RunRecord) -> None:
 def draw_comparison(runs: Sequence[RunRecord], path: Path) -> None:
     """Several runs side by side: G in one panel, P in the other; a row of panels for each metric."""
     metrics = (runs[0].primary, *runs[0].other_metrics)
-    figure, panels = new_figure(2, 4.2 * len(metrics), rows=len(metrics))
+    lines = math.ceil(len(runs) / _LEGEND_COLUMNS) + 1 if len(runs) > _MOST_INSIDE else 0  # of a legend below its panel
+    figure, panels = new_figure(2, (4.2 + 0.17 * lines) * len(metrics), rows=len(metrics))
     for row, metric in zip(panels, metrics, strict=True):
         for panel, model in zip(row, NAMES, strict=True):
             _draw_compared(panel, [run for run in runs if metric in run.metrics], metric, model)
@@ -222,12 +227,17 @@ def _draw_compared(axes: Any, runs: Sequence[RunRecord], metric: str, model: Whi
     for index, run in enumerate(runs):
         best = scale * run.figure(figure, metric, model).mean()
         label = literal(f"{run.algorithm}  {'-' if np.isnan(best) else f'{best:.{digits}f}'}")
-        _draw(axes, run, metric, model, label, index)
+        _draw(axes, run, metric, model, label, index, crowded=len(runs) > _MOST_INSIDE)
     _finish(axes, runs, metric)
     axes.set_title(NAMES[model], fontsize=11)
-    axes.legend(
-        framealpha=0.9, edgecolor="none", loc="best", title=f"{TITLES[figure]}{unit}", alignment="left", fontsize=9
-    )
+    title = f"{TITLES[figure]}{unit}"
+    if len(runs) > _MOST_INSIDE:
+        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": _LEGEND_COLUMNS}
+        axes.legend(
+            **below, title=title, edgecolor="none", alignment="left", fontsize=8, title_fontsize=9, columnspacing=1.2
+        )
+    else:
+        axes.legend(framealpha=0.9, edgecolor="none", loc="best", title=title, alignment="left", fontsize=9)
 
 
 def _share_range(panels: Sequence[Any]) -> None:

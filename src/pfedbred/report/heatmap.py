@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred.report.console import counted
 from pfedbred.report.curves import NAMES, literal, new_figure, save
 from pfedbred.runs.figures import TITLES, Figure
 from pfedbred.runs.schema import point_figures, sweep_figure, sweep_metric
@@ -63,7 +64,7 @@ def beyond(values: np.ndarray, low: float, high: float) -> str:
 def heading(facts: Mapping[str, Any]) -> str:
     """The title of a sweep's picture: what was swept, and the best point."""
     best = ", ".join(f"{name} = {value:.4g}" for name, value in facts["best"].items())
-    return f"{facts['algorithm']}, {facts['experiment']['rounds']} rounds; best P at {best}"
+    return f"{facts['algorithm']}, {counted(facts['experiment']['rounds'], 'round')}; best P at {best}"
 
 
 def draw_points(facts: Mapping[str, Any], path: Path) -> None:

@@ -17,8 +17,8 @@ from pfedbred.engine.backend import Backend
 from pfedbred.engine.plan import weight_cap
 from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
-from pfedbred.report.console import console, new_table, print_table, shown_estimate
-from pfedbred.report.outcomes import interval_words, show_figures
+from pfedbred.report.console import console, counted, new_table, print_table, shown_estimate
+from pfedbred.report.outcomes import show_figures
 from pfedbred.report.uncertainty import show_calibration
 from pfedbred.runs.figures import EXPLAINED, Figure
 from pfedbred.runs.record import RunRecord
@@ -51,10 +51,22 @@ def progress_lines(what: str) -> Iterator[Callable[[int, int], None]]:
     yield advance
 
 
-def show_network(options: Mapping[str, Any]) -> None:
-    """One line on a network that is not trained as a whole, from random params and in float32."""
+_BATCH_NORM = {
+    "local": "batch norm with each client's own statistics (local)",
+    "average": "batch norm with averaged statistics (average)",
+    "group": "group norm in place of batch norm (group)",
+}
+
+
+def show_network(options: Mapping[str, Any], batch_norm: bool = False) -> None:
+    """One line on a network that has ``batch_norm``, or that is not trained as a whole, from random params, in float32.
+
+    A network with group norm in place of its batch norm has none any more, but the options say so.
+    """
     start, parts, trained = options["start_from"], options["start_parts"], options["train_only"]
     said = []
+    if batch_norm or options["batch_norm"] == "group":
+        said.append(_BATCH_NORM[options["batch_norm"]])
     if options["precision"] != "float32":
         said.append(f"products in {options['precision']}")
     if start:
@@ -132,42 +144,14 @@ def show_rejections(summaries: Sequence[Mapping[str, Any]], most: int = 5) -> No
 
 
 def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """One row for each run: the best accuracy, say, of G and of P, the worst-off clients, and the time of a round."""
-    first = summaries[0]
-    if "chosen_round" in first["personal"]:
-        show_figures(summaries, _explained(first))
-        _show_other_metrics(summaries, "chosen")
-        _show_newcomers(summaries)
-        show_calibration(summaries)
-        return
-    metric, info = primary_metric(first), primary_info(first)
-    what = f"best test {info['title']}{' in %' if info['percent'] else ''}"
-    seeds = interval_words(first, "; ")
-    table = new_table(
-        f"{first['data']['name']}, {first['model']}, {first['rounds']} rounds: {what}",
-        f"{seeds}worst tenth: final mean P of the worst-off tenth of the clients{_explained(first)}",
-    )
-    for name in ("algorithm", "global (G)", "personal (P)", "worst tenth", *_joined_names(first), "ms/round"):
-        table.add_column(name, justify="left" if name == "algorithm" else "right")
-    means = [summary["personal"][f"best_{metric}"]["mean"] for summary in summaries]
-    best = (max if info["higher_is_better"] else min)((mean for mean in means if mean is not None), default=None)
-    for summary in summaries:
-        g, p = summary["global"], summary["personal"]
-        leads = len(summaries) > 1 and best is not None and p[f"best_{metric}"]["mean"] == best
-        table.add_row(
-            summary["algorithm"],
-            *(
-                shown_estimate(cell, summary["seeds"], info["percent"])
-                for cell in (g[f"best_{metric}"], p[f"best_{metric}"], p["final_worst_decile"], *_joined(summary))
-            ),
-            f"{1000 * summary['seconds']['round']:.1f}",
-            style="bold" if leads else None,
-        )
-    print_table(table)
-    _show_other_metrics(summaries)
+    """The outcome of runs: the figures of G and of P, other metrics, clients that joined, and the calibration."""
+    show_figures(summaries, _explained(summaries[0]))
+    _show_other_metrics(summaries, "chosen" if "chosen_round" in summaries[0]["personal"] else "best")
+    _show_newcomers(summaries)
+    show_calibration(summaries)
 
 
-def _show_other_metrics(summaries: Sequence[Mapping[str, Any]], figure: Figure = "best") -> None:
+def _show_other_metrics(summaries: Sequence[Mapping[str, Any]], figure: Figure) -> None:
     """What was evaluated besides that and the loss: a row for each run and model."""
     infos = summaries[0].get("metric_info", {})
     others = {name: info for name, info in infos.items() if name not in (primary_metric(summaries[0]), "loss")}
@@ -224,5 +208,7 @@ def _explained(summary: Mapping[str, Any]) -> str:
         words += "P of the others is the model they would start from"
     if newcomers:
         rounds = len(newcomers["personal"]) - 1
-        words += f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {rounds} rounds alone"
+        words += (
+            f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {counted(rounds, 'round')} alone"
+        )
     return words

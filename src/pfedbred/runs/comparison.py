@@ -100,12 +100,19 @@ def pooled(runs: Sequence[RunRecord]) -> RunRecord:
         "rejected": [each for run in runs for each in run.summary["rejected"]],
         "skipped_rounds": [each for run in runs for each in run.summary["skipped_rounds"]],
         "diverged": next((run.diverged for run in runs if run.diverged is not None), None),
+        "finished_early": _finished_early(runs),
         "newcomers": None,
         **{model: _pooled_outcome(runs, model) for model in _MODELS},
     }
     together = zip(*(run.points for run in runs), strict=False)  # one may have finished earlier than another
     points = [_pooled_point(each) for each in together if len({point.round for point in each}) == 1]
     return RunRecord(summary, points)
+
+
+def _finished_early(runs: Sequence[RunRecord]) -> Any:
+    """Of the run that went on longest; None if one of them had all its rounds."""
+    ends = [run.summary.get("finished_early") for run in runs]
+    return max(ends, key=lambda end: end["round"]) if all(ends) else None
 
 
 def _pooled_outcome(runs: Sequence[RunRecord], model: Which) -> dict[str, Any]:

@@ -78,8 +78,10 @@ def read_summary(path: Path) -> dict[str, Any]:
     first = primary_metric(summary)
     over_seeds = _OVER_SEEDS if first == "accuracy" else _ANY_OVER_SEEDS
     check_content(summary.get("calibration"), path)
+    expect(summary.get("finished_early"), Maybe({"reason": str, "round": COUNT}), path, "'finished_early'")
     for model in ("global", "personal"):
         expect(summary[model], {f"best_{first}": over_seeds, "final_worst_decile": over_seeds}, path, f"{model!r}")
+        expect(summary[model].get(f"final_{first}"), Maybe(over_seeds), path, f"{model!r}")
         expect(summary[model].get("metrics", {}), Each(METRIC), path, f"{model!r}")
         if "chosen_round" in summary[model]:  # there are validation samples
             expect(summary[model], _CHOSEN, path, f"{model!r}")

@@ -77,6 +77,11 @@ def check_schedule(name: str, value: Any, annotation: Any) -> Any:
         raise SettingError(f"{name} cannot have a schedule: it decides how the program is built")
     if callable(value):
         return value
+    if any(":" in str(each) and value[each] is None for each in value):
+        written = ", ".join(map(str, value))
+        raise SettingError(
+            f"YAML needs a space after each colon: {{schedule: cosine, start: 0.1}}, not {name}={{{written}}}"
+        )
     if "schedule" not in value:
         raise SettingError(f"a schedule is given as {{schedule: cosine, start: 0.1}}, not {name}: {dict(value)!r}")
     kind = value["schedule"]

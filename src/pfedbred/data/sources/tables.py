@@ -50,6 +50,10 @@ class Table:
                 if column not in found:
                     raise SettingError(f"{name} has no column {column!r}, only {', '.join(found)}")
             for column, times in found.items():
+                if times > 1 and is_number(column):
+                    raise SettingError(
+                        f"{name} seems to have no header line: {column!r} is there twice, in place of names of columns"
+                    )
                 if times > 1:
                     raise SettingError(f"{name} has the column {column!r} twice")
         kept = [part.select(list(columns)) if columns else part for part in parts]

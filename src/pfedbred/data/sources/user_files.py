@@ -221,10 +221,19 @@ def _table_labels(table: Table, columns: Sequence[str], task: str | None) -> Rea
     if task is None and (row := table.first_fraction(columns[0])) is not None:
         raise SettingError(f"{table.origin(row)}: label {table.cell(columns[0], row)!r} {FRACTION}")
     number, names = table.names(columns[0])
+    if len(names) > max(_MOST_DECIMALS, len(table) / 10) and table.first_fraction(columns[0]) is not None:
+        raise SettingError(
+            f"{table.name}: column {columns[0]!r} has {len(names)} different decimal numbers in {len(table)} rows, too "
+            "many for classes: to predict numbers, the task is regression (--task regression)"
+        )
     if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
         y = np.asarray([int(each) for each in names])[number]  # already numbers, with few gaps
         return ReadLabels(stored(y, kind), None, int(y.max()) + 1, task or usual(kind))
     return ReadLabels(stored(number, kind), names, len(names), task or usual(kind))
+
+
+_MOST_DECIMALS = 20
+"""As many different decimal numbers may always be the names of classes, such as grades."""
 
 
 class TableInputs(NamedTuple):
