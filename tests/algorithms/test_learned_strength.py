@@ -88,10 +88,12 @@ def learned_of(run) -> Evidence:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[0], run.state.server.extra)
 
 
-def test_estimates_are_those_of_the_largest_marginal_likelihood():
+@pytest.mark.parametrize("steps", [{}, {"R": 6, "alpha_m": 0.02, "K": 5}], ids=["one local step", "six"])
+def test_estimates_are_those_of_the_largest_marginal_likelihood(steps):
+    """However far the local model goes in a round: theta is held near the global one."""
     hierarchy = Hierarchy(12, [0.5] * 4, 0.7, seed=3, sizes=(12, 13))
     w, variances, noise = hierarchy.optimum(by_entry=False)
-    run = trained(hierarchy, lam="learned")
+    run = trained(hierarchy, lam="learned", **steps)
     found = learned_of(run)
     np.testing.assert_allclose(w_of(run), w, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(2 * found.loss / found.free, noise, rtol=1e-4)

@@ -149,15 +149,17 @@ def pfedbred(
                 mu, chosen = choose(w)
 
             batch = batches[-1]
-            problem = Problem(lambda v: task.loss(v, batch), mu, held.prior, held.lam, task.first_layer(batch))
+            # A strength is learned from how far theta goes from the model that all clients share in the round.
+            anchor = strategy.choose(w_global, context).mean if strength.learns else mu
+            problem = Problem(lambda v: task.loss(v, batch), anchor, held.prior, held.lam, task.first_layer(batch))
             start = {"local": chosen.local, "theta": theta, "mean": mu}[prox_start]
             theta, steps = prox(problem, solve, start)
 
-            gradient = strength.main_gradient(problem, theta, envelope == "exact")
+            gradient = strength.main_gradient(problem._replace(mean=mu), theta, envelope == "exact")
             if jacobian == "exact":
                 (gradient,) = pull_back(gradient)
-            info = {"distance_to_mean": optax.tree.norm(optax.tree.sub(theta, mu)), "prox_steps": steps}
-            return Step(gradient, start=chosen.local, carry=(theta, mu if strength.learns else None), info=info)
+            info = {"distance_to_mean": optax.tree.norm(optax.tree.sub(theta, problem.mean)), "prox_steps": steps}
+            return Step(gradient, start=chosen.local, carry=(theta, anchor if strength.learns else None), info=info)
 
         begin, start = start_w(w_global, state), start_theta(w_global, state) if keeps_theta else w_global
         carry = (start, begin if strength.learns else None)
