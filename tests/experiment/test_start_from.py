@@ -25,7 +25,7 @@ def run(federation=FEDERATION, **options):
 
 
 def built(**options):
-    return build(pfedbred.Experiment(dataset=FEDERATION, **{**OPTIONS, **options}))
+    return build(pfedbred.Experiment(**{"dataset": FEDERATION, **OPTIONS, **options}))
 
 
 def leaves(tree):
@@ -261,3 +261,28 @@ def test_a_frozen_body_takes_the_memory_of_one():
     grown = arguments[20] - arguments[4]
     assert grown < 16 * (head + 2**12)  # of 16 more clients: heads and samples
     assert temporary[20] - temporary[4] < 16 * body / 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("executor", ["in-turn", "vmap"])
+def test_200_clients_on_a_frozen_resnet_take_the_memory_of_one(executor):
+    """ResNet-18 with personal heads, compiled and not run: heads and samples grow with the clients, bodies do not."""
+    params = pfedbred.models.resnet18((8, 8, 3), 3).init(jax.random.key(0))
+    head, body = tree_bytes(params["output"]), tree_bytes(params) - tree_bytes(params["output"])
+    options = {"model": "resnet18", "algorithm": "fedper", "start_from": params, "train_only": "output"}
+    few, many = 10, 200
+    arguments, temporary = {}, {}
+    for clients in (few, many):
+        samples = [(np.ones((2, 8, 8, 3), np.float32), np.array([0, 2]))] * clients
+        backend = built(
+            **options, dataset=pfedbred.from_clients(samples, samples), executor=executor, batch_size=2
+        ).backend
+        assert clients * head <= backend.state_bytes() < (clients + 10) * (head + 100)
+        traced = backend._advance._traced[1]
+        stats = traced.stage.lower().compile().memory_analysis()
+        arguments[clients], temporary[clients] = stats.argument_size_in_bytes, stats.temp_size_in_bytes
+        assert 0.9 * body < tree_bytes(traced.constants) <= body  # the rest is small, and part of the program
+        assert arguments[clients] < body + clients * (head + tree_bytes(samples[0]) + 2**10)
+    assert arguments[many] - arguments[few] < (many - few) * body / 1000
+    assert temporary[many] < 4 * body
+    assert temporary[many] - temporary[few] < (many - few) * body / 100  # what layers pass on

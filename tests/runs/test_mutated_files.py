@@ -47,6 +47,7 @@ from pfedbred.report import page, terminal
 from pfedbred.runs import checkpoints, saved_models
 from pfedbred.runs.config_file import read_config, write_config
 from pfedbred.runs.record import RunRecord
+from pfedbred.runs.start_params import start_params
 
 STUCK = 120  # seconds for what takes milliseconds: a reader that hangs, not a slow one
 
@@ -361,6 +362,12 @@ def sigma(folder):
     return folder / "sigma.npy"
 
 
+def params_of_others(folder):
+    arrays = {"hidden.weight": np.ones((3, 2), np.float32), "hidden.bias": np.ones(3, np.float16)}
+    tensors.write(folder / "params.safetensors", arrays, {"format": "pt"})
+    return folder / "params.safetensors"
+
+
 READERS = {
     "federation": Reader(federation, prepared.load, 1500, [CHECKED]),
     "federation of words": Reader(federation_of_words, prepared.load, 700, [CHECKED]),
@@ -396,6 +403,7 @@ READERS = {
         from_run("models.safetensors"), lambda path: saved_models.export(path.parent, client=1), 600, [SAFETENSORS]
     ),
     "exported model": Reader(from_run("client-1.safetensors"), pfedbred.load_model, 400, [SAFETENSORS]),
+    "params of others": Reader(params_of_others, lambda path: start_params(str(path)), 400, [SAFETENSORS]),
     "LEAF images": Reader(
         leaf(_pixels), lambda path: femnist.read(find_files(femnist.SOURCE, str(path.parents[2]))), 300, [JSON]
     ),
