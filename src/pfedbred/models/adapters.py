@@ -63,7 +63,7 @@ def from_equinox(
     """
     if shape is not None:
         raise SettingError(
-            "from_equinox takes no shape of a sample, as from_flax does: make(key) makes a module that has all its sizes"
+            "from_equinox takes no shape of a sample, as from_flax does: make(key) makes a module with all its sizes"
         )
     library("equinox")
     return with_head(from_modules(make, dtype), head)

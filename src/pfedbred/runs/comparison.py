@@ -111,7 +111,7 @@ def pooled(runs: Sequence[RunRecord]) -> RunRecord:
 
 def _finished_early(runs: Sequence[RunRecord]) -> Any:
     """Of the run that went on longest; None if one of them had all its rounds."""
-    ends = [run.summary.get("finished_early") for run in runs]
+    ends: list[Any] = [run.summary.get("finished_early") for run in runs]
     return max(ends, key=lambda end: end["round"]) if all(ends) else None
 
 
