@@ -151,7 +151,7 @@ MISTAKES = {
     ("run", "--executor", "vmpa"): "did you mean 'vmap'?",
     ("run", "--participation", "some"): "all, sample",
     ("run", "--set", "w_init=globl"): "did you mean 'global'?",
-    ("run", "--set", "lam=0"): "lam must be a number > 0, not 0",
+    ("run", "--set", "lam=0"): "lam must be a number > 0 or learned, or learned(SCOPE) with SCOPE one of",
     ("run", "--set", "lam=-1"): "lam must be a number > 0",
     ("run", "--set", "lam=nan"): "lam must be a number > 0",
     ("run", "--set", "lam=inf"): "lam must be a number > 0",

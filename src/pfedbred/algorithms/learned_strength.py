@@ -10,9 +10,9 @@ Client i holds its personal model with lam_i = tau / n_i for its n_i samples. Af
 number of parameters gamma_i and the divergence D_i = D_{g*}(theta_i, mu_i), and tau = sum_i gamma_i / sum_i 2 D_i over
 the last rounds. Clients upload gamma_i and D_i beside their model; where each has a tau of its own, they stay with it.
 
-Three things differ from a fixed lam. The mean that holds theta_i is mu_i at the global model w throughout a round, while
-the local model moves on to theta_i: around a mean that follows it, theta_i would hardly be held, and seem to be held
-fast. The main problem's gradient is that of a prior of the initial strength,
+Three things differ from a fixed lam. The mean that holds theta_i is mu_i at the global model w throughout a round,
+while the local model moves on to theta_i: around a mean that follows it, theta_i would hardly be held, and seem to be
+held fast. The main problem's gradient is that of a prior of the initial strength,
 lam_0 (mu - theta), a natural gradient since the mean's Fisher information is proportional to tau: so the step size of w
 does not depend on what is learned. Gradient steps of the proximal solver are implicit in the prior
 (:func:`~pfedbred.bregman.proximal.implicit_steps`), which is stable for every strength.
