@@ -229,7 +229,7 @@ KINDS = {
         ("iid", "small is already split: split cannot be changed"),
     ],
     "settings": [
-        ({"prior": 3}, "prior must be a name, a Family or a function, not 3"),
+        ({"prior": 3}, "prior must be a name, a Prior or a function, not 3"),
         ({"prior": priors.poisson, "sigma": 2.0}, "sigma belongs to the gaussian prior, not to poisson"),
         ({"prior": lambda: 3}, "a function given as prior must return a Prior, not a int"),
         ({"mean": 3}, "mean must be a name, a Mean or a function, not 3"),
@@ -263,7 +263,7 @@ def test_an_algorithm_object_takes_no_settings():
         (("--model", "support.custom:nothing"), "model: cannot import support.custom:nothing: module"),
         (("--dataset", "support.custom:confident"), "dataset must be a name, a Federation"),
         (("--metrics", "support.custom:nothing,f1"), "metrics: cannot import support.custom:nothing: module"),
-        (("--set", "prior=support.custom:confident"), "prior must be a name, a Family or a function, not"),
+        (("--set", "prior=support.custom:confident"), "prior must be a name, a Prior or a function, not"),
     ],
 )
 def test_a_wrong_path_is_one_line_in_the_shell(arguments, words, call, tmp_path):
