@@ -121,8 +121,14 @@ IN_EPOCHS = {
 }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", IN_EPOCHS)
+# Their local work is that of another method that is here.
+ALIKE = ("fedbabu", "fedper", "fedprox", "fedu", "heurfedamp", "local", "mr-mtl", "pfedbayes", "reptile")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else pytest.mark.full) for name in IN_EPOCHS],
+)
 def test_clients_side_by_side_are_clients_in_a_python_loop(federation, task, name):
     def params(executor: str) -> list[np.ndarray]:
         plan = pfedbred.Plan(selection.fixed(common.FIXED), batch_size=common.BATCH, executor=executor)

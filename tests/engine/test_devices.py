@@ -79,7 +79,7 @@ def alone():
     [
         pytest.param(2, 1, "in-turn", marks=pytest.mark.full),
         pytest.param(4, 1, "in-turn", marks=pytest.mark.slow),
-        pytest.param(1, 2, "in-turn", marks=pytest.mark.full),
+        pytest.param(1, 2, "in-turn", marks=pytest.mark.slow),
         pytest.param(2, 1, "vmap", marks=pytest.mark.slow),
     ],
 )

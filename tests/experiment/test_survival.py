@@ -121,7 +121,7 @@ def test_a_signal_stops_a_run_cleanly(forker, whole, tmp_path):
     assert outcome(folder) == outcome(whole)
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("signalled", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_signal_to_one_of_two_processes_stops_both(signalled, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
