@@ -122,7 +122,7 @@ IN_EPOCHS = {
 
 
 # Their local work is that of another method that is here.
-ALIKE = ("fedbabu", "fedper", "fedprox", "fedu", "heurfedamp", "local", "mr-mtl", "pfedbayes", "reptile")
+ALIKE = ("fedper", "fedprox", "fedu", "heurfedamp", "local", "mr-mtl", "pfedbayes", "reptile")
 
 
 @pytest.mark.parametrize(
