@@ -12,6 +12,8 @@ import pfedbred
 from pfedbred.engine import devices, programs
 from pfedbred.experiment.building import build
 
+pytestmark = pytest.mark.full
+
 LARGE = jax.random.normal(jax.random.key(0), (600, 600), jnp.float32)  # 1.4 MB
 
 

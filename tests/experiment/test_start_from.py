@@ -16,6 +16,8 @@ from pfedbred.io import tensors
 from pfedbred.models import WithStatistics
 from pfedbred.types import tree_bytes
 
+pytestmark = pytest.mark.full
+
 FEDERATION = small_federation()
 OPTIONS = {"model": "dnn", "algorithm": "fedavg", "rounds": 1, "settings": {"R": 2}}
 

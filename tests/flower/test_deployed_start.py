@@ -12,6 +12,8 @@ import pfedbred
 from pfedbred.errors import SettingError
 from pfedbred.flower.run_config import parse
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.broad
 def test_clients_follow_the_servers_precision_and_start(prepared, tmp_path):

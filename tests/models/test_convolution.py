@@ -89,6 +89,7 @@ def check_slices(case):
     close(pulled_back(with_fast_convolutions(lax_conv), x, kernel), expected)
 
 
+@pytest.mark.full
 @settings(max_examples=8)
 @given(convolutions(), st.sampled_from([(0, 0), (0, None), (None, 0), (1, 2)]))
 def test_slices_for_many_clients(case, axes):

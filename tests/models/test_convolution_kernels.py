@@ -14,6 +14,8 @@ from pfedbred.models import convolution_kernels
 from pfedbred.models.convolution import with_fast_convolutions
 from pfedbred.models.convolution_kernels import Tile
 
+pytestmark = pytest.mark.full  # compiling many networks takes long
+
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 SMALL = Tile(16, 16, 16, 4, 2)
 

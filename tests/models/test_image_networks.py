@@ -14,6 +14,8 @@ from pfedbred.models.base import WithStatistics
 from pfedbred.models.mobilenet import Stage
 from pfedbred.models.resnet import resnet
 
+pytestmark = pytest.mark.full  # compiling many networks takes long
+
 KEY = jax.random.key(3)
 CLASSES = 3
 

@@ -14,6 +14,8 @@ from pfedbred import models
 from pfedbred.errors import SettingError
 from pfedbred.models import WithStatistics
 
+pytestmark = pytest.mark.full  # compiling many networks takes long
+
 KEY = jax.random.key(5)
 X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 

@@ -61,7 +61,9 @@ def drawn(name):
     return models.MODELS[name](shape, 3), rng.normal(size=(6, *shape)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", ["dnn", "cnn", "cnn1d", "lstm", "charlstm"])
+@pytest.mark.parametrize(
+    "name", ["dnn", *(pytest.param(each, marks=pytest.mark.full) for each in ("cnn", "cnn1d", "lstm", "charlstm"))]
+)
 def test_models_compute_in_bfloat16_and_learn_in_float32(name):
     """Close to float32; every product has factors in bfloat16, those of the gradient too, whose values are rounded."""
     plain, x = drawn(name)

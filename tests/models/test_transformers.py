@@ -14,6 +14,8 @@ from pfedbred.algorithms import body_and_head
 from pfedbred.errors import SettingError
 from pfedbred.types import Words
 
+pytestmark = pytest.mark.full  # compiling many networks takes long
+
 KEY = jax.random.key(3)
 CLASSES = 3
 LENGTHS = (9, 1, 4, 7)
