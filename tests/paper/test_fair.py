@@ -87,7 +87,7 @@ def test_a_small_comparison_from_trials_to_the_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(fair, "_TRIALS", 2)
     monkeypatch.setattr(fair, "_SPLITS", (0, 1))
     small = {"split": "dirichlet(0.5)", "clients": 4}
-    arenas = {name: Arena(name, "digits", "mclr", 3, options=small) for name in ("one", "two")}
+    arenas = {name: Arena(name, "digits", "mclr", 3, options=small) for name in ("one", "two", "three")}
     monkeypatch.setattr(fair, "ARENAS", arenas)
     step = Range(0.01, 0.1, log=True)
     contenders = {"local": Contender("local", {"alpha": step}), "mr-mtl": Contender("mr-mtl", {"alpha": step})}
@@ -102,4 +102,4 @@ def test_a_small_comparison_from_trials_to_the_picture(tmp_path, monkeypatch):
     assert len(kept["trial_scores"]) == 2
     monkeypatch.setattr(fair, "sweep", None)  # nothing is run again
     fair.run_fair(request)
-    assert sum("already done" in line for line in said) == 8
+    assert sum("already done" in line for line in said) == 12

@@ -14,6 +14,8 @@ from pfedbred.io.atomic import write_json, write_text
 from pfedbred.report.curves import new_figure, save
 from pfedbred.runs.statistics import Estimate, estimate, paired_difference
 
+_FEWEST = 3  # data sets that ranks are averaged over
+
 Records = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """By method and split."""
 
@@ -43,7 +45,7 @@ def ranks(values: Mapping[str, Mapping[str, float]]) -> Ranks | None:
     r"""Of methods by data set, higher is better; only data sets that have all methods count.
 
     Two of k methods differ at 5 % if their average ranks over N data sets differ by more than q sqrt(k (k + 1) / (6 N))
-    (Nemenyi's test; q is the quantile of the studentised range, divided by sqrt 2). None for fewer than two data sets.
+    (Nemenyi's test; q is the quantile of the studentised range, divided by sqrt 2). None for fewer than three data sets.
 
     References: Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006.
     """
@@ -51,7 +53,7 @@ def ranks(values: Mapping[str, Mapping[str, float]]) -> Ranks | None:
 
     names = sorted({name for each in values.values() for name in each})
     complete = [each for each in values.values() if len(each) == len(names)]
-    if len(complete) < 2 or len(names) < 2:
+    if len(complete) < _FEWEST or len(names) < 2:
         return None
     by_set = np.array([rankdata([-each[name] for name in names]) for each in complete])
     k, n = len(names), len(complete)
@@ -60,7 +62,7 @@ def ranks(values: Mapping[str, Mapping[str, float]]) -> Ranks | None:
 
 
 def write_report(out: Path, found: Mapping[str, tuple[Compared, Records]], say: Callable[[str], None]) -> None:
-    """Writes ``fair.md``, ``fair.json`` and, with two data sets or more, ``fair.png``."""
+    """Writes ``fair.md``, ``fair.json`` and, with three data sets or more, ``fair.png``."""
     lines = [
         "# A fair comparison",
         "",
