@@ -3,15 +3,16 @@
 import json
 import re
 import runpy
+import shutil
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from pfedbred.paper import columns, tables
+from pfedbred.paper import columns, fair, tables
 from pfedbred.paper.cells import read_cells
 from pfedbred.paper.markdown import markdown
-from pfedbred.paper.records import fingerprint
+from pfedbred.paper.records import Request, fingerprint
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -59,15 +60,29 @@ def test_the_readme_shows_the_figures_of_the_records(model, rows):
             assert figure == f"{cell.mean:.2f}{compared}", (name, title)
 
 
+_INTERVAL = re.compile(r"\d+\.\d\d\s±\s\d+\.\d\d")
+
+
+def test_the_page_of_the_fair_comparison_is_that_of_its_records(tmp_path):
+    """It is generated: ``pfedbred paper fair --no-run --out results`` writes it again."""
+    shutil.copytree(RESULTS / "cells" / "fair", tmp_path / "cells" / "fair")
+    fair.run_fair(Request(tmp_path, columns.Federations(), run=False))
+    assert (tmp_path / "fair.md").read_text() == (RESULTS / "fair.md").read_text()
+
+
 def test_the_differences_in_the_readme_are_those_of_the_records():
-    """Every mean with its interval is one that ``benchmarks/claims.py`` computes, but for those of the sweep."""
+    """Every mean with its interval is one that ``benchmarks/claims.py`` computes, or of the fair comparison.
+
+    But for those of the sweep.
+    """
     claims = runpy.run_path(str(RESULTS.parent / "benchmarks" / "claims.py"))
     computed = {
         claims["shown"](claims["difference"](RESULTS, claim, key)).strip("+-≈ ")
         for claim in claims["CLAIMS"]
         for key in claim.keys
     }
+    computed |= set(_INTERVAL.findall((RESULTS / "fair.md").read_text()))
     text = (RESULTS / "README.md").read_text().partition("Accuracy by eta and lambda")[0]
-    said = [" ".join(each.split()) for each in re.findall(r"\d+\.\d\d\s±\s\d+\.\d\d", text)]
+    said = [" ".join(each.split()) for each in _INTERVAL.findall(text)]
     assert len(said) > 20
     assert set(said) <= computed

@@ -45,7 +45,7 @@ def ranks(values: Mapping[str, Mapping[str, float]]) -> Ranks | None:
     r"""Of methods by data set, higher is better; only data sets that have all methods count.
 
     Two of k methods differ at 5 % if their average ranks over N data sets differ by more than q sqrt(k (k + 1) / (6 N))
-    (Nemenyi's test; q is the quantile of the studentised range, divided by sqrt 2). None for fewer than three data sets.
+    (Nemenyi's test; q is the quantile of the studentised range, divided by sqrt 2). None for fewer than three.
 
     References: Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006.
     """
