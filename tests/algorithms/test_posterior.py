@@ -43,6 +43,14 @@ def test_the_covariance_is_the_inverse_of_the_posteriors_hessian():
     np.testing.assert_allclose(found.covariance, expected, atol=1e-8)
 
 
+def test_a_prior_that_holds_nothing_has_a_finite_posterior():
+    task = pfedbred.Task(pfedbred.models.mclr((3,), 3, dtype=jnp.float64))
+    algorithm = pfedbred.make("ditto", task, {"lam": 0.0})
+    params = task.model.init(jax.random.key(3))
+    _, found = posterior_of(algorithm, task, params, params)
+    assert np.all(np.isfinite(found.covariance))
+
+
 def test_without_a_prior_its_precision_maximises_the_evidence():
     """tau = gamma / ||h||^2 with gamma = tr(H (H + tau I)^-1), solved by NumPy."""
     task = pfedbred.Task(pfedbred.models.mclr((3,), 3, dtype=jnp.float64))

@@ -51,6 +51,7 @@ Posterior = Literal["laplace", "sgld"]
 """How uncertain a personal model is: see the module."""
 
 _BLOCK = 512  # params of a last layer whose covariance is a matrix
+_WEAKEST = 1e-3  # precision of a prior
 _UPDATES = 10  # of the precision of a prior around zero
 _SAMPLES, _APART, _FIRST = 20, 10, 50  # last layers drawn, steps between them, and steps before the first
 _STEP = 0.1  # of Langevin dynamics, where the posterior is about standard normal
@@ -134,7 +135,8 @@ def _head(task: Task, params: Tree) -> list[str]:
 
 
 def _covariance(curvature: Array, precision: Array) -> Array:
-    """(H + diag T)^-1, a matrix if H is one."""
+    """(H + diag T)^-1, a matrix if H is one; a prior that holds nothing, T = 0, is taken for a very weak one."""
+    precision = jnp.maximum(precision, _WEAKEST)
     if curvature.ndim == 1:
         return 1 / (curvature + precision)
     root = jnp.sqrt(precision)  # scaled as in bregman.evidence.effective_in_block

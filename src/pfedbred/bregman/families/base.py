@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,16 +29,16 @@ def identity(tree: Tree) -> Tree:
     return tree
 
 
-class Prior:
+class Prior(ABC):
     """What Algorithm 1 needs of a prior: -log p(theta | mu) / lam but for a constant, of params."""
 
     name: str
     spherical: bool
     separable: bool
 
+    @abstractmethod
     def regulariser(self, personal: Tree, mean: Tree) -> Array:
         """The penalty that keeps ``personal`` near ``mean``."""
-        raise NotImplementedError
 
     def curvature(self, mean: Tree) -> Tree:
         """The second derivative of a separable ``regulariser`` in each entry of ``personal``, at the mean."""
