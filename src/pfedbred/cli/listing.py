@@ -22,7 +22,7 @@ from pfedbred.errors import SettingError, nearest
 
 _LISTS: dict[str, Mapping[str, Any]] = {
     "algorithms": algorithms.ALGORITHMS,
-    "priors": priors.PRIORS,
+    "priors": {**priors.PRIORS, **priors.LONG_TAILED},
     "means": means.MEANS,
     "models": models.MODELS,
     "datasets": data.DATASETS,
