@@ -48,6 +48,7 @@ class Column:
       eval_every: rounds between evaluations, of which the best counts.
       not_compared: why its figures cannot be compared with the paper's; None if they can.
       note: what else a reader should know about figures measured on such data.
+      partition: how the data is divided, if not as the paper does.
     """
 
     title: str
@@ -60,6 +61,7 @@ class Column:
     eval_every: int = 1
     not_compared: str | None = None
     note: Callable[[Facts], str | None] = lambda facts: None
+    partition: Mapping[str, Any] = field(default_factory=dict)
 
     def experiment(self, algorithm: str, *, seeds: int, rounds: int | None, **options: Any) -> Experiment:
         """A method in this column; ``options`` override the column's, and ``settings`` among them the method's."""
@@ -67,7 +69,12 @@ class Column:
         own = {"lam": self.lam} if "lam" in known and not algorithm.startswith(_OWN_LAMBDA) else {}
         settings = {**own, **options.pop("settings", {})}
         total = rounds or self.rounds
-        given = {"aggregated": self.aggregated, "eval_every": min(self.eval_every, total), **options}
+        given = {
+            "aggregated": self.aggregated,
+            "eval_every": min(self.eval_every, total),
+            **self.partition,
+            **options,
+        }
         return Experiment(
             dataset=self.dataset,
             model=self.model,
@@ -155,7 +162,25 @@ TRUE_LABELS: dict[str, Column] = {
 }
 """Beyond the paper: the MNIST columns without the label noise of its split."""
 
-ALL = {**COLUMNS, **STAND_INS, **TRUE_LABELS}
+_SKEWED = {"split": "dirichlet(0.1)", "clients": 20}
+
+SKEWED: dict[str, Column] = {
+    "skewed-cnn": Column(
+        "CIFAR-10 by Dirichlet(0.1), CNN", "cifar10", "cnn", 300, eval_every=10, note=_of_pixels, partition=_SKEWED
+    ),
+    "skewed-resnet18": Column(
+        "CIFAR-10 by Dirichlet(0.1), ResNet-18",
+        "cifar10",
+        "resnet18",
+        60,
+        eval_every=5,
+        note=_of_pixels,
+        partition=_SKEWED,
+    ),
+}
+"""Beyond the paper: all images of CIFAR-10 among 20 clients that hold very different shares of the classes."""
+
+ALL = {**COLUMNS, **STAND_INS, **TRUE_LABELS, **SKEWED}
 
 
 @dataclass
@@ -169,7 +194,7 @@ class Federations:
 
     data_dir: str | None = None
     prepared: Path | None = None
-    _loaded: dict[str, Federation] = field(default_factory=dict)
+    _loaded: dict[tuple[str, str], Federation] = field(default_factory=dict)
 
     @property
     def given(self) -> bool:
@@ -178,13 +203,13 @@ class Federations:
 
     def of(self, column: Column) -> Federation:
         """The federation of a column."""
-        name = column.dataset
-        if name not in self._loaded:
-            file = self.prepared / f"{name}{data.prepared.SUFFIX}" if self.prepared else None
+        name, key = column.dataset, (column.dataset, str(column.partition))
+        if key not in self._loaded:
+            file = self.prepared / f"{name}{data.prepared.SUFFIX}" if self.prepared and not column.partition else None
             if file and file.exists():
-                self._loaded[name] = data.load(str(file))
+                self._loaded[key] = data.load(str(file))
             elif self.prepared and not self.prepared.is_dir():
                 raise SettingError(f"there is no folder {self.prepared}")
             else:
-                self._loaded[name] = data.load(name, data_dir=self.data_dir)
-        return self._loaded[name]
+                self._loaded[key] = data.load(name, data_dir=self.data_dir, **column.partition)
+        return self._loaded[key]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pfedbred import data
 from pfedbred.data.federation import Federation
+from pfedbred.errors import SettingError
 from pfedbred.paper.columns import Column, Federations
 from pfedbred.paper.rows import Split
 
@@ -18,6 +19,8 @@ def federation_of(federations: Federations, column: Column, split: Split) -> Fed
     """
     if split is None:
         return federations.of(column)
+    if column.partition:
+        raise SettingError(f"{column.title} has no other splits")
     file = federations.prepared and federations.prepared / f"{column.dataset}-split{split}{data.prepared.SUFFIX}"
     return _load(column.dataset, split, federations.data_dir, file if file and file.exists() else None)
 

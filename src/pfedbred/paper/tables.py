@@ -140,4 +140,52 @@ FEDEM = Table(
     {(column, f"M={count}", "G"): printed.TABLE2[column, "fedem", "G"] for column in _IMAGES for count in (2, 3, 5)},
 )
 
-TABLES = {table.name: table for table in (TABLE2, ABLATION, AGGREGATION, FO_STEP, PER_FEDAVG, FEDEM, PRIORS, SPLITS)}
+_STEP = {"alpha": 0.05}
+_DEEP = {"fedavg": _STEP, "ditto": _STEP, "mg-meta": {**_STEP, "eta_a": 0.05, "R": 5}}  # 20, 40 and 35 gradients
+
+BATCH_NORM = Table(
+    "batch-norm",
+    "Beyond the paper: batch normalisation, its statistics kept by clients or averaged, and group normalisation",
+    {
+        f"{name}-{choice}": Row(name, {"settings": settings, "batch_norm": choice, "precision": "bfloat16"})
+        for name, settings in _DEEP.items()
+        for choice in ("local", "average", "group")
+    },
+    ("skewed-resnet18",),
+    about=(
+        "A row is a method and its --batch-norm. G of FedAvg is evaluated with the average of all clients' statistics;",
+        "its P has the same weights and, with local, each client's own statistics. Products in bfloat16.",
+    ),
+    compared={f"{name}-{choice}": f"{name}-local" for name in _DEEP for choice in ("average", "group")},
+)
+
+PRECISION = Table(
+    "precision",
+    "Beyond the paper: products in float32 and in bfloat16",
+    {
+        f"{name}-{precision}": Row(name, {"settings": _DEEP[name], "batch_norm": "group", "precision": precision})
+        for name in ("fedavg", "mg-meta")
+        for precision in ("float32", "bfloat16")
+    },
+    ("skewed-cnn", "skewed-resnet18"),
+    about=(
+        "ResNet-18 has group normalisation. Seconds are those of five seeds, evaluations and compilation included.",
+    ),
+    compared={f"{name}-bfloat16": f"{name}-float32" for name in ("fedavg", "mg-meta")},
+)
+
+TABLES = {
+    table.name: table
+    for table in (
+        TABLE2,
+        ABLATION,
+        AGGREGATION,
+        FO_STEP,
+        PER_FEDAVG,
+        FEDEM,
+        PRIORS,
+        SPLITS,
+        BATCH_NORM,
+        PRECISION,
+    )
+}
