@@ -172,7 +172,7 @@ SKEWED: dict[str, Column] = {
         "CIFAR-10 by Dirichlet(0.1), ResNet-18",
         "cifar10",
         "resnet18",
-        60,
+        40,
         eval_every=5,
         note=_of_pixels,
         partition=_SKEWED,
