@@ -4,6 +4,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
+# Tests start many processes. Where Python is told not to write bytecode, each would compile all libraries anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: run quick test test-all test-slow lint types contracts audit check bench clean
 
 run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side

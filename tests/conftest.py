@@ -47,10 +47,37 @@ gc.freeze()
 gc.set_threshold(50_000, 20, 100)
 
 
+_FEW = 2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """A test's other cases than the first are left to make test-all; of some that take long, most to make test-slow.
+
+    A case that is asked for by its name is run.
+    """
+    if any("::" in each for each in config.option.file_or_dir):
+        return
+    by_function = {}
+    for item in items:
+        by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in by_function.values():
+        if cases[0].get_closest_marker("few_cases"):
+            open_to_all = [each for each in cases if not each.get_closest_marker("slow")]
+            kept = {round(i) for i in np.linspace(0, len(open_to_all) - 1, _FEW)}
+            for each in (each for i, each in enumerate(open_to_all) if i not in kept):
+                each.add_marker("slow")
+        plain = [each for each in cases if not (each.get_closest_marker("full") or each.get_closest_marker("slow"))]
+        for each in plain[1:]:
+            each.add_marker("full")
+
+
 def pytest_terminal_summary(terminalreporter, config):
     """Tells a newcomer that there is more."""
     if "not full" in config.option.markexpr and not config.option.file_or_dir:
-        terminalreporter.write_line("representative tests only; the rest: make test-all (about a quarter of an hour)")
+        terminalreporter.write_line(
+            "one case of each test, without the longest; the rest: make test-all (about 20 minutes)"
+        )
 
 
 def pytest_unconfigure(config):
@@ -63,6 +90,13 @@ def _receive_interrupts():
     """A shell's background jobs ignore Ctrl-C, and so would the tests of it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _draw_the_same_in_any_order(request):
+    """A module's ``RNG`` starts anew for every test, whatever ran before it."""
+    if rng := getattr(request.module, "RNG", None):
+        rng.bit_generator.state = np.random.default_rng(0).bit_generator.state
 
 
 @pytest.fixture(autouse=True)

@@ -63,6 +63,7 @@ def use_data(page, monkeypatch):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.name)
+@pytest.mark.full
 def test_python_blocks(page, tmp_path, monkeypatch, registries):
     """The blocks of a page run one after another, as a reader would type them."""
     use_data(page, monkeypatch)

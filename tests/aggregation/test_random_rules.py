@@ -67,6 +67,8 @@ def models(backend_type=ResidentBackend, *, draws=(0, 1), executor="vmap"):
         pytest.param(StreamedBackend, "loop", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_backends_draw_the_same_numbers(backend_type, executor):
     np.testing.assert_allclose(models(backend_type, executor=executor), models(), rtol=1e-12)
 

@@ -61,6 +61,7 @@ ALIKE = (  # to an executor
         for name in DOUBLY
     ],
 )
+@pytest.mark.few_cases
 def test_batched_is_the_plain_loop_and_nothing_recompiles(name):
     federation = small_federation(sizes=(1, 6, 5))  # one client has a single sample
     backend, states = simulate(name, federation, rounds=1)
@@ -95,6 +96,7 @@ SMALL = [("heurfedamp", "one client")]  # whose attention is to others
         for each in itertools.product(BASES, ("one client", "one sampled"))
     ],
 )
+@pytest.mark.few_cases
 def test_small_and_extreme_federations(name, case):
     """With a single client, all clients are sampled as well."""
     sizes, participation = ((5,), "all") if case == "one client" else ((3, 9, 4), "sample")
@@ -104,7 +106,9 @@ def test_small_and_extreme_federations(name, case):
 
 def traced_shapes(name, dtype):
     """In single precision, with both wrappers: that runs all there is."""
-    covered = name in DOUBLY and name.partition("+")[0] not in KIN and dtype == jnp.float32
+    if name in WRAPPED or name.partition("+")[0] in KIN:
+        return pytest.param(name, dtype, marks=pytest.mark.slow)
+    covered = name in DOUBLY and dtype == jnp.float32
     return pytest.param(name, dtype, marks=[] if covered else [pytest.mark.full])
 
 

@@ -160,6 +160,8 @@ def trained(name, rounds=2, task=DROPPING, participation="all", seeds=(0,), back
     "name",
     ["fedavg", *(pytest.param(name, marks=pytest.mark.full) for name in ("ditto", "mg-meta", "scaffold", "fedper"))],
 )
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_executors_draw_the_same_numbers(name):
     (one, states), (other, same) = (trained(name, executor=executor) for executor in ("vmap", "loop"))
     found, expected = (each.models(state) for each, state in ((one, states), (other, same)))

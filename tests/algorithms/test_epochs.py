@@ -64,6 +64,7 @@ def average(uploads: list[np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("last", ["keep", pytest.param("drop", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_ditto_in_epochs_is_its_transcription(federation, task, last):
     given = {"lam": 0.7, "alpha": 0.11, "epochs": 2, "epochs_personal": 1}
     start, global_, personal = simulate(federation, task, "ditto", given, last_batch=last)
@@ -81,6 +82,7 @@ def test_ditto_in_epochs_is_its_transcription(federation, task, last):
 
 
 @pytest.mark.parametrize("executor", ["in-turn", "vmap"])
+@pytest.mark.full
 def test_mg_meta_in_epochs_is_its_transcription(federation, task, executor):
     """A step of mg-meta takes two minibatches; where a pass has an odd number, the last step begins another pass."""
     steps = {each: value for each, value in common.STEPS.items() if each != "R"}
@@ -129,6 +131,7 @@ ALIKE = ("fedper", "fedprox", "fedu", "heurfedamp", "local", "mr-mtl", "pfedbaye
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else pytest.mark.full) for name in IN_EPOCHS],
 )
+@pytest.mark.few_cases
 def test_clients_side_by_side_are_clients_in_a_python_loop(federation, task, name):
     def params(executor: str) -> list[np.ndarray]:
         plan = pfedbred.Plan(selection.fixed(common.FIXED), batch_size=common.BATCH, executor=executor)

@@ -127,6 +127,8 @@ def test_the_truth_is_recovered_within_its_standard_error():
 
 
 @pytest.mark.parametrize("lam", ["learned", "learned(layer)", "learned(client)", "learned(client x layer)"])
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_clients_that_do_not_differ_have_a_strong_prior(lam):
     """All clients alike, or one alone: divergences vanish, lam goes to its limit, and all stays finite."""
     hierarchy = Hierarchy(6, [0.0] * 4, 0.5, seed=1, sizes=(15, 16))
@@ -171,6 +173,7 @@ def client_data(x, y, key=None) -> ClientData:
     return ClientData(Inputs(jnp.asarray(x)), jnp.asarray(y), None, jnp.int32(0), size, key=key)
 
 
+@pytest.mark.full
 def test_the_curvature_of_a_linear_model_is_its_hessian():
     """For softmax regression, by finite differences of the gradient; 90 samples are two pieces, the second padded."""
     rng = np.random.default_rng(0)
@@ -244,6 +247,7 @@ EVERY = ["learned", "learned(layer)", "learned(client x layer)"]
 
 @pytest.mark.full
 @pytest.mark.parametrize("lam", EVERY)
+@pytest.mark.few_cases
 def test_executors_and_backends_agree(lam):
     """vmap, one client after another, and clients that come and go: the same models to rounding."""
 
@@ -279,6 +283,7 @@ class StopAfter(pfedbred.Callback):
         return "enough" if progress.round == self.rounds else None
 
 
+@pytest.mark.full
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     options = {
         "clients": 4,

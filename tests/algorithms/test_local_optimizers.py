@@ -94,6 +94,7 @@ METHODS = sorted(set(pfedbred.ALGORITHMS) - {"fedadam", "fedadagrad", "fedyogi",
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=() if each in ("mg-meta", "scaffold") else pytest.mark.full) for each in METHODS]
 )
+@pytest.mark.few_cases
 def test_plain_sgd_as_an_optax_object_is_the_method_itself(federation, task, name):
     """Every method's own steps, corrections and control variates go through the optimizer."""
     plain = train(federation, task, name, "sgd")
@@ -132,6 +133,7 @@ def test_every_optimizer_takes_steps_of_a_traced_size(name):
     assert jax.eval_shape(jax.vmap(steps), jnp.ones(5, jnp.float32))["w"].shape == (5, 3, 4)
 
 
+@pytest.mark.full
 def test_an_optimizer_whose_step_size_is_optional_takes_the_method_s(federation, task):
     one, other = (train(federation, task, "fedavg", "adadelta", alpha=alpha, R=R) for alpha in (0.1, 0.2))
     assert any(not np.allclose(a, b, atol=0) for a, b in zip(one, other, strict=True))

@@ -147,6 +147,8 @@ def test_drawn_last_layers_predict_their_mean_probability():
         pytest.param("ditto", "sgld", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_a_posterior_goes_into_files_and_out_again(method, kind, tmp_path):
     federation = small_federation()
     options = {"federation": federation, "algorithm": method, "posterior": kind, "settings": {"R": 2}}

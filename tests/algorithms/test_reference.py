@@ -208,6 +208,7 @@ def test_every_prior_agrees(settings, expected, federation, task):
 
 @pytest.mark.broad
 @pytest.mark.parametrize("participation", [pytest.param("all", marks=pytest.mark.full), "sample"])
+@pytest.mark.full
 def test_a_selection_that_changes_agrees_after_every_round(participation, federation, task):
     """With ``sample``, clients then differ in how often they have trained and how far they have read."""
     select = selection.uniform(2)

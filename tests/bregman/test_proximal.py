@@ -24,7 +24,7 @@ from pfedbred.bregman.proximal import (
 from pfedbred.errors import SettingError
 
 D = 3
-RNG = np.random.default_rng(4)
+RNG = np.random.default_rng(0)
 FACTOR = RNG.normal(size=(D, D))
 A = FACTOR @ FACTOR.T + np.eye(D)
 B = RNG.normal(size=D)

@@ -94,6 +94,7 @@ def test_a_run_with_validation_shows_three_figures_and_exports_the_chosen_one(ca
 
 @pytest.mark.full
 @pytest.mark.parametrize(("model", "there"), [("mclr", False), ("support.normalised:linen_network", True)])
+@pytest.mark.few_cases
 def test_all_has_fedbn_where_the_model_has_norms(call, prepared, model, there):
     line = ("compare", "--algorithms", "all", "--dataset", prepared[1], "--model", model, "--rounds", 1, "--dry-run")
     code, out, err = call(*line)
@@ -102,6 +103,7 @@ def test_all_has_fedbn_where_the_model_has_norms(call, prepared, model, there):
     assert names == [name for name in ALGORITHMS if there or name != "fedbn"]
 
 
+@pytest.mark.full
 def test_a_baseline_with_one_seed_is_noted(call, prepared):
     line = ("compare", "--algorithms", "fedavg,local", "--dataset", prepared[1], "--rounds", 1, "--set", "R=1")
     code, out, err = call(*line, "--baseline", "local", "--out", "one")

@@ -35,6 +35,7 @@ def test_images_without_channels_can_be_augmented():
     assert augmentation.crop_flip(jax.random.key(1), IMAGES[..., 0]).shape == (40, 6, 5)
 
 
+@pytest.mark.full
 def test_training_sees_changed_images_and_the_same_ones_again():
     rng = np.random.default_rng(0)
     samples = [(rng.normal(size=(12, 6, 6)).astype(np.float32), rng.integers(0, 2, 12)) for _ in range(3)]

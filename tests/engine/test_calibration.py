@@ -50,7 +50,8 @@ def test_temperatures_stay_within_their_limits():
     logits, _ = drawn(50)
     best, worst = logits.argmax(-1), logits.argmin(-1)
     assert calibration.fitted_temperature(logits, best) == calibration.COLDEST
-    assert calibration.fitted_temperature(1e6 * logits, best) == calibration.COLDEST
+    assert calibration.fitted_temperature(100 * logits, best) == calibration.COLDEST
+    assert calibration.fitted_temperature(1e12 * logits, best) == 1  # every probability is 0 or 1 at any of them
     assert calibration.fitted_temperature(logits, worst) == calibration.HOTTEST
     assert calibration.fitted_temperature(np.zeros((5, 3)), np.zeros(5, int)) == 1
     assert calibration.fitted_temperature(np.zeros((0, 3)), np.zeros(0, int)) == 1

@@ -62,6 +62,7 @@ def check_scores(finished):
         if name != "fedbn"  # which the linear model has no layers for
     ],
 )
+@pytest.mark.few_cases
 def test_every_method_on_one_sample_and_labels_that_nobody_trains_on(algorithm):
     """Both at once, and a client of 40 samples, and one without a test: all that is hard for a method."""
     train = [samples(1, 0), samples(40, 1), samples(2, 1)]
@@ -71,6 +72,7 @@ def test_every_method_on_one_sample_and_labels_that_nobody_trains_on(algorithm):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", FEDERATIONS)
+@pytest.mark.few_cases
 def test_a_run_folder_and_its_page(name, call, tmp_path):
     """As the command line makes them: metrics, summary, pictures, models, and a report."""
     data.prepared.save(federation(name), tmp_path / "x.fed")

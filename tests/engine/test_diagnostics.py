@@ -109,6 +109,7 @@ def instructions(algorithm, diagnostics):
 
 
 @pytest.mark.broad
+@pytest.mark.full
 def test_diagnostics_that_nobody_asks_for_cost_nothing():
     """A round that reports a full gradient is as large as one that reports nothing; with diagnostics it is larger."""
     fedavg = reporting()

@@ -94,6 +94,7 @@ def test_servers_with_a_model_per_client_have_one_for_newcomers(algorithm):
 @pytest.mark.parametrize(
     "algorithm", ["heurfedamp", "scaffold+ft", "fedem", "fedrep", "mime", "per-fedavg", "pfedbayes", "pfedvem"]
 )
+@pytest.mark.few_cases
 def test_methods_that_send_more_than_a_model_welcome_newcomers(algorithm):
     """All others send every client the one model."""
     result = run(algorithm, model="dnn", settings={"R": 2})

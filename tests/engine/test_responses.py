@@ -86,6 +86,7 @@ def test_responses_match_numpy(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.full
 def test_downhill_responses_are_negative_and_reversed_ones_positive(seed):
     """The gradient of a convex function is monotone, whatever the clients' data."""
     sign = np.where(np.arange(9) % 4 == 3, -1.0, 1.0)[:, None]
@@ -136,6 +137,7 @@ def expected_reversed(averages, times):
 
 
 @given(st.lists(st.tuples(st.sampled_from(RESPONSES), st.integers(0, 3)), min_size=5, max_size=24))
+@pytest.mark.full
 def test_reversed_responses_match_numpy_and_counting_misses_none(clients):
     averages, times = (np.array(column) for column in zip(*clients, strict=True))
     with jax.enable_x64(True):
@@ -207,6 +209,7 @@ def test_a_fifth_of_reversed_clients_is_found_on_clients_of_few_labels(federatio
 
 
 @pytest.mark.broad
+@pytest.mark.full
 def test_executors_and_seeds_side_by_side_agree_on_reversed_clients(federation):
     """Two seeds as one program, where branches become choices, are each of them alone; so is the plain loop."""
     alone = [rejections(backend := backend_for(federation, 20), backend.init([seed]), 6)[1] for seed in (0, 1)]

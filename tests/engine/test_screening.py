@@ -70,6 +70,7 @@ norms = st.one_of(st.sampled_from([0.0, np.nan, np.inf, 1.0, 100.0, 101.0]), st.
 
 
 @given(st.lists(norms, min_size=1, max_size=9))
+@pytest.mark.full
 def test_norms_that_counting_finds_similar_are_all_valid(lengths):
     """Half of them at least a fifth of the largest: so is the median."""
     update = jnp.asarray(lengths)
@@ -234,6 +235,7 @@ def test_of_two_copies_one_counts_and_of_three_none_unless_all_send_the_same():
 
 
 @pytest.mark.broad
+@pytest.mark.full
 def test_honest_clients_may_pull_one_output_both_ways():
     """Numbers above the mean at six clients, below it at two: opposed, and right. Nobody is rejected for it."""
     rng = np.random.default_rng(0)
@@ -248,6 +250,7 @@ def test_honest_clients_may_pull_one_output_both_ways():
 
 
 @pytest.mark.broad
+@pytest.mark.full
 def test_honest_clients_may_pull_two_labels_both_ways():
     """Six clients hold one label, two the other one: opposed, and right. Nobody is rejected for it."""
     rng = np.random.default_rng(0)
@@ -381,6 +384,7 @@ SAMPLED = ["mg-meta", "scaffold", "fedamp", "mime's answers"]  # the others have
     [pytest.param(case, "all", marks=pytest.mark.full) for case in CASES]
     + [pytest.param(case, "sample", marks=[] if case == "scaffold" else [pytest.mark.full]) for case in SAMPLED],
 )
+@pytest.mark.few_cases
 def test_a_round_with_a_rejected_client_is_the_round_without_it(case, participation):
     """Clients 0, 1 and 3 are selected, and 1 is faulty: a round of 0 and 3. Its own state stays, to the bit."""
     name = case.split("'")[0]
@@ -537,6 +541,7 @@ def clean():
     "rule",
     aggregation.RULES,
 )
+@pytest.mark.few_cases
 def test_a_tenth_of_bad_clients_does_no_harm(rule, clean):
     """Whatever the rule, the mean included; no honest client is ever rejected."""
     found, _, rejected = clean if rule == "mean" else attacked(rule)

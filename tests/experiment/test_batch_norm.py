@@ -40,6 +40,7 @@ def options(network, **given):
         pytest.param("linen_network", "group", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.few_cases
 def test_own_modules_are_trained_resumed_exported_and_used(network, mode, tmp_path, call):
     """Resumed to the same bits; P and G with their statistics; ``predict`` from a file gives the labels of P."""
     ready = build(Experiment(dataset="small", batch_norm=mode, **options(network)), FEDERATION)
@@ -114,6 +115,7 @@ def test_local_statistics_are_the_clients_own():
 
 @pytest.mark.full
 @pytest.mark.parametrize("algorithm", ["scaffold+am", "fedem"])
+@pytest.mark.few_cases
 def test_newcomers_and_seeds(algorithm):
     given = options("linen_network", algorithm=algorithm, settings={"R": 2}, rounds=2)
     run = pfedbred.run(federation=small_federation(), held_out_clients=0.25, joining_rounds=1, seeds=2, **given)

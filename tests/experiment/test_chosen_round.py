@@ -88,6 +88,7 @@ def test_the_models_are_those_of_the_chosen_rounds(run):
     assert not same(run.global_model(0, at="last"), run.global_model(1))
 
 
+@pytest.mark.full
 def test_an_exported_model_says_which_round_it_is_of(run, tmp_path):
     for seed in range(3):
         for client, kind in ((None, "global"), (2, "personal")):
@@ -100,6 +101,8 @@ def test_an_exported_model_says_which_round_it_is_of(run, tmp_path):
 
 
 @pytest.mark.parametrize("store", ["device", pytest.param("memory", marks=pytest.mark.full)])
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_a_resumed_run_has_the_models_of_the_uninterrupted_one(run, store, tmp_path):
     """Interrupted after the chosen rounds of some seeds, and before those of others."""
     options = {**OPTIONS, "store": store, "participation": "sample"} if store == "memory" else OPTIONS

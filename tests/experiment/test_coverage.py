@@ -49,6 +49,7 @@ def outputs(run, model, part, client, seed):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", ["run", "numbers"])
+@pytest.mark.few_cases
 def test_each_client_is_calibrated_by_its_own_samples_or_by_all(kind, model, request):
     """By hand, client by client: of the chosen round, by validation samples, measured on test samples."""
     run = request.getfixturevalue(kind)
@@ -76,6 +77,7 @@ def test_each_client_is_calibrated_by_its_own_samples_or_by_all(kind, model, req
         )
 
 
+@pytest.mark.full
 def test_before_calibration_the_figures_are_the_metrics(run):
     """The likelihood and its like of the plain softmax are what an evaluation of the chosen round has."""
     again = pfedbred.run(**{**OPTIONS, "coverage": None}, metrics="nll,brier,ece", federation=data())
@@ -110,6 +112,7 @@ def test_a_run_without_it_has_none_and_trains_the_same(run):
     np.testing.assert_array_equal(plain.accuracy("personal"), run.accuracy("personal"))
 
 
+@pytest.mark.full
 def test_streamed_clients_have_the_same_calibration():
     options = {**OPTIONS, "participation": "sample"}
     resident = pfedbred.run(**options, federation=data()).calibration
@@ -122,6 +125,8 @@ def test_streamed_clients_have_the_same_calibration():
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_every_executor_gives_the_same_outputs(run, executor):
     other = pfedbred.run(**OPTIONS, federation=data(), executor=executor)
     np.testing.assert_allclose(
@@ -134,6 +139,7 @@ class Stop(pfedbred.Callback):
         return "interrupted" if progress.round == 2 else None
 
 
+@pytest.mark.full
 def test_a_resumed_run_has_the_calibration_of_the_uninterrupted_one(run, tmp_path):
     """Models are kept for it even if they are not written."""
     options = {**OPTIONS, "federation": data(), "out": tmp_path / "run", "keep_models": False, "checkpoint_every": 1}
@@ -144,6 +150,7 @@ def test_a_resumed_run_has_the_calibration_of_the_uninterrupted_one(run, tmp_pat
     assert again.record().summary["calibration"] == run.record().summary["calibration"]
 
 
+@pytest.mark.full
 def test_a_run_that_diverged_has_none():
     diverged = pfedbred.run(**{**OPTIONS, "settings": {"alpha": 1e30, "R": 2}}, federation=data())
     assert diverged.diverged is not None
@@ -196,6 +203,7 @@ def test_an_exported_model_of_numbers_gives_the_intervals_that_were_measured(num
         model.sets(x)
 
 
+@pytest.mark.full
 def test_one_logit_is_calibrated_like_two(tmp_path):
     """A binary model has one output; its probabilities and sets are of both labels."""
     federation = small_federation((40, 60), classes=2)
@@ -208,6 +216,7 @@ def test_one_logit_is_calibrated_like_two(tmp_path):
     assert held == run.calibration.values("personal", "coverage")[0, 1]
 
 
+@pytest.mark.full
 def test_a_model_without_calibration_says_so(tmp_path):
     plain = pfedbred.run(**{**OPTIONS, "coverage": None}, federation=data(), out=tmp_path / "run")
     model = pfedbred.load_model(saved_models.export(plain.folder, client=0))

@@ -41,6 +41,7 @@ def test_all_parts_as_builders_and_as_objects(parts):
 @pytest.mark.full
 @pytest.mark.parametrize("parts", [custom.builders, custom.objects])
 @pytest.mark.parametrize("name", ["algorithm", "model", "select", "aggregate", "dataset"])
+@pytest.mark.few_cases
 def test_each_part_as_a_builder_and_as_an_object(parts, name):
     given = {**NAMED, "dataset": custom.federation(), name: parts()[name]}
     if parts is custom.objects and name == "algorithm":
@@ -76,6 +77,7 @@ PRIORS_AND_MEANS = {
 @pytest.mark.parametrize(
     "kind", ["builders", *(pytest.param(each, marks=pytest.mark.full) for each in ("objects", "paths"))]
 )
+@pytest.mark.full
 def test_priors_and_means_by_name_or_not(kind):
     common = {**NAMED, "algorithm": "pfedbred", "dataset": custom.federation()}
     steps = {"R": 2, "K": 1, "eta_a": 0.02}
@@ -187,6 +189,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_what_a_script_defines_is_marked(tmp_path):
     """Its module is ``__main__`` and, as multiprocessing has it, ``__mp_main__``; in another process, another one."""
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -310,6 +313,7 @@ def test_numbers_of_numpy_and_tuples_are_recorded_as_plain_values(tmp_path):
     write_config(tmp_path / "config.yaml", plain, "run")
 
 
+@pytest.mark.full
 def test_a_model_trained_with_objects_is_loaded_again(tmp_path):
     settings = {"prior": priors.get("poisson"), "mean": means.get("identity", 0.0, 0.0), "R": 1, "K": 1}
     done = pfedbred.run(

@@ -106,6 +106,7 @@ def out_of_time():
         ("mfo+am", {"participation": "sample", "store": "file"}),
     ],
 )
+@pytest.mark.few_cases
 def test_an_interrupted_run_is_resumed_bit_for_bit(algorithm, options, tmp_path, capfd):
     whole, half = tmp_path / "whole", tmp_path / "half"
     expected = run_into(whole, built(algorithm, **options), outcome=True)
@@ -223,6 +224,8 @@ def test_a_run_stops_between_evaluations_too(tmp_path):
         pytest.param({"executor": "loop"}, marks=pytest.mark.full),
     ],
 )
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_a_run_is_resumed_with_another_executor(change, tmp_path):
     folder = tmp_path / "run"
     run_into(folder, built(), out_of_time())

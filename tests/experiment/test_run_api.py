@@ -128,6 +128,7 @@ def test_an_experiment_and_its_fields_are_not_both_given(options):
         pfedbred.run(pfedbred.Experiment(**options), rounds=3)
 
 
+@pytest.mark.full
 def test_custom_data_is_marked_as_such(tmp_path):
     """Whether it is given beside the fields or beside an experiment, whose dataset it replaces."""
     from support.custom import federation

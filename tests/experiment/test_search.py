@@ -90,6 +90,7 @@ def kept(record):
 
 
 @pytest.mark.parametrize("sampler", ["random", pytest.param("tpe", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_resumed_sweep_is_the_uninterrupted_one(sampler, tmp_path, halved):
     """Stopped twice, with points at different rounds, and resumed."""
     if sampler == "tpe":

@@ -45,6 +45,7 @@ def test_a_run_with_a_file_is_the_run_with_its_array(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, one.personal_model(0), other.personal_model(0))
 
 
+@pytest.mark.full
 def test_a_sweep_reads_the_file(tmp_path):
     np.save(tmp_path / "sigma.npy", np.linspace(1, 4, SIZE))
     experiment = pfedbred.Experiment(

@@ -266,7 +266,7 @@ def test_a_frozen_body_takes_the_memory_of_one():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("executor", ["in-turn", "vmap"])
+@pytest.mark.parametrize("executor", ["in-turn", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_200_clients_on_a_frozen_resnet_take_the_memory_of_one(executor):
     """ResNet-18 with personal heads, compiled and not run: heads and samples grow with the clients, bodies do not."""
     params = pfedbred.models.resnet18((8, 8, 3), 3).init(jax.random.key(0))

@@ -29,6 +29,8 @@ def experiment(algorithm="mg-meta", **settings):
         pytest.param("per-fedavg", {"alpha": [0.01, 0.2]}, marks=pytest.mark.full),
     ],
 )
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_a_point_is_the_run_with_its_settings(algorithm, grid):
     federation = small_federation((150, 200, 90, 240))
     found = pfedbred.sweep(experiment(algorithm), grid, federation=federation)
@@ -190,6 +192,7 @@ def test_what_a_sweep_does_not_do_is_rejected(options, problem):
         pfedbred.sweep(given, {"alpha": [0.1]}, federation=small_federation())
 
 
+@pytest.mark.full
 def test_a_sweep_leaves_a_folder_in_use_alone(call, tmp_path, finished):
     """As a live run's: its files are there afterwards, and the sweep says who has the folder."""
     shutil.copytree(finished / "run", tmp_path / "run")

@@ -42,6 +42,7 @@ def counting(calls):
         ),
     ],
 )
+@pytest.mark.few_cases
 def test_a_run_traces_training_once(options, traces):
     calls = []
     # Clients of one size: another number of rows, rounded up to a power of two, is another program.
@@ -50,6 +51,7 @@ def test_a_run_traces_training_once(options, traces):
     assert len(calls) == traces
 
 
+@pytest.mark.full
 def test_a_sweep_traces_training_once():
     """Though its two points run one after the other."""
     calls = []

@@ -27,6 +27,7 @@ def names(roster):
 
 @pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("min_clients", [1, 2])
+@pytest.mark.few_cases
 def test_an_odd_client_that_comes_first_turns_nobody_away(prepared, tmp_path, capsys, monkeypatch, min_clients, leaves):
     """The others come one by one, whether it is still there or not."""
     (tmp_path / "odd.csv").write_text("a,b,label\n" + "1,2,0\n2,1,1\n" * 6)
@@ -105,6 +106,7 @@ def test_one_client_is_enough_only_for_a_federation_of_one(said):
 # Clients with few samples -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_client_with_too_few_samples_is_refused_in_both_logs(prepared, tmp_path, capsys):
     nodes = nodes_of(prepared[1], 3, tmp_path)  # the first has 7 training samples
     summary = run(Loopback(nodes), tmp_path / "run", algorithm="fedavg", rounds=1, clients=3, min_samples=8)

@@ -40,6 +40,7 @@ def test_the_home_of_an_earlier_version_is_closed(tmp_path):
     assert (mode(tmp_path), mode(tmp_path / "client.json")) == (0o700, 0o600)
 
 
+@pytest.mark.full
 def test_no_identity_is_in_the_servers_files(prepared, tmp_path):
     """Who reads a checkpoint cannot introduce himself as a client."""
     out = tmp_path / "run"
@@ -57,6 +58,7 @@ def test_no_identity_is_in_the_servers_files(prepared, tmp_path):
         assert not any(identity.encode() in each for each in seen)
 
 
+@pytest.mark.full
 def test_a_clients_full_disk_is_not_a_rejected_update(prepared, tmp_path, capsys, monkeypatch):
     """Its record cannot be written in the second round."""
     grid = Loopback(nodes_of(prepared[1], 3, tmp_path))

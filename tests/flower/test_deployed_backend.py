@@ -34,6 +34,7 @@ def ended(prepared, tmp_path_factory):
 @pytest.mark.parametrize(
     "algorithm", [pytest.param(name, marks=pytest.mark.full if name in FULL else pytest.mark.slow) for name in METHODS]
 )
+@pytest.mark.few_cases
 def test_same_models_and_scores_as_the_simulation(prepared, tmp_path, algorithm):
     made, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path))
@@ -61,6 +62,7 @@ def assert_same_scores(found, simulated):
             np.testing.assert_allclose(line["diagnostics"][name], values, rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.full
 def test_every_metric_and_diagnostic_arrives(prepared, ended):
     folder, grid, summary = ended
     made, _ = prepared
@@ -122,6 +124,7 @@ def test_robust_rules_and_uniform_weights(prepared, tmp_path):
     assert_same_models(tmp_path, tmp_path / "run", simulate(made, "fedavg", **options))
 
 
+@pytest.mark.full
 def test_a_rule_draws_the_simulations_random_numbers(prepared, tmp_path, monkeypatch):
     """The same key in the same round: a rule that adds noise gives the same G."""
 

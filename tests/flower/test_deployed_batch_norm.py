@@ -26,6 +26,7 @@ def network(shape, classes):
         pytest.param("fedbn", "local", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.few_cases
 def test_the_same_models_as_in_the_simulation(prepared, tmp_path, monkeypatch, algorithm, mode):
     monkeypatch.setitem(models.MODELS, "normalised", network)
     made, path = prepared

@@ -44,6 +44,8 @@ def chosen_models_are_the_simulations(folder, simulated):
 
 
 @pytest.mark.parametrize(("seed", "rounds"), [(0, (1, 4)), pytest.param(5, (3, 2), marks=pytest.mark.full)])
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_the_chosen_models_are_the_simulations(prepared, tmp_path, seed, rounds):
     """The personal models chosen are those of the last round, or of one before."""
     made, path = prepared

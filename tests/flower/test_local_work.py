@@ -35,6 +35,7 @@ def as_text(settings):
 @pytest.mark.parametrize(
     "case", ["all", *(pytest.param(each, marks=pytest.mark.full) for each in CASES if each != "all")]
 )
+@pytest.mark.few_cases
 def test_same_models_and_scores_as_the_simulation(prepared, tmp_path, case):
     """On clients of 7 and 20 samples in minibatches of four: passes of different length, the last one smaller."""
     made, path = prepared

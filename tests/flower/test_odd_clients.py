@@ -56,6 +56,7 @@ def test_a_late_client_keeps_what_it_has_learned(prepared, tmp_path, capsys):
         assert_close(saved_models.load_model(out / "global.safetensors").params, simulated.global_model())
 
 
+@pytest.mark.full
 def test_a_round_without_replies_is_not_divergence(prepared, tmp_path, capsys):
     _, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path), loses=lambda node, message: message.metadata.group_id == "2")
@@ -87,6 +88,7 @@ def test_too_few_clients_are_waited_for(prepared, tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("mime", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_selected_clients_are_waited_for(prepared, tmp_path, capsys, monkeypatch, algorithm):
     _, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path))
@@ -99,6 +101,7 @@ def test_selected_clients_are_waited_for(prepared, tmp_path, capsys, monkeypatch
 
 @pytest.mark.full
 @pytest.mark.parametrize(("algorithm", "valid"), [("scaffold", True), ("pfedme", False)])
+@pytest.mark.few_cases
 def test_a_lost_request_does_not_change_the_verdict(prepared, tmp_path, algorithm, valid):
     """What the server decided about round 1 holds in round 3, if the request of round 2 never arrived."""
     made, path = prepared
@@ -112,6 +115,7 @@ def test_a_lost_request_does_not_change_the_verdict(prepared, tmp_path, algorith
     assert int(found.before.drawn) > 0
 
 
+@pytest.mark.full
 def test_flowers_own_replies_for_a_lost_node_do_not_count(prepared, tmp_path):
     """They are not the client's doing."""
     _, path = prepared
@@ -125,6 +129,8 @@ def test_flowers_own_replies_for_a_lost_node_do_not_count(prepared, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("pfedme", marks=pytest.mark.full)])
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_a_client_comes_back_as_another_node(prepared, tmp_path, capsys, algorithm):
     """Flower may give it another number, and may not know yet that the old node is gone."""
     made, path = prepared
@@ -145,6 +151,7 @@ def test_a_client_comes_back_as_another_node(prepared, tmp_path, capsys, algorit
 # Empty and strange --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_clients_that_cannot_take_part_are_reported_and_left_alone(prepared, tmp_path, capsys):
     _, path = prepared
     (tmp_path / "empty.csv").write_text("a,b,label\n")
@@ -170,6 +177,7 @@ def test_clients_that_cannot_take_part_are_reported_and_left_alone(prepared, tmp
     assert set(later) == {100, 101, 102}
 
 
+@pytest.mark.full
 def test_a_repaired_client_is_asked_again(prepared, tmp_path, capsys):
     """Under the same number: with node keys, Flower gives it no other."""
     _, path = prepared
@@ -191,6 +199,7 @@ def test_a_repaired_client_is_asked_again(prepared, tmp_path, capsys):
     assert summary["data"]["train_samples"] == 47
 
 
+@pytest.mark.full
 def test_a_silent_node_does_not_hold_up_every_round(prepared, tmp_path, capsys):
     _, path = prepared
     asked = []

@@ -62,6 +62,7 @@ def test_a_killed_server_resumes_with_the_same_bits(prepared, tmp_path, whole, c
 
 @pytest.mark.full
 @pytest.mark.parametrize(("algorithm", "after"), [("mg-meta", 5), ("scaffold", 8)])
+@pytest.mark.few_cases
 def test_a_killed_server_resumes_methods_with_state(prepared, tmp_path, algorithm, after):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run(Loopback(nodes_of(prepared[1], 3, whole)), whole / "run", algorithm=algorithm, **ALL)
@@ -70,6 +71,7 @@ def test_a_killed_server_resumes_methods_with_state(prepared, tmp_path, algorith
     assert_same_run(whole, broken)
 
 
+@pytest.mark.full
 def test_killed_in_the_first_round(prepared, tmp_path, whole):
     """The run keeps its id, by which clients know that they have trained in that round already."""
     killed(prepared[1], tmp_path, 2, algorithm="fedavg")
@@ -91,12 +93,14 @@ def killed_before_the_last_evaluation(path, folder):
     assert [line["round"] for line in lines(folder / "run")] == [1, 2]
 
 
+@pytest.mark.full
 def test_killed_before_the_last_evaluation(prepared, tmp_path, whole):
     killed_before_the_last_evaluation(prepared[1], tmp_path)
     resumed(prepared[1], tmp_path, algorithm="fedavg")
     assert_same_run(whole, tmp_path)
 
 
+@pytest.mark.full
 def test_skipped_rounds_are_saved(prepared, tmp_path):
     """Else a client whose update was rejected would not learn of it from a server that was killed then."""
     path = prepared[1]
@@ -115,6 +119,7 @@ def test_skipped_rounds_are_saved(prepared, tmp_path):
     assert saved.facts["verdicts"] == {str(i): [2, False] for i in range(3)}
 
 
+@pytest.mark.full
 def test_a_client_that_comes_when_the_run_is_resumed(prepared, tmp_path):
     """The data of the run may grow: it is not taken for another run."""
     nodes = nodes_of(prepared[1], 3, tmp_path)
@@ -126,6 +131,7 @@ def test_a_client_that_comes_when_the_run_is_resumed(prepared, tmp_path):
     assert summary["data"]["train_samples"] == 47
 
 
+@pytest.mark.full
 def test_a_run_is_resumed_with_its_own_settings_only(prepared, tmp_path):
     grid, out = Loopback(nodes_of(prepared[1], 3, tmp_path)), tmp_path / "run"
     run(grid, out, algorithm="fedavg", rounds=1, **ALL)
@@ -146,6 +152,7 @@ def test_other_files_are_left_alone(prepared, tmp_path):
         run(Loopback(nodes_of(prepared[1], 3, tmp_path)), tmp_path / "full", algorithm="fedavg", rounds=1, **ALL)
 
 
+@pytest.mark.full
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(prepared, tmp_path, whole, capsys):
     killed_before_the_last_evaluation(prepared[1], tmp_path)
     newest = checkpoints.files(tmp_path / "run")[0]
@@ -194,6 +201,7 @@ def _made_old(folder):
         tensors.save(client_home._KIND, path, facts, old_arrays)
 
 
+@pytest.mark.full
 def test_a_run_of_version_1_is_resumed(prepared, tmp_path, whole):
     killed(prepared[1], tmp_path, 8, algorithm="fedavg")
     _made_old(tmp_path)

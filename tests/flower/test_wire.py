@@ -118,6 +118,7 @@ def test_bad_uploads_are_rejected_and_the_rounds_go_on(prepared, tmp_path, capsy
     assert summary["skipped_rounds"] == [0]
 
 
+@pytest.mark.full
 def test_the_valid_uploads_are_averaged_in_their_proportions(prepared, tmp_path):
     """By hand, from what they sent."""
     _, path = prepared
@@ -143,6 +144,7 @@ def test_an_update_far_out_of_line_is_rejected(prepared, tmp_path, capsys):
     assert summary["rejected"] == [{"clinic-1": 2}]
 
 
+@pytest.mark.full
 def test_updates_are_compared_with_the_others_and_weights_bounded(tmp_path, capsys):
     """Of seven clients one reverses its update, one copies another's, and one claims to have 2^24 samples."""
     made = small_federation((8,) * 7)
@@ -182,6 +184,7 @@ def test_updates_are_compared_with_the_others_and_weights_bounded(tmp_path, caps
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_the_weight_of_one_of_three_clients_is_bounded(prepared, tmp_path, capsys):
     """Three times the median of the others', which hold 7 and 20 samples."""
     _, path = prepared
@@ -203,6 +206,7 @@ def test_the_weight_of_one_of_three_clients_is_bounded(prepared, tmp_path, capsy
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_reversed_client_is_found_as_in_the_simulation(tmp_path):
     """By its responses: they outlast a restart of the server, and what the server does not know yet it does not use."""
     made = small_federation((8, 9, 10, 11, 12, 13, 14, 15, 16))
@@ -246,6 +250,8 @@ def killed_after(rounds):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("mg-meta", marks=pytest.mark.full)])
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_a_rejected_clients_state_is_restored(prepared, tmp_path, algorithm):
     """And it reads other minibatches the next time, as in the simulation."""
     made, path = prepared
@@ -260,6 +266,7 @@ def test_a_rejected_clients_state_is_restored(prepared, tmp_path, algorithm):
 # Statistics and facts that are refused ------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_errors_and_impossible_statistics_are_refused(prepared, tmp_path, capsys):
     _, path = prepared
 
@@ -297,6 +304,7 @@ def test_errors_and_impossible_statistics_are_refused(prepared, tmp_path, capsys
     assert None not in last["global"]["test"]["client_accuracy"][0]
 
 
+@pytest.mark.full
 def test_one_clients_infinite_loss_does_not_count(prepared, tmp_path, capsys):
     _, path = prepared
 
@@ -310,6 +318,7 @@ def test_one_clients_infinite_loss_does_not_count(prepared, tmp_path, capsys):
     assert [each is None for each in last] == [False, True, False]
 
 
+@pytest.mark.full
 def test_if_no_loss_is_finite_the_run_has_diverged(prepared, tmp_path, capsys):
     _, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path), lambda *args: with_tally(args[2], "personal_train.loss.total", np.nan))
@@ -365,6 +374,8 @@ def _other_tree(content):
         (_order(settings={"sigma": "/etc/passwd"}), "sigma cannot be a file on a federation: a server may not name"),
     ],
 )
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_a_client_refuses_a_bad_request_in_one_line(prepared, tmp_path, capsys, spoiling, change, why):
     _, path = prepared
     grid = spoiling(nodes_of(path, 3, tmp_path))

@@ -106,6 +106,7 @@ def train(federation, model, algorithm, **options):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.few_cases
 def test_adapted_modules_learn(name, larger_federation):
     result, before = train(larger_federation, ADAPTED[name](), "mg-meta", **STEPS)
     assert before < 0.7
@@ -117,6 +118,7 @@ def test_adapted_modules_learn(name, larger_federation):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "nnx" else [pytest.mark.full]) for name in ADAPTED]
 )
+@pytest.mark.full
 def test_adapted_modules_have_heads(name, larger_federation):
     """FedPer: bodies are the same for all clients, heads are not."""
     result, before = train(larger_federation, ADAPTED[name](head=HEADS[name]), "fedper", alpha=0.1, R=10)
@@ -141,6 +143,7 @@ def test_linen_module_unchanged():
     assert np.array_equal(model.apply(params, x), net.apply(variables, x))
 
 
+@pytest.mark.full
 def test_nnx_module_unchanged():
     model = models.from_flax(nnx_net(), (6,))
     params, x = model.init(KEY), X.astype(np.float32)
@@ -152,6 +155,7 @@ def test_nnx_module_unchanged():
     assert not np.allclose(model.apply(moved, x), net(x), atol=1e-2)
 
 
+@pytest.mark.full
 def test_equinox_module_unchanged():
     model = models.from_equinox(equinox_net())
     params, x = model.init(KEY), X.astype(np.float32)
@@ -173,6 +177,7 @@ def test_adapted_modules_run_for_all_clients_at_once(name):
         assert np.allclose(logits[i], alone(key), atol=1e-6)
 
 
+@pytest.mark.full
 def test_word_ids_reach_a_module_as_integers():
     x = jnp.asarray([[3, 8, 1, 0], [2, 2, 0, 0]], jnp.uint8)
     types = []

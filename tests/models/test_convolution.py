@@ -69,6 +69,7 @@ def pulled_back(function, x, kernel):
 
 @settings(max_examples=12)
 @given(convolutions())
+@pytest.mark.full
 def test_slices_are_the_convolution(case):
     check_slices(case)
 

@@ -56,6 +56,7 @@ def test_what_does_not_fit_is_named(change, parts, says):
 
 
 @pytest.mark.parametrize(("trained", "first"), [("output", None), ("hidden", "hidden")])
+@pytest.mark.full
 def test_the_trained_parts_have_the_whole_networks_outputs_and_gradients(trained, first):
     given, params = arrays(DNN), DNN.init(jax.random.key(0))
     model = models.training_only(models.starting_from(DNN, given), [trained], given)

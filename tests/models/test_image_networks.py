@@ -354,6 +354,7 @@ SMALL = {
 @pytest.mark.parametrize(
     "name", ["resnet", *(pytest.param(name, marks=pytest.mark.full) for name in ("mobilenet", "vit"))]
 )
+@pytest.mark.few_cases
 def test_fedper_splits_them(name):
     """Bodies are the same for all clients, heads are not; and they learn."""
     rng = np.random.default_rng(0)

@@ -66,6 +66,7 @@ def test_outputs_and_gradients_are_those_of_the_scan(hidden, inputs, batch):
 
 
 @pytest.mark.parametrize("longest", [0, 3])
+@pytest.mark.full
 def test_a_program_ends_with_its_longest_sample(longest):
     """What it did not get to is zero, or not read: the interpreter fills new arrays with NaN."""
     params, x, length = jax.tree.map(lambda leaf: leaf[0], a_layer(4, 3, 34, clients=1))

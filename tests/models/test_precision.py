@@ -64,6 +64,7 @@ def drawn(name):
 @pytest.mark.parametrize(
     "name", ["dnn", *(pytest.param(each, marks=pytest.mark.full) for each in ("cnn", "cnn1d", "lstm", "charlstm"))]
 )
+@pytest.mark.few_cases
 def test_models_compute_in_bfloat16_and_learn_in_float32(name):
     """Close to float32; every product has factors in bfloat16, those of the gradient too, whose values are rounded."""
     plain, x = drawn(name)
@@ -141,6 +142,7 @@ def test_a_users_module_multiplies_in_bfloat16(library):
     assert set(factors(program.jaxpr)) == {jnp.dtype("bfloat16")}
 
 
+@pytest.mark.full
 def test_a_run_in_bfloat16_keeps_float32_and_says_what_it_was(tmp_path):
     """Personal models and what is uploaded are float32; an exported model predicts as it was trained."""
     federation, options = small_federation(), {"rounds": 2, "settings": {"R": 2}, "model": "dnn"}

@@ -150,6 +150,8 @@ def figures_of(out, row="*"):
 @pytest.mark.parametrize(
     "base", ["pfedme", *(pytest.param(each, marks=pytest.mark.full) for each in ("per-fedavg", "mg-meta"))]
 )
+@pytest.mark.few_cases
+@pytest.mark.full
 def test_a_row_and_its_fine_tuned_row_are_trained_once(base, call, small, tmp_path, monkeypatch):
     """With the figures of two trainings."""
     ran = []
@@ -183,6 +185,7 @@ def test_rows_that_train_alike_are_grouped():
 
 @pytest.mark.full
 @pytest.mark.parametrize("kept", ["whole", "damaged", "lost"])
+@pytest.mark.few_cases
 def test_a_resumed_run_serves_the_fine_tuned_row(kept, call, small, tmp_path):
     """If its evaluations from before are there; else that row is run."""
     options = ("paper", "table2", "--columns", "digits", "--rows", "pfedme,pfedme+ft", "--rounds", "6", "--seeds", "1")
@@ -282,6 +285,7 @@ def out_of_time(when):
         yield
 
 
+@pytest.mark.full
 def test_a_table_stops_in_time_and_is_resumed(call, small, tmp_path):
     """And the same command goes on."""
     options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--rounds", "6", "--seeds", "1", "--out")
@@ -366,7 +370,7 @@ def test_rows_of_different_data_are_not_compared(small, tmp_path):
 
     def run(row, clients):
         federations = paper.Federations()
-        federations._loaded["digits"] = pfedbred.load("digits", clients=clients)
+        federations._loaded["digits", "{}"] = pfedbred.load("digits", clients=clients)
         given = {"columns": ["digits"], "rows": [row], "seeds": 2, "rounds": 2, "say": lambda line: None}
         return {
             (each.row, each.model): each for each in table_.run_table(table, paper.Request(out, federations, **given))
@@ -439,6 +443,7 @@ def test_a_table_on_several_splits_shares_the_records_of_another(call, small, tm
     assert cells["mg-meta", "P"]["paired"] == {}
 
 
+@pytest.mark.full
 def test_a_record_holds_the_round_that_validation_chose(small, tmp_path):
     settings = {"alpha": 0.1}
     rows = {"kept": Row("reptile", {"validation": 0.3, "settings": settings})}
@@ -597,6 +602,7 @@ def test_deviations_are_the_papers():
     np.testing.assert_array_equal(found.local[:, 2], 0)
 
 
+@pytest.mark.full
 def test_deviation_of_a_run_uses_each_clients_own_model():
     federation = small_federation(sizes=(6, 9, 5))
     run = pfedbred.run(federation=federation, rounds=2, aggregated=2, settings={"R": 2})

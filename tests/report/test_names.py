@@ -54,6 +54,7 @@ EVIL = "</script><script>window.evil = 1</script><img src=x onerror='window.evil
 
 
 @given(st.one_of(st.sampled_from(PATHS), st.text(), st.text("./\\-~: \0abCON", max_size=12)))
+@pytest.mark.full
 def test_a_name_is_one_part_of_a_path(text):
     name = file_name(text)
     root = Path("/runs")
@@ -110,6 +111,7 @@ def test_files_are_made_where_they_should_be(stem, call, tmp_path):
     assert pfedbred.load(str(made[0])).names == pfedbred.load(f"./{stem}.npz").names
 
 
+@pytest.mark.full
 def test_a_run_of_evil_names(call, tmp_path):
     """The run's folder, files and pictures are made, and what it prints is what it was given."""
     name = evil_file(tmp_path, "[red]$\\frac{ :smile: \x1b[31m")

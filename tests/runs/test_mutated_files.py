@@ -496,6 +496,7 @@ def test_mutated_files_are_read_or_rejected(intact, request):
 
 @pytest.mark.full
 @pytest.mark.parametrize("intact", READERS, indirect=True, ids=str)
+@pytest.mark.few_cases
 def test_more_mutated_files(intact, request):
     name = request.node.callspec.params["intact"]
     check(name, intact, 1, seed=len(name))

@@ -40,6 +40,7 @@ def keep(run, folder):
         ),
     ],
 )
+@pytest.mark.few_cases
 def test_an_exported_model_predicts_the_same(algorithm, dnn, tmp_path):
     run, folder = dnn if algorithm == "mg-meta" else (finished(tmp_path, algorithm=algorithm, model="dnn"), tmp_path)
     x = run.backend.federation.test.client(2)[0]
@@ -87,6 +88,7 @@ def test_normalisation_words_and_labels_travel_along(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.few_cases
 def test_texts_are_given_as_texts(frozen, tmp_path):
     """Word vectors from a file are not among the params, which are trained and sent; a file holds them once."""
     texts = np.array(["good day", "bad day", "good sun", "bad rain"] * 10, object)
