@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from pfedbred import aggregation, algorithms, data, models, tasks
 from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Task
 from pfedbred.algorithms.exchange import costs
+from pfedbred.algorithms.guidance import guidance
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.bregman import means, priors
 from pfedbred.data.minibatches import Batch
@@ -36,11 +38,22 @@ _LISTS: dict[str, Mapping[str, Any]] = {
 
 
 def list_command(
-    what: Annotated[str | None, typer.Argument(help=f"one of {', '.join(_LISTS)}; by default all")] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(help=f"one of {', '.join(_LISTS)}, by default all; or an algorithm, for its settings in words"),
+    ] = None,
 ) -> None:
-    """Show what can be given by name, such as algorithms with their hyper-parameters, models, datasets and metrics."""
+    """Show what can be given by name, or what an algorithm does and what each of its settings means.
+
+    \b
+    pfedbred list algorithms
+    pfedbred list mg-meta
+    """
     if what is not None and what not in _LISTS:
-        raise SettingError(f"cannot list {what!r}{nearest(what, _LISTS)}")
+        if what.partition("+")[0] not in algorithms.ALGORITHMS:
+            raise SettingError(f"cannot list {what!r}{nearest(what, [*_LISTS, *algorithms.ALGORITHMS])}")
+        _describe(what)
+        return
     for kind in [what] if what else _LISTS:
         if kind == "algorithms":
             _list_algorithms()
@@ -67,6 +80,31 @@ def _list_algorithms() -> None:
     print("  with the suffixes:")
     for suffix, wrapper in WRAPPERS.items():
         print(f"  {'+' + suffix:<16} {_first_line(wrapper)}")
+
+
+def _describe(name: str) -> None:
+    """An algorithm: what it does, and its settings in words."""
+    build = algorithms.factory(name)
+    base, *suffixes = name.split("+")
+    functions = {base: algorithms.ALGORITHMS[base], **{f"+{each}": WRAPPERS[each] for each in suffixes}}
+    words = {key: text for each in functions.values() for key, text in settings_.described(each).items()}
+    for each, function in functions.items():
+        print(f"{each}: {settings_.plain(_about(function))}\n")
+    about = getattr(functions[base], "about", None)
+    if about:
+        print(f"{about.paper}, {about.year}. G: {about.global_}; P: {about.personal}.\n")
+    print("settings, as in --set alpha=0.05:")
+    for key, parameter in settings_.declared(build).items():
+        print(f"  {key} = {parameter.default}")
+        advice = guidance(base, key)
+        for text in (words[key], f"sensible: {advice}" if advice else ""):
+            if text:
+                print(textwrap.fill(text, 100, initial_indent=" " * 6, subsequent_indent=" " * 8))
+
+
+def _about(function: Callable[..., Any]) -> str:
+    """The docstring up to its sections."""
+    return re.split(r"\n(?:Args|References):", inspect.getdoc(function) or "")[0].strip()
 
 
 def _line(entry: Any) -> str:

@@ -1,5 +1,6 @@
 """Hyper-parameters: declared in signatures, checked by type, read from text."""
 
+from pfedbred.settings.descriptions import described, plain
 from pfedbred.settings.signatures import (
     declared,
     hints,
@@ -19,9 +20,11 @@ __all__ = [
     "Seed",
     "check",
     "declared",
+    "described",
     "hints",
     "is_whole_number",
     "parse_call",
+    "plain",
     "resolve",
     "resolve_call",
     "settled",
