@@ -80,7 +80,9 @@ def test_a_run_with_validation_shows_three_figures_and_exports_the_chosen_one(ca
         "run", "--algorithm", "pfedme", "--validation", "0.2", "--seeds", "2", *SMALL, "--out", "here"
     )
     assert code == 0, err
-    assert re.search(r"digits: 8 clients, [\d,]+ training, [\d,]+ validation and 450 test samples", out)
+    assert re.search(
+        r"digits: 8 clients \(all averaged in a round\), [\d,]+ training, [\d,]+ validation and 450 test samples", out
+    )
     assert re.search(r"\| algorithm \| model \| +chosen round \| +last round \| +best on test \|", out)
     summary = json.loads((tmp_path / "here" / "summary.json").read_text())
     chosen = summary["personal"]["chosen_round"][1]

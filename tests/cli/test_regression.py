@@ -60,7 +60,7 @@ def _call(patch, line):
 
 def test_lines_and_tables_show_the_rmse(folder):
     out, _ = folder[1]["run"]
-    assert "table: 3 clients, 66 training and 24 test samples, numbers to predict" in out
+    assert "table: 3 clients (all averaged in a round), 66 training and 24 test samples, numbers to predict" in out
     assert re.search(r"local: round 6/6  RMSE G \d+\.\d+  P \d+\.\d+", out)
     assert re.search(r"6 rounds: test RMSE *\n", out)
     assert out.count("%") == out.count("mean ± half-width of its 95 % interval over seeds") == 1  # no value has one

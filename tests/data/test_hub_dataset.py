@@ -186,7 +186,7 @@ def test_a_run_on_a_dataset_of_the_hub(folder, call, tmp_path):
         *("--rounds", 1, "--algorithm", "fedavg", "--set", "R=1"),
     )
     assert code == 0
-    assert "animals: 2 clients, 6 training" in out
+    assert "animals: 2 clients (all averaged in a round), 6 training" in out
     recorded = yaml.safe_load((tmp_path / "runs" / "animals-mclr-fedavg" / "config.yaml").read_text())
     assert recorded["dataset"] == "hub:zoo/animals"
     assert recorded["image_column"] == "img"

@@ -120,5 +120,5 @@ def test_a_run(tmp_path, call):
         *("run", "--dataset", "pfllib:MNIST", "--model", "cnn", "--algorithm", "ditto", "--rounds", 2, "--set", "R=1")
     )
     assert code == 0
-    assert "MNIST: 3 clients, 22 training" in out
+    assert "MNIST: 3 clients (all averaged in a round), 22 training" in out
     assert (tmp_path / "runs" / "MNIST-cnn-ditto" / "summary.json").exists()

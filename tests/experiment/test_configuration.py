@@ -119,3 +119,9 @@ def test_per_fedavg_of_before_took_two_steps():
     del before["settings"]["adapt_steps"]
     assert changed_options(before, plain(adapt_steps=2)) == []
     assert changed_options(before, plain()) == ["adapt_steps 2, now 1"]
+
+
+@pytest.mark.parametrize(("clients", "averaged"), [(1, 1), (6, 6), (10, 10), (11, 2), (100, 20)])
+def test_all_of_a_few_clients_are_averaged(clients, averaged):
+    """Of six clients a fifth would be one: FedAvg would be the training of a single client."""
+    assert pfedbred.Experiment(dataset="digits", clients=clients).checked().aggregated == averaged

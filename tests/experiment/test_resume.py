@@ -326,7 +326,7 @@ def test_rules_that_changed_since_a_run_began_are_told(stopped):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rounds": 12}, "rounds 10, now 12"),
+        ({"rounds": 8}, "rounds 10, now 8"),
         ({"seeds": 2, "batch_size": 4}, "seeds 1, now 2; batch_size 3, now 4"),
         ({"settings": {"lam": 3.0}}, r"lam 15\.0, now 3\.0"),
         ({"algorithm": "fedavg"}, "algorithm 'mg-meta', now 'fedavg'"),
@@ -335,6 +335,37 @@ def test_rules_that_changed_since_a_run_began_are_told(stopped):
 def test_other_settings_are_rejected_with_the_difference(stopped, options, words):
     with pytest.raises(pfedbred.SettingError, match=f"was run with other settings: {words}"):
         run_into(stopped, built(**{**LONGER, **options}), resume=True)
+
+
+def test_a_finished_run_is_given_more_rounds(tmp_path):
+    """From where it ended, as if it had had them from the beginning; nothing before is trained again."""
+    run_into(tmp_path / "run", built(rounds=6), outcome=True)
+    assert layout.finished(tmp_path / "run")
+    evaluated = []
+    more = built(rounds=9)
+    done = run_into(tmp_path / "run", more, Observe(lambda point: evaluated.append(point.round)), resume=True)
+    whole = run_into(tmp_path / "whole", more)
+    assert evaluated == [9]
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+    assert states(done) == states(whole)
+
+
+def test_a_schedule_over_all_rounds_forbids_more(tmp_path):
+    """With 8 rounds its values would have been others from the first on."""
+    scheduled = {"settings": {"alpha": {"schedule": "cosine", "start": 0.02}}, "rounds": 2, "eval_every": 2}
+    run_into(tmp_path / "run", built(**scheduled), outcome=True)
+    with pytest.raises(pfedbred.SettingError, match="cannot be given more rounds: the schedule of alpha spans all"):
+        run_into(tmp_path / "run", built(**{**scheduled, "rounds": 4}), resume=True)
+
+
+def test_the_command_gives_more_rounds(call, tmp_path):
+    options = ["run", "--clients", "4", "--algorithm", "fedavg", "--out", tmp_path / "run"]
+    assert call(*options, "--rounds", "2")[0] == 0
+    code, out, _ = call("run", "--resume", "--out", tmp_path / "run", "--rounds", "3")
+    assert (code, "3 rounds in place of 2" in out, "round 1/3" in out) == (0, True, False)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 3
+    code, _, problem = call("run", "--resume", "--out", tmp_path / "run", "--rounds", "2")
+    assert (code, problem) == (2, f"pfedbred: {tmp_path / 'run'} was run with other settings: rounds 3, now 2\n")
 
 
 def test_other_data_is_rejected(stopped):

@@ -33,7 +33,7 @@ GUIDANCE: dict[str, str] = {
     "R_personal": "as R, for the personal model.",
     "epochs_head": "as epochs, for the head alone.",
     "epochs_personal": "as epochs, for the personal model.",
-    "beta": "1 is the average, 2 the paper's aggregation momentum. Above 2 it diverges; below 1 it is slower, steadier.",
+    "beta": "1 is the average, 2 the paper's aggregation momentum. Above 2 it diverges; below 1 it is slower.",
     "am_beta": "1 is the method without it, 2 the paper's. Above 2 it diverges.",
     "ft_alpha": "as alpha. Too large: P forgets G in one step.",
     "adapt_steps": "1 to 10. More: P fits the client's samples better, and few samples too well.",

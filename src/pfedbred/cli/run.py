@@ -20,10 +20,11 @@ from pfedbred.experiment.callbacks import Callback, Interruption, Patience
 from pfedbred.experiment.callbacks.display import showing_progress
 from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.experiment.resume import check_unchanged, open_folder
+from pfedbred.experiment.resume import check_unchanged, has_more_rounds, open_folder
 from pfedbred.experiment.run import FolderOptions, run_into
 from pfedbred.report.terminal import show_federation, show_network, show_outcome, show_rejections, warn_of_divergence
 from pfedbred.runs import checkpoints, layout
+from pfedbred.runs.config_file import read_config
 from pfedbred.runs.record import RunRecord
 
 
@@ -58,7 +59,7 @@ def opened(how: RunOptions, built: Built[Any], plain: Mapping[str, Any], what: s
     if how.overwrite and how.resume:
         raise SettingError("--overwrite starts again and --resume continues: give one of them")
     if how.resume and how.out and layout.started(how.out):
-        check_unchanged(how.out, plain)
+        check_unchanged(how.out, plain, more_rounds=True)
     folder = options_.chosen_folder(how.out, options_.run_name(built.experiment, what))
     with open_folder(folder, overwrite=how.overwrite, resume=how.resume):
         held_out = built.newcomers.clients if built.newcomers else 0
@@ -83,7 +84,7 @@ def run_each(
     experiments = [each.experiment for each in built.values()]
     with interruption.listening(saving), showing_progress(experiments) as displays:
         for (name, each), display in zip(built.items(), displays, strict=True):
-            if how.resume and layout.finished(source / name):
+            if how.resume and layout.finished(source / name) and not _goes_on(source / name, each.experiment):
                 check_unchanged(source / name, each.experiment.plain())
                 print(f"{source / name}: already finished")
                 records.append(RunRecord.read(source / name))
@@ -106,6 +107,16 @@ def run_each(
                 print(f"the last checkpoint before that: {checkpoints.files(folder / name)[0]}")
             records.append(done.record())
     return records
+
+
+def _goes_on(folder: Path, experiment: Experiment) -> bool:
+    """Whether the finished run in a folder is given more rounds."""
+    plain, before = experiment.plain(), read_config(folder / layout.CONFIG)
+    if not has_more_rounds(before, plain):
+        return False
+    check_unchanged(folder, plain, before, more_rounds=True)
+    print(f"{folder}: {plain['rounds']} rounds in place of {before['rounds']}")
+    return True
 
 
 def _repeated(how: RunOptions) -> str:

@@ -198,7 +198,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         training = clients - round((self.held_out_clients or 0) * clients)
         if chosen is not None:
             selection.check(chosen, training)
-        count = len(chosen) if chosen is not None else self.aggregated or max(1, round(training / 5))
+        count = len(chosen) if chosen is not None else self.aggregated or _averaged_by_default(training)
         if count > training:
             raise SettingError(f"aggregated must be at most the number of clients that train, {training}, not {count}")
         settings = self.settings
@@ -365,3 +365,8 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         return str(Path(path).resolve())
     except (OSError, ValueError, RuntimeError):  # a zero byte, or links that go round in a circle
         raise SettingError(f"{str(path)!r} is not a valid path") from None
+
+
+def _averaged_by_default(clients: int) -> int:
+    """A fifth of them, as in the paper; all of a few, of whom a fifth would be one or two."""
+    return clients if clients <= 10 else max(1, round(clients / 5))

@@ -255,7 +255,7 @@ class ProtocolOptions:
         sent=True,
     )
     aggregated: Count | None = option(
-        None, "number of clients averaged per round; by default a fifth of all", deployed=True
+        None, "number of clients averaged per round; by default a fifth of all, or all of ten or fewer", deployed=True
     )
     select: str | list[int] | Callable[..., Any] = option(
         "uniform",

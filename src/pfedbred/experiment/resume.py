@@ -20,6 +20,7 @@ from pfedbred.runs import checkpoints, layout, locks
 from pfedbred.runs.chosen import Chosen, load_models
 from pfedbred.runs.config_file import read_config
 from pfedbred.runs.metrics_file import digest, read_points, size_of
+from pfedbred.settings.schedules import spans_all_rounds
 
 S = TypeVar("S")
 
@@ -36,13 +37,31 @@ def open_folder(
         yield folder if resume and layout.started(folder) else layout.new_folder(folder, overwrite)
 
 
-def check_unchanged(folder: Path, options: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> None:
-    """Rejects other options than those of the run in the folder (``before``, by default its config.yaml)."""
+def check_unchanged(
+    folder: Path, options: Mapping[str, Any], before: Mapping[str, Any] | None = None, *, more_rounds: bool = False
+) -> None:
+    """Rejects other options than those of the run in the folder (``before``, by default its config.yaml).
+
+    With ``more_rounds`` there may be more of them, unless the run would have been another from the beginning.
+    """
     if before is None:
         before = read_config(folder / layout.CONFIG)
+    if more_rounds and has_more_rounds(before, options):
+        spanning = [name for name, value in options["settings"].items() if spans_all_rounds(value)]
+        if spanning:
+            raise SettingError(
+                f"{folder} cannot be given more rounds: the schedule of {spanning[0]} spans all of them, and would have "
+                "been another"
+            )
+        before = {**before, "rounds": options["rounds"]}
     changed = changed_options(before, options)
     if changed:
         raise SettingError(f"{folder} was run with other settings: {'; '.join(changed)}")
+
+
+def has_more_rounds(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether an experiment is recorded with fewer rounds than it has now."""
+    return isinstance(before.get("rounds"), int) and before["rounds"] < now["rounds"]
 
 
 _FACTS = {
@@ -92,7 +111,7 @@ def what_is_saved(folder: Path) -> str:
 def load_progress(folder: Path, built: Built[S], found: checkpoints.Checkpoint) -> tuple[Progress[S], int]:
     """The run as the checkpoint left it, and how many bytes of metrics.jsonl belong to it."""
     facts, (experiment, backend, _) = _current(found.facts, found.path), built
-    check_unchanged(folder, experiment.plain(), facts["experiment"])
+    check_unchanged(folder, experiment.plain(), facts["experiment"], more_rounds=True)
     data = backend.federation.facts
     if facts["data"] not in (None, data):
         raise SettingError(f"{folder} was run on other data: {facts['data']}, now {data}")

@@ -17,6 +17,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment.building import Built, build
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.checkpointing import Checkpoints
+from pfedbred.experiment.callbacks.choosing import keeps_models
 from pfedbred.experiment.callbacks.metrics_writer import MetricsWriter
 from pfedbred.experiment.callbacks.model_writer import ModelWriter
 from pfedbred.experiment.callbacks.outcome import Outcome
@@ -134,7 +135,7 @@ def run_into(
     start, metrics_size = None, 0
     if how.resume and layout.started(source):
         before = read_config(source / layout.CONFIG)
-        check_unchanged(source, built.experiment.plain(), before)
+        check_unchanged(source, built.experiment.plain(), before, more_rounds=True)
         if "screening" not in before:
             now = "updates are now also screened by direction, and averaging weights capped"
             how.warn(f"resuming a run of an earlier version: {now}")
@@ -142,13 +143,14 @@ def run_into(
         if found:
             start, metrics_size = load_progress(source, built, found)
     metrics = MetricsWriter(folder, keep=metrics_size if source == folder else 0)
-    saver = Checkpoints(folder, metrics, how.checkpoint_every)
+    keeps = how.outcome and keeps_models(how.keep_models, built.experiment, built.backend)
+    saver = Checkpoints(folder, metrics, how.checkpoint_every, at_end=keeps)
     outcome: list[Callback] = []
     if how.outcome:
         outcome = [ModelWriter(folder, how.keep_models, how.warn), Pictures(folder), Outcome(folder, how.extra)]
     try:
         with writing_into(folder):
-            for each in layout.leftovers(folder):
+            for each in (*layout.leftovers(folder), folder / layout.SUMMARY):  # a run that goes on is not finished
                 each.unlink(missing_ok=True)
             if source == folder:
                 checkpoints.remove_after(folder, start.round if start else 0)

@@ -88,7 +88,8 @@ def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -
         kept = f", {counts['validation']} validation" if "validation" in counts else ""
         samples = f"{counts['train']} training{kept} and {counts['test']} test samples"
     labels = in_words(data.task, data.classes)
-    print(printable(f"{data.name}: {data.clients:,} clients, {samples}, {labels}{words}{held}"))
+    averaged = f" ({'all' if cohort == data.clients else f'{cohort:,}'} averaged in a round)" if cohort else ""
+    print(printable(f"{data.name}: {data.clients:,} clients{averaged}, {samples}, {labels}{words}{held}"))
     if "columns" in data.about:
         print(printable(f"  {data.about['columns']}"))
     if "inputs" in data.about:

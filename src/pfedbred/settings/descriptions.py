@@ -1,7 +1,7 @@
 """What settings mean, in words: from the docstrings of the functions that use them.
 
-Docstring parsers such as ``docstring_parser`` read one docstring; the settings of an algorithm may be described in that of
-another, to which it passes them on.
+Docstring parsers such as ``docstring_parser`` read one docstring; the settings of an algorithm may be described in that
+of another, to which it passes them on.
 """
 
 from __future__ import annotations

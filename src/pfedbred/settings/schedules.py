@@ -71,6 +71,11 @@ def is_schedule(value: Any) -> bool:
     return isinstance(value, Mapping) or callable(value)
 
 
+def spans_all_rounds(value: Any) -> bool:
+    """Whether a setting's value in a round depends on how many rounds there are."""
+    return isinstance(value, Mapping) and value.get("schedule") in ("cosine", "linear")
+
+
 def check_schedule(name: str, value: Any, annotation: Any) -> Any:
     """A schedule for the setting of that name, its own settings checked."""
     if not may_vary(annotation):

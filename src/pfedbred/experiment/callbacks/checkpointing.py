@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -17,21 +17,27 @@ from pfedbred.experiment.progress import Progress
 from pfedbred.io.atomic import writing_into
 from pfedbred.runs import checkpoints
 
+if TYPE_CHECKING:
+    from pfedbred.experiment.result import Run
+
 _SECONDS = 60.0  # between checkpoints if nobody says how many rounds,
 _SHARE = 30  # and at least so many times what the last one took
 
 
 class Checkpoints(Callback):
-    """A checkpoint every so many rounds, or once a minute; and before a run stops."""
+    """A checkpoint every so many rounds, or once a minute; before a run stops, and at its end if that is wanted."""
 
-    def __init__(self, folder: Path, metrics: MetricsWriter, every: int | None = None) -> None:
-        """``every`` is in rounds, 0 for none, None for one a minute."""
-        self._folder, self._metrics, self._every = folder, metrics, every
+    def __init__(self, folder: Path, metrics: MetricsWriter, every: int | None = None, *, at_end: bool = False) -> None:
+        """``every`` is in rounds, 0 for none, None for one a minute. After one ``at_end``, more rounds can follow."""
+        self._folder, self._metrics, self._every, self._at_end = folder, metrics, every, at_end
         self._saved_at = time.monotonic()
+        self._progress: Progress[Any] | None = None
+        self._saved_round: int | None = None
 
     @contextmanager
     def running(self, progress: Progress[Any]) -> Iterator[None]:
         """Saves before the first round, if the backend needs it."""
+        self._progress = progress
         if progress.backend.checkpoint_always and progress.round == 0:
             self._save(progress)
         yield
@@ -46,6 +52,13 @@ class Checkpoints(Callback):
         """Saves if a checkpoint is due, or if the run is about to stop."""
         if devices.agreed(self._due(progress) or bool(stopping and self._every != 0)):
             self._save(progress)
+
+    def on_end(self, run: Run[Any]) -> None:
+        """Saves the end of a run that was completed, unless it is saved."""
+        completed = run.stopped is None and run.diverged is None
+        if self._at_end and self._every != 0 and completed and self._saved_round != run.round:
+            assert self._progress is not None
+            self._save(self._progress)
 
     def _due(self, progress: Progress[Any]) -> bool:
         backend = progress.backend
@@ -71,7 +84,7 @@ class Checkpoints(Callback):
         if jax.process_index() == 0:
             with writing_into(self._folder):
                 checkpoints.write(self._folder, progress.round, facts, {**saved.arrays, **chosen})
-        self._saved_at = time.monotonic()
+        self._saved_at, self._saved_round = time.monotonic(), progress.round
         progress.save_seconds = self._saved_at - started
 
 

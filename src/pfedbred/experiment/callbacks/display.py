@@ -36,16 +36,29 @@ class ProgressLines(Callback):
 
 
 class ProgressBar(Callback):
-    """A bar on a terminal."""
+    """A bar on a terminal, which moves between evaluations too."""
 
     def __init__(self, bars: Progress, task: TaskID) -> None:
         self._bars, self._task = bars, task
 
+    @contextmanager
+    def running(self, progress: progress_.Progress[Any]) -> Iterator[None]:
+        """The first round is compiled before it is run."""
+        self._bars.update(self._task, completed=progress.round, status="[dim]compiling")
+        yield
+
     def on_evaluation(self, progress: progress_.Progress[Any], point: Point) -> None:
-        """Moves the bar."""
+        """Moves the bar, and shows the scores."""
         self._bars.start_task(self._task)
         status = _scores(point, progress.backend.plan.metrics[0], "[cyan]G[/] {}  [magenta]P[/] {}")
         self._bars.update(self._task, completed=point.round, status=status)
+
+    def on_pause(self, progress: progress_.Progress[Any], stopping: str | None) -> None:
+        """Moves the bar."""
+        self._bars.start_task(self._task)
+        self._bars.update(self._task, completed=progress.round)
+        if not progress.points:
+            self._bars.update(self._task, status="")
 
 
 @contextmanager
