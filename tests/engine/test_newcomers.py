@@ -1,5 +1,7 @@
 """Newcomers: clients held out of training start from what the server sends to clients it has not met."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,3 +126,23 @@ def test_newcomers_are_screened_as_the_run_says(screening):
     last = newcomers.join(backend, backend.init([0]), federation, rounds=1)[-1]
     moved = last.personal.train.client_loss[0] != last.global_.train.client_loss[0]
     np.testing.assert_array_equal(moved, [True] * 7 + [screening == "norms"])
+
+
+def test_clients_are_held_out_by_name():
+    federation = dataclasses.replace(small_federation(SIZES), names=tuple(f"site{i}" for i in range(len(SIZES))))
+    options = {"federation": federation, "rounds": 1, "algorithm": "fedavg", "joining_rounds": 1}
+    run = pfedbred.run(held_out_clients="site2, 0", **options)
+    assert run.backend.federation.names == tuple(name for name in federation.names if name not in ("site0", "site2"))
+    assert run.newcomers[0].personal.test.clients["accuracy"].shape[1] == 2
+    assert pfedbred.run(held_out_clients=["site2", "site0"], **options).backend.federation.names == (
+        run.backend.federation.names
+    )
+    with pytest.raises(pfedbred.SettingError, match=r"no client called 'site'; did you mean"):
+        pfedbred.run(held_out_clients="site", **options)
+    with pytest.raises(pfedbred.SettingError, match="at least one must be held out and one must train"):
+        pfedbred.run(held_out_clients=list(federation.names), **options)
+
+
+def test_the_command_names_those_held_out(call, tmp_path):
+    code, out, _ = call("run", "--clients", "6", "--hold-out", "1,4", "--rounds", "1", "--out", tmp_path / "run")
+    assert (code, "digits: 4 clients" in out, "; 2 more clients held out: 1, 4" in out) == (0, True, True)

@@ -106,10 +106,10 @@ def experiment_options(group: type = Experiment, *, without: Sequence[str] = ())
 
 
 def _experiment_option(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
-    flag = f"--{field.name.replace('_', '-')}"
+    flags = [f"--{field.name.replace('_', '-')}", *filter(None, [field.metadata["flag"]])]
     kind = bool if hint is bool else int if settings_.is_whole_number(hint) else str
     default = "" if field.default is None or hint is bool else f" [default: {field.default}]"
-    option = typer.Option(flag, help=field.metadata["help"] + default, show_default=False)
+    option = typer.Option(*flags, help=field.metadata["help"] + default, show_default=False)
     return _parameter(field.name, Annotated[kind | None, option], None)
 
 

@@ -62,7 +62,7 @@ def opened(how: RunOptions, built: Built[Any], plain: Mapping[str, Any], what: s
         check_unchanged(how.out, plain, more_rounds=True)
     folder = options_.chosen_folder(how.out, options_.run_name(built.experiment, what))
     with open_folder(folder, overwrite=how.overwrite, resume=how.resume):
-        held_out = built.newcomers.clients if built.newcomers else 0
+        held_out = built.newcomers.names or () if built.newcomers else ()
         show_federation(built.backend, held_out, built.experiment.aggregated or 0)
         show_network(built.experiment.plain(), built.backend.task.model.statistics is not None)
         yield folder

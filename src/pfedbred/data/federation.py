@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -75,7 +76,7 @@ class Refit(Protocol):
         """With these of each client's training samples only, and those for validation."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Clients with their own training and test samples, and perhaps samples to choose rounds and settings by.
 
@@ -112,6 +113,12 @@ class Federation:
     encoding: Encoding | None = None
     validation: Split | None = None
     refit: Refit | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """One line."""
+        counts = [f"{len(split.y):,} {part}" for part, split in self.parts.items()]
+        labels = labels_.in_words(self.task, self.classes)
+        return f"Federation({self.name}: {self.clients:,} clients, {' + '.join(counts)} samples, {labels})"
 
     @property
     def parts(self) -> dict[Part, Split]:
@@ -186,18 +193,23 @@ class Federation:
             )
         return self.each_part(lambda split: split._replace(y=labels_.stored(split.y, wanted)), classes=1, task=task)
 
-    def hold_out(self, fraction: float, seed: int) -> tuple[Federation, Federation]:
-        """Two federations: the clients that train, and the newcomers, drawn by the seed.
+    def hold_out(self, who: float | Sequence[str], seed: int) -> tuple[Federation, Federation]:
+        """Two federations: the clients that train, and the newcomers, by name or a fraction of all drawn by the seed.
 
         Only the former decide what training samples decide of the inputs; see :meth:`with_validation`.
         """
-        count = round(fraction * self.clients)
+        if isinstance(who, float | int):
+            count = round(who * self.clients)
+            order = np.random.default_rng([seed, 1]).permutation(self.clients)
+        else:
+            names = self.names or tuple(map(str, range(self.clients)))
+            chosen = dict.fromkeys(client_number(each, names) for each in who)
+            count, order = len(chosen), np.array([*chosen, *(i for i in range(self.clients) if i not in chosen)])
         if not 1 <= count < self.clients:
             raise SettingError(
-                f"held_out_clients = {fraction} of {self.clients} clients holds out {count}; "
+                f"held_out_clients = {who} of {self.clients} clients holds out {count}; "
                 "at least one must be held out and one must train"
             )
-        order = np.random.default_rng([seed, 1]).permutation(self.clients)
         training, new = np.sort(order[count:]), np.sort(order[:count])
         fitted = self if self.refit is None else self._refitted(self.refit, training.tolist())
         return fitted.take(training), fitted.take(new)
@@ -260,6 +272,18 @@ class Federation:
     def client_name(self, i: int) -> str:
         """The client's number, and its name if it has one: for messages."""
         return f"client {i} ({self.names[i]!r})" if self.names else f"client {i}"
+
+
+def client_number(client: str, names: Sequence[str]) -> int:
+    """The number of the client with that name, or else with that number."""
+    if client in names:
+        return names.index(client)
+    if re.fullmatch(r"-?\d{1,9}", client):
+        if 0 <= int(client) < len(names):
+            return int(client)
+        raise SettingError(f"there is no client {client}; clients are 0 to {len(names) - 1}")
+    known = nearest(client, names) if len(names) <= 50 else f"; clients are {names[0]!r} to {names[-1]!r}"
+    raise SettingError(f"there is no client called {client!r}{known}")
 
 
 Arrays = tuple[np.ndarray, np.ndarray]

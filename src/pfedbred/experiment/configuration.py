@@ -72,6 +72,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         values["metrics"] = _given_metrics(values["metrics"])
         values["class_weights"] = _weights(values["class_weights"])
         values |= _start(values)
+        values["held_out_clients"] = _held_out(values["held_out_clients"])
         experiment = dataclasses.replace(self, **values)
         executors.choose(experiment.executor)
         models.check(experiment.model)
@@ -195,7 +196,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         if clients is None:
             return self
         chosen = self.fixed_clients()
-        training = clients - round((self.held_out_clients or 0) * clients)
+        training = clients - self._held_out_count(clients)
         if chosen is not None:
             selection.check(chosen, training)
         count = len(chosen) if chosen is not None else self.aggregated or _averaged_by_default(training)
@@ -205,6 +206,11 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         if not isinstance(self.algorithm, Algorithm):
             settings = settings_.settled(algorithms.factory(self.algorithm), settings, training)
         return dataclasses.replace(self, aggregated=count, settings=settings)
+
+    def _held_out_count(self, clients: int) -> int:
+        """How many clients are held out."""
+        who = self.held_out_clients
+        return len(who) if isinstance(who, list) else round(float(who or 0) * clients)
 
     def fixed_clients(self) -> list[int] | None:
         """The clients named by ``select``, if it names any."""
@@ -327,6 +333,18 @@ def _start(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given, str):
         return {**parts, "start_from": f"{absolute_path(Path(split(given)[0]).expanduser())}#sha256={found.sha256}"}
     return {**parts, "start_from": found}
+
+
+def _held_out(given: float | str | list[str] | None) -> float | list[str] | None:
+    """A fraction, or names of clients as a list."""
+    if isinstance(given, str):
+        number = settings_.values.parse_number(given)
+        if number is not None:
+            return float(settings_.check("held_out_clients", given, settings_.Fraction))
+        given = [each.strip() for each in given.split(",") if each.strip()]
+    if isinstance(given, list) and not (given and all(isinstance(each, str) for each in given)):
+        raise SettingError(f"held_out_clients must be a fraction or names of clients, such as North,South, not {given}")
+    return given
 
 
 def _part_names(option: str, given: str | list[str] | None) -> list[str] | None:

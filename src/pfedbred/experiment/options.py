@@ -12,6 +12,7 @@ A field's metadata says what the rest of the library needs to know of it:
     load         whether data is loaded with it: an option of :func:`pfedbred.load`
     node         whether a client of a real federation may set it in its node config
     parts        whether it names parts of the network
+    flag         another option of the command line for it
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def option(
     load: bool = False,
     node: bool = False,
     parts: bool = False,
+    flag: str | None = None,
 ) -> Any:
     """A field with its metadata. A mutable default is given as a function that makes it."""
     metadata = {
@@ -62,6 +64,7 @@ def option(
         "load": load,
         "node": node,
         "parts": parts,
+        "flag": flag,
     }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -139,8 +142,11 @@ class DataOptions:
         identifies=False,
         load=True,
     )
-    held_out_clients: Fraction | None = option(
-        None, "fraction of clients held out of training; they join after the last round and are evaluated"
+    held_out_clients: Fraction | list[str] | str | None = option(
+        None,
+        "clients held out of training, by name as in North,South, or a fraction of all; they join after the last round "
+        "and are evaluated",
+        flag="--hold-out",
     )
     validation: Fraction | None = option(
         None,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -18,14 +18,20 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.runs.calibration import RunCalibration
 from pfedbred.runs.chosen import Chosen
 from pfedbred.runs.record import RunRecord
+from pfedbred.runs.saved_models import TrainedModel
 from pfedbred.runs.summary import summary
 from pfedbred.types import Tree
+
+if TYPE_CHECKING:
+    from pfedbred.experiment.saving import Models
+
+_LETTERS: tuple[tuple[str, Which], ...] = (("G", "global"), ("P", "personal"))
 
 S = TypeVar("S")
 When = Literal["chosen", "last"]
 
 
-@dataclass
+@dataclass(repr=False)
 class Run(Generic[S]):
     """A run that has ended, by itself or because it was stopped.
 
@@ -62,6 +68,25 @@ class Run(Generic[S]):
     folder: Path | None = None
     chosen: Chosen | None = None
     calibration: RunCalibration | None = None
+    _models: Models | None = field(default=None, init=False)
+
+    def __repr__(self) -> str:
+        """One line: what was run, and how well it did at the end."""
+        experiment, data = self.experiment, self.backend.federation
+        found = ""
+        if self.points:
+            metric, scores = self.backend.plan.metrics[0], self.points[-1].scores
+            means = {letter: float(np.mean(scores.of(model).test.values[metric.name])) for letter, model in _LETTERS}
+            figures = [f"{k} {100 * v:.2f} %" if metric.percent else f"{k} {v:.4g}" for k, v in means.items()]
+            found = f": test {metric.title} {', '.join(figures)}"
+        rounds = f"{self.round} of {experiment.rounds} rounds"
+        return f"Run({experiment.algorithm_name} on {data.name}, {experiment.model_name}, {rounds}{found})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the line, and the picture."""
+        from pfedbred.experiment.saving import as_html
+
+        return as_html(self)
 
     @property
     def rejections(self) -> Rejections:
@@ -85,6 +110,59 @@ class Run(Generic[S]):
         """The parameters of a client's P, for the seed at that position, likewise."""
         last = self.backend.personal_model(self.state, client, seed)
         return self._whole(self._kept("personal", (seed, client), last) if self._is_chosen(at) else last)
+
+    def trained(self, client: int | str | None = None, seed: int = 0) -> TrainedModel:
+        """A client's P, by its number or name, or G: as :func:`pfedbred.load_model` would load it from a file."""
+        if self._models is None:
+            from pfedbred.experiment.saving import Models  # which writes and reads them
+
+            self._models = Models(self)
+        if not 0 <= seed < self.experiment.seeds:
+            raise SettingError(f"seed must be a position from 0 to {self.experiment.seeds - 1}, not {seed}")
+        return self._models.get(client, seed)
+
+    def predict(self, x: Any, client: int | str | None = None, seed: int = 0) -> list[Any]:
+        """Labels or numbers for samples as the data holds them, by a client's P, or by G if no client is given.
+
+        A row of a table is its cells, or a mapping by the columns' names; texts are texts.
+
+        Example:
+          >>> import pfedbred
+          >>> data = pfedbred.load("digits", clients=10)
+          >>> result = pfedbred.run(federation=data, rounds=2)
+          >>> len(result.predict(data.test.x[:3], client=0))
+          3
+        """
+        return self.trained(client, seed).predict(x)
+
+    def probabilities(self, x: Any, client: int | str | None = None, seed: int = 0) -> np.ndarray:
+        """(n, labels) the probability of each label, likewise; calibrated if the run has ``coverage``."""
+        return self.trained(client, seed).probabilities(x, calibrated=self.calibration is not None)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes the run into a folder that ``pfedbred report``, ``export`` and ``predict`` read; returns it."""
+        from pfedbred.experiment.saving import save
+
+        return save(self, Path(folder), overwrite)
+
+    def table(self, *, pandas: bool = False) -> Any:
+        """Every figure of every evaluation: a mapping for each, or all as a pandas DataFrame.
+
+        Their keys are round, seed, model (G or P), part (of the samples), metric and value.
+        """
+        rows = [
+            {"round": point.round, "seed": seed, "model": letter, "part": part, "metric": name, "value": float(value)}
+            for point in self.points
+            for letter, model in _LETTERS
+            for part, scores in point.scores.of(model).parts.items()
+            for name, values in scores.values.items()
+            for seed, value in zip(self.experiment.seed_list, values, strict=True)
+        ]
+        if not pandas:
+            return rows
+        import pandas as pd  # its users have it
+
+        return pd.DataFrame(rows)
 
     def _whole(self, trained: Tree) -> Tree:
         """With the params that no client trained."""

@@ -50,8 +50,8 @@ def check_unchanged(
         spanning = [name for name, value in options["settings"].items() if spans_all_rounds(value)]
         if spanning:
             raise SettingError(
-                f"{folder} cannot be given more rounds: the schedule of {spanning[0]} spans all of them, and would have "
-                "been another"
+                f"{folder} cannot be given more rounds: the schedule of {spanning[0]} spans all of them, and would "
+                "have been another"
             )
         before = {**before, "rounds": options["rounds"]}
     changed = changed_options(before, options)

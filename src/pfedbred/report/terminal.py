@@ -78,11 +78,17 @@ def show_network(options: Mapping[str, Any], batch_norm: bool = False) -> None:
         print(printable(f"{options['model']}: {', '.join(said)}"))
 
 
-def show_federation(backend: Backend[Any], held_out: int = 0, cohort: int = 0) -> None:
-    """One line on the data, and a note if some clients hold more than they count for in an average of so many."""
+def show_federation(backend: Backend[Any], held_out: Sequence[str] = (), cohort: int = 0) -> None:
+    """One line on the data, and a note if some clients hold more than they count for in an average of so many.
+
+    ``held_out`` are the names of clients that do not train.
+    """
     data, samples = backend.federation, "samples generated on demand"
     words = f", word vectors {data.about.get('embedding', 'given')}" if data.words else ""
-    held = f"; {held_out} more clients held out" if held_out else ""
+    held = ""
+    if held_out:
+        named = ", ".join(held_out[:5]) + (", ..." if len(held_out) > 5 else "")
+        held = f"; {counted(len(held_out), 'more client')} held out: {named}"
     if backend.samples is not None:
         counts = {part: f"{len(split.y):,}" for part, split in backend.samples.parts.items()}
         kept = f", {counts['validation']} validation" if "validation" in counts else ""

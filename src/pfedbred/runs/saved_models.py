@@ -8,7 +8,6 @@ how inputs are normalised, what words and labels stand for.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,11 +23,12 @@ from pfedbred.algorithms.batch_statistics import with_statistics
 from pfedbred.algorithms.exchange import exchange
 from pfedbred.algorithms.posterior import with_posterior
 from pfedbred.data.columns import Encoding, numbers_of, restored
+from pfedbred.data.federation import client_number
 from pfedbred.data.minibatches import Batch, Inputs
 from pfedbred.data.text import Text
 from pfedbred.engine import calibration
 from pfedbred.engine.backend import Backend, DataInfo
-from pfedbred.errors import SettingError, nearest
+from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.runs import model_file
 from pfedbred.runs.calibration import of_one
@@ -176,7 +176,7 @@ def export(
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
     chosen, kept = facts.pop("chosen_rounds", None), facts.pop("calibration")
     if isinstance(client, str):
-        client = _number_of(client, names or [str(number) for number in range(clients)])
+        client = client_number(client, names or [str(number) for number in range(clients)])
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:
         raise SettingError(f"the run has no seed {seed}; its seeds are {', '.join(map(str, seeds))}")
@@ -220,16 +220,6 @@ def _instead_of_models(folder: Path) -> str:
     if (folder / GLOBAL_MODEL).exists():
         return f": its personal models are with their clients, and G is {folder / GLOBAL_MODEL}"
     return ": the run is not finished, or kept no models"
-
-
-def _number_of(client: str, names: Sequence[str]) -> int:
-    """The number of the client with that name, or else with that number."""
-    if client in names:
-        return names.index(client)
-    if re.fullmatch(r"-?\d{1,9}", client):
-        return int(client)
-    known = nearest(client, names) if len(names) <= 50 else f"; clients are {names[0]!r} to {names[-1]!r}"
-    raise SettingError(f"there is no client called {client!r}{known}")
 
 
 def facts(path: Path) -> dict[str, Any]:
@@ -281,9 +271,15 @@ class TrainedModel:
         """The most likely label of each sample, or its labels, by name if they have names; or the predicted numbers."""
         return self._task.kind.show(self._scores(x, encoded), self.about["labels"])
 
-    def probabilities(self, x: Any, *, encoded: bool = False) -> np.ndarray:
-        """(n, labels) the calibrated probability of each label: softmax(z / T). Samples as for :meth:`logits`."""
-        temperature = self._calibration("classes", "probabilities")["temperature"]
+    def probabilities(self, x: Any, *, encoded: bool = False, calibrated: bool = True) -> np.ndarray:
+        """(n, labels) the probability of each label: softmax(z / T), with T = 1 if not ``calibrated``.
+
+        Samples as for :meth:`logits`.
+        """
+        kind = self._task.kind
+        if kind.labels != "classes":
+            raise SettingError(f"probabilities are for classes, and the task of this model is {kind.name}")
+        temperature = self._calibration("classes", "probabilities")["temperature"] if calibrated else 1.0
         likely = np.exp(calibration.log_probabilities(self._scores(x, encoded), temperature))
         return likely[:, : self.about["classes"]]
 
