@@ -14,6 +14,7 @@ import yaml
 from pfedbred import algorithms as algorithms_
 from pfedbred import settings as settings_
 from pfedbred.cli import options as options_
+from pfedbred.cli.help_pages import DATA, METHOD
 from pfedbred.cli.options import File, RunOptions
 from pfedbred.cli.run import finish, opened, read_options, run_each, show
 from pfedbred.data.federation import Federation
@@ -40,18 +41,32 @@ def compare_command(
     file: File = None,
     *,
     algorithms: Annotated[
-        str | None, typer.Option(help="names separated by commas, or 'all' [default: fedavg,pfedme,mg-meta]")
+        str | None,
+        typer.Option(
+            help="names separated by commas, or 'all' [default: fedavg,pfedme,mg-meta]", rich_help_panel=METHOD
+        ),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="algorithm to compare the others with; by default the best")
+        str | None,
+        typer.Option(help="algorithm to compare the others with; by default the best", rich_help_panel=METHOD),
     ] = None,
     split_seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="run on N splits of the data, with seeds from --split-seed on", metavar="N"),
+        typer.Option(
+            min=1,
+            help="run on N splits of the data, with seeds from --split-seed on",
+            metavar="N",
+            rich_help_panel=DATA,
+        ),
     ] = None,
     **options: Any,
 ) -> None:
-    """Run several algorithms on the same data and write one table, with intervals and paired differences."""
+    """Run several algorithms on the same data and write one table, with intervals and paired differences.
+
+    \b
+    pfedbred compare --algorithms fedavg,ditto,mg-meta --seeds 5
+    pfedbred compare --dataset fashion-mnist --split 'dirichlet(0.1)' --split-seeds 3 --validation 0.2
+    """
     how, given = read_options(file, {"algorithms": algorithms, "split_seeds": split_seeds, **options})
     in_file = [given.pop(name) for name in ("algorithms", "algorithm") if name in given]
     asked = in_file[0] if in_file else "fedavg,pfedme,mg-meta"

@@ -21,6 +21,7 @@ from pfedbred.cli import data as data_commands
 from pfedbred.cli import flower as flower_commands
 from pfedbred.cli import options
 from pfedbred.cli.compare import compare_command
+from pfedbred.cli.help_pages import Grouped
 from pfedbred.cli.listing import list_command
 from pfedbred.cli.paper import paper_command
 from pfedbred.cli.run import run_command
@@ -66,6 +67,12 @@ def root(
         print(context.get_help())
 
 
+app.command("run", cls=Grouped)(run_command)
+app.command("compare", cls=Grouped)(compare_command)
+app.command("sweep", cls=Grouped)(sweep_command)
+app.command("list")(list_command)
+
+
 @app.command("export")
 def export_command(
     folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
@@ -78,7 +85,12 @@ def export_command(
         Path | None, typer.Option("--out", help="the file to write; by default in the run folder", parser=options.path)
     ] = None,
 ) -> None:
-    """Write one model of a finished run as a safetensors file with named tensors."""
+    """Write one model of a finished run as a safetensors file with named tensors.
+
+    \b
+    pfedbred export runs/digits-mclr-mg-meta
+    pfedbred export runs/digits-mclr-mg-meta --client 3 --out client3.safetensors
+    """
     path = saved_models.export(folder, client=client, seed=seed, out=out)
     about = saved_models.facts(path)
     whose = f"client {about['client']} ({about['client_name']})" if client is not None else "the global model"
@@ -117,6 +129,10 @@ def predict_command(
 
     With --probabilities, --sets or --intervals, the output is a table in CSV, and the model must come from a run with
     --coverage.
+
+    \b
+    pfedbred predict client3.safetensors patients.csv
+    pfedbred predict client3.safetensors patients.csv --probabilities --sets --out predictions.csv
     """
     trained = prediction.find_model(model, network and references.resolve(network, "model"))
     several = trained.about["labels"] if trained.about["task"] == "multi-label" else None
@@ -164,18 +180,19 @@ def report_command(
         typer.Option("--out", help="the file to write; by default in the first folder", parser=options.path),
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page of finished runs."""
+    """Write one self-contained HTML page of finished runs.
+
+    \b
+    pfedbred report runs/digits-mclr-mg-meta
+    pfedbred report runs/first runs/second --out both.html
+    """
     path = out or folders[0] / "report.html"
     page.write_page(folders, path, [paper_section()], reproducing_command)
     print(f"page: {path}")
 
 
-app.command("run")(run_command)
-app.command("compare")(compare_command)
-app.command("sweep")(sweep_command)
-app.command("list")(list_command)
-app.command("paper")(paper_command)
 app.add_typer(data_commands.app, name="data")
+app.command("paper")(paper_command)
 app.add_typer(flower_commands.app, name="flower")
 
 

@@ -14,12 +14,30 @@ import typer
 
 from pfedbred import algorithms, data
 from pfedbred import settings as settings_
+from pfedbred.cli import help_pages
 from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.options import (
+    DataOptions,
+    ExecutionOptions,
+    MethodOptions,
+    ModelOptions,
+    ProtocolOptions,
+    TaskOptions,
+)
 from pfedbred.runs import layout
 from pfedbred.runs.config_file import read_config
 from pfedbred.settings.assignments import assignment
+
+_PANELS: dict[type, str] = {
+    DataOptions: help_pages.DATA,
+    TaskOptions: help_pages.MODEL,
+    ModelOptions: help_pages.MODEL,
+    MethodOptions: help_pages.METHOD,
+    ProtocolOptions: help_pages.TRAINING,
+    ExecutionOptions: help_pages.EXECUTION,
+}
 
 
 def path(text: str) -> Path:
@@ -32,18 +50,41 @@ def path(text: str) -> Path:
 File = Annotated[Path | None, typer.Argument(help="an experiment file in YAML; options given here override it")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="a hyper-parameter, such as lam=30; can be repeated", metavar="NAME=VALUE"),
+    typer.Option(
+        "--set",
+        help="a hyper-parameter, such as lam=30; can be repeated; see 'pfedbred list mg-meta'",
+        metavar="NAME=VALUE",
+        rich_help_panel=help_pages.METHOD,
+    ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="folder for the results; by default a new one under runs/", parser=path)
+    Path | None,
+    typer.Option(
+        "--out",
+        help="folder for the results; by default a new one under runs/",
+        parser=path,
+        rich_help_panel=help_pages.OUTPUT,
+    ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the run in an existing folder")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="replace the run in an existing folder", rich_help_panel=help_pages.OUTPUT)
+]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="resume the run in --out where it stopped, or start it if there is none")
+    bool,
+    typer.Option(
+        "--resume",
+        help="resume the run in --out where it stopped, or start it if there is none; with more --rounds, a finished "
+        "run goes on",
+        rich_help_panel=help_pages.OUTPUT,
+    ),
 ]
 TimeLimit = Annotated[
     str | None,
-    typer.Option(help="stop and save before this much time has passed: 90s, 30m or 1h30m", metavar="TIME"),
+    typer.Option(
+        help="stop and save before this much time has passed: 90s, 30m or 1h30m",
+        metavar="TIME",
+        rich_help_panel=help_pages.OUTPUT,
+    ),
 ]
 
 
@@ -54,7 +95,12 @@ class RunOptions(NamedTuple):
     out: Out = None
     overwrite: Overwrite = False
     checkpoint_every: Annotated[
-        int | None, typer.Option(min=0, help="rounds between checkpoints; 0 for none [default: one a minute]")
+        int | None,
+        typer.Option(
+            min=0,
+            help="rounds between checkpoints; 0 for none [default: one a minute]",
+            rich_help_panel=help_pages.OUTPUT,
+        ),
     ] = None
     resume: Resume = False
     time_limit: TimeLimit = None
@@ -65,14 +111,18 @@ class RunOptions(NamedTuple):
             help="stop once P's validation accuracy (or RMSE; on test samples without --validation) has not improved "
             "for N evaluations",
             metavar="N",
+            rich_help_panel=help_pages.OUTPUT,
         ),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved settings and exit")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the resolved settings and exit", rich_help_panel=help_pages.OUTPUT)
+    ] = False
     keep_models: Annotated[
         bool | None,
         typer.Option(
             "--keep-models/--no-models",
             help="keep the trained models in the run folder, for 'pfedbred export' [default: if under 1 GB]",
+            rich_help_panel=help_pages.OUTPUT,
         ),
     ] = None
 
@@ -109,7 +159,9 @@ def _experiment_option(field: dataclasses.Field[Any], hint: Any) -> inspect.Para
     flags = [f"--{field.name.replace('_', '-')}", *filter(None, [field.metadata["flag"]])]
     kind = bool if hint is bool else int if settings_.is_whole_number(hint) else str
     default = "" if field.default is None or hint is bool else f" [default: {field.default}]"
-    option = typer.Option(*flags, help=field.metadata["help"] + default, show_default=False)
+    panel = next(title for group, title in _PANELS.items() if field.name in group.__annotations__)
+    text = field.metadata["help"] + default
+    option = typer.Option(*flags, help=text, show_default=False, rich_help_panel=panel)
     return _parameter(field.name, Annotated[kind | None, option], None)
 
 

@@ -30,7 +30,13 @@ from pfedbred.runs.record import RunRecord
 
 @options_.with_options([*options_.options_of(RunOptions), *options_.experiment_options()])
 def run_command(file: File = None, **options: Any) -> None:
-    """Run one algorithm and write a run folder."""
+    """Run one algorithm and write a run folder.
+
+    \b
+    pfedbred run --dataset digits --algorithm mg-meta --rounds 100
+    pfedbred run --dataset patients.csv --client-column hospital --validation 0.2 --set lam=5
+    pfedbred run --resume --out runs/digits-mclr-mg-meta --rounds 200
+    """
     how, given = read_options(file, options)
     asked = Experiment.from_mapping(given)
     built = build(asked)

@@ -71,7 +71,12 @@ def sweep_command(
     time_limit: TimeLimit = None,
     **options: Any,
 ) -> None:
-    """Run one algorithm with many values of its hyper-parameters, as one program, and show the best."""
+    """Run one algorithm with many values of its hyper-parameters, as one program, and show the best.
+
+    \b
+    pfedbred sweep --algorithm mg-meta --grid lam=5,15,30 --grid eta=0.01:0.5:8
+    pfedbred sweep --algorithm ditto --grid lam=log:0.01:10 --grid alpha=log:0.003:0.3 --random 20
+    """
     if overwrite and resume:
         raise SettingError("--overwrite starts again and --resume continues: give one of them")
     limit = None if time_limit is None else parse_seconds(time_limit)
