@@ -366,3 +366,12 @@ def test_what_surrounds_a_command_is_one_line_too(before, words, tmp_path):
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"pfedbred: {words}")
     assert ended.stderr.count("\n") == 1
+
+
+def test_the_shell_completes_commands_and_options(monkeypatch, capsys):
+    for words, expected in (("pfedbred comp", "compare"), ("pfedbred run --prec", "--precision")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        monkeypatch.setenv("_PFEDBRED_COMPLETE", "complete_bash")
+        _, out, _ = command_line(capsys=capsys, monkeypatch=monkeypatch)
+        assert out.split() == [expected]

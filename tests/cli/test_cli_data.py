@@ -24,7 +24,7 @@ def test_prepare_show_run_export(call, tmp_path):
     assert (tmp_path / "mine.png").read_bytes().startswith(b"\x89PNG")
     code, out, _ = call("run", "--dataset", "mine.fed", "--out", "one", *QUICK)
     assert code == 0
-    assert "digits: 6 clients, " in out
+    assert "digits: 6 clients (all averaged in a round), " in out
     code, out, _ = call("run", "one/config.yaml", "--out", "two", "--no-models")  # the same run once more
     assert code == 0
     first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two"))
@@ -90,7 +90,7 @@ def test_held_out_clients_are_reported(call, tmp_path):
         (("data", "show", "absent.csv"), "there is no file absent.csv"),
         (("data", "shwo", "digits"), "no such command 'shwo'; did you mean 'show'?"),
         (("run", "--held-out-clients", "2"), "held_out_clients must be a number from 0 to 1"),
-        (("run", "--held-out-clients", "0.99"), "aggregated"),
+        (("run", "--held-out-clients", "0.99"), "holds out 20; at least one must be held out and one must train"),
         (("run", "--held-out-clients", "0.01"), "holds out 0; at least one must be held out"),
         (("run", "--dataset", "absent.fed"), "cannot read"),
         (("run", "--glove", "absent.txt"), "glove is for texts"),

@@ -170,10 +170,10 @@ def test_numbers_without_gaps_stay_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("b,40,red,1", "b,4O,red,1"), "t.csv, row 5: column 'age' does not hold numbers"),
-        (("b,40,red,1", "b,inf,red,1"), "t.csv, row 5: a feature is not a finite number"),
-        (("b,40,red,1", ",40,red,1"), "row 5: column 'client' is empty"),
-        (("b,40,red,1", "b,40,red,"), "row 5: column 'label' is empty"),
+        (("b,40,red,1", "b,4O,red,1"), "t.csv, line 7: column 'age' does not hold numbers"),
+        (("b,40,red,1", "b,inf,red,1"), "t.csv, line 7: a feature is not a finite number"),
+        (("b,40,red,1", ",40,red,1"), "line 7: column 'client' is empty"),
+        (("b,40,red,1", "b,40,red,"), "line 7: column 'label' is empty"),
     ],
 )
 def test_mistakes_name_the_row(change, words, tmp_path):

@@ -91,8 +91,8 @@ def test_columns_of_texts_and_of_chosen_features(tmp_path):
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [
-        ({"age": [1.0] * 5 + [float("inf")] + [2.0] * 34}, {}, "mine.csv, row 5: a feature is not a finite number"),
-        ({"age": [1.0] * 5 + ["old"] + [2.0] * 34}, {}, "mine.csv, row 5: column 'age' does not hold numbers"),
+        ({"age": [1.0] * 5 + [float("inf")] + [2.0] * 34}, {}, "mine.csv, line 7: a feature is not a finite number"),
+        ({"age": [1.0] * 5 + ["old"] + [2.0] * 34}, {}, "mine.csv, line 7: column 'age' does not hold numbers"),
         ({}, {"client_column": "store"}, "has no column 'store', only shop, age, visits, bought"),
         ({}, {"label_column": "sold"}, "has no column 'sold'"),
         ({}, {"label_column": None}, "has no column 'label' or 'y', only shop, .*--label-column$"),
@@ -167,7 +167,7 @@ def test_a_resolved_experiment_loads_the_same_data(tmp_path):
     again = build(first.experiment)
     np.testing.assert_array_equal(first.backend.federation.train.x, again.backend.federation.train.x)
     np.testing.assert_array_equal(first.newcomers.test.x, again.newcomers.test.x)
-    assert first.experiment.aggregated == 1
+    assert first.experiment.aggregated == 3
 
 
 def test_numbers_wider_than_devices_support(tmp_path):
@@ -204,13 +204,13 @@ def test_labels_that_are_large_numbers_are_numbered(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"client,x,label\na,1,no\n,2,yes\n", "row 1: column 'client' is empty"),
-        (b"client,x,label\na,1,no\nb,2,\n", "row 1: column 'label' is empty"),
+        (b"client,x,label\na,1,no\n,2,yes\n", "line 3: column 'client' is empty"),
+        (b"client,x,label\na,1,no\nb,2,\n", "line 3: column 'label' is empty"),
         ("client,x,label\ncaf\u00e9,1,no\n".encode("latin-1"), "not text in UTF-8"),
         ("caf\u00e9,x,label\na,1,no\n".encode("latin-1"), "not a text file in UTF-8"),
         (b"client,x,x,label\na,1,2,no\n", "has the column 'x' twice"),
         (b"a,0.000,0.000,2\nb,1,3,2\n", "seems to have no header line: '0.000' is there twice"),
-        (b"client,x,z,label\na,1,1,no\na,2,1,no\na,abc,1,yes\n", "row 2: column 'x' does not hold numbers"),
+        (b"client,x,z,label\na,1,1,no\na,2,1,no\na,abc,1,yes\n", "line 4: column 'x' does not hold numbers"),
     ],
 )
 def test_empty_and_malformed_cells(content, words, tmp_path):
@@ -331,3 +331,26 @@ def test_the_columns_of_a_wide_table_are_not_looked_up_one_by_one(tmp_path, monk
     backwards = list(map(Compared, names[::-1]))
     assert federation.ordered(backwards, "").features == tuple(names[::-1])
     assert Compared.times < 10 * len(names)
+
+
+def test_a_number_of_many_values_is_no_class_unless_that_is_said(tmp_path, call):
+    """A price or an age in whole numbers: hundreds of classes would train for nothing."""
+    rows = [f"{'ab'[i % 2]},{i % 7},{1000 + i}" for i in range(200)]
+    path = tmp_path / "prices.csv"
+    path.write_text("\n".join(["client,size,label", *rows]))
+    code, _, problem = call("run", "--dataset", path, "--rounds", "1")
+    assert (code, problem) == (
+        2,
+        f"pfedbred: {path}: column 'label' has 200 different numbers in 200 rows: to predict numbers, the task is "
+        "regression (--task regression); if they are classes, say --task classification\n",
+    )
+    assert call("run", "--dataset", path, "--rounds", "1", "--task", "regression", "--dry-run")[0] == 0
+    assert call("run", "--dataset", path, "--rounds", "1", "--task", "classification", "--dry-run")[0] == 0
+
+
+def test_a_cell_is_given_by_its_line(tmp_path):
+    """Lines count from 1 and the header is one of them; a text may hold line breaks of its own."""
+    path = tmp_path / "notes.csv"
+    path.write_text('client,note,label\na,"two\nlines",0\na,one,1\nb,one,\nb,one,0\n')
+    with pytest.raises(pfedbred.SettingError, match=r"notes\.csv, line 5: column 'label' is empty"):
+        pfedbred.load(str(path))

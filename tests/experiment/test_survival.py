@@ -80,7 +80,7 @@ def kill_until_done(forker, folder, random_, kills, whole_seconds):
     return done, in_writes
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(80, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [8, pytest.param(80, marks=pytest.mark.slow)])
 def test_a_killed_run_is_resumed_to_the_same_end(forker, whole, whole_seconds, tmp_path, kills):
     expected = outcome(whole)
     random_ = random.Random(0)

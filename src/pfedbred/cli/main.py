@@ -43,7 +43,7 @@ typer.core.HAS_RICH = False  # with it, typer puts a backslash before every brac
 
 app = typer.Typer(
     help="Personalised federated learning with Bregman-divergence priors.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -89,4 +89,6 @@ def _partition(partitioner: Any, pool: Pool, order: np.ndarray, clients: int) ->
             return [np.asarray(partitioner.load_partition(i)["row"], np.int64) for i in range(clients)]
     except ValueError as problem:
         reason = str(problem).split(". ")[0].strip()
+        if "number of attempts" in reason:
+            reason = "some would get no samples: use fewer clients, or shares that differ less, as in dirichlet(0.5)"
         raise SettingError(f"{pool.name} cannot be split like this over {clients} clients: {reason}") from None

@@ -72,9 +72,19 @@ class Table:
         return self._names[0]
 
     def origin(self, row: int) -> str:
-        """The file that a row is from, and its number in that file: for errors."""
+        """The file that a row is from, and its number there, or of a CSV file its line: for errors."""
         part = bisect.bisect_right(self._begins, row) - 1
-        return f"{self._names[part]}, row {row - self._begins[part]}"
+        name, number = self._names[part], row - self._begins[part]
+        if not name.endswith(".csv"):
+            return f"{name}, row {number}"
+        return f"{name}, line {number + 2 + self._line_breaks(self._begins[part], row)}"
+
+    def _line_breaks(self, begin: int, end: int) -> int:
+        """How many line breaks are within the texts of these rows."""
+        import pyarrow
+
+        texts = [each for each in self._table.columns if pyarrow.types.is_string(each.type)]
+        return sum((cell or "").count("\n") for each in texts for cell in each[begin:end].to_pylist())
 
     def column(self, column: str) -> Any:
         """A column as it is, with or without gaps."""

@@ -17,6 +17,7 @@ from pfedbred.data.sources.table_features import features_of
 from pfedbred.data.sources.tables import Table, read_csv, read_parquet
 from pfedbred.errors import NoSamples, SettingError
 from pfedbred.io.npy import Npz
+from pfedbred.settings.values import parse_number
 from pfedbred.tasks import usual
 
 
@@ -226,11 +227,23 @@ def _table_labels(table: Table, columns: Sequence[str], task: str | None) -> Rea
             f"{table.name}: column {columns[0]!r} has {len(names)} different decimal numbers in {len(table)} rows, too "
             "many for classes: to predict numbers, the task is regression (--task regression)"
         )
+    if task is None and len(names) > max(_MOST_NUMBERS, len(table) / 10) and all(map(_is_number, names)):
+        raise SettingError(
+            f"{table.name}: column {columns[0]!r} has {len(names)} different numbers in {len(table)} rows: to predict "
+            "numbers, the task is regression (--task regression); if they are classes, say --task classification"
+        )
     if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
         y = np.asarray([int(each) for each in names])[number]  # already numbers, with few gaps
         return ReadLabels(stored(y, kind), None, int(y.max()) + 1, task or usual(kind))
     return ReadLabels(stored(number, kind), names, len(names), task or usual(kind))
 
+
+def _is_number(text: str) -> bool:
+    return parse_number(text) is not None
+
+
+_MOST_NUMBERS = 100
+"""As many different whole numbers may always be classes."""
 
 _MOST_DECIMALS = 20
 """As many different decimal numbers may always be the names of classes, such as grades."""
