@@ -368,10 +368,11 @@ def test_what_surrounds_a_command_is_one_line_too(before, words, tmp_path):
     assert ended.stderr.count("\n") == 1
 
 
-def test_the_shell_completes_commands_and_options(monkeypatch, capsys):
-    for words, expected in (("pfedbred comp", "compare"), ("pfedbred run --prec", "--precision")):
-        monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
-        monkeypatch.setenv("_PFEDBRED_COMPLETE", "complete_bash")
-        _, out, _ = command_line(capsys=capsys, monkeypatch=monkeypatch)
-        assert out.split() == [expected]
+@pytest.mark.parametrize(("words", "expected"), [("pfedbred comp", "compare"), ("pfedbred run --prec", "--precision")])
+def test_the_shell_completes_commands_and_options(words, expected):
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_PFEDBRED_COMPLETE": "complete_bash"}
+    program = "import sys; sys.argv[0] = 'pfedbred'; from pfedbred.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **asked}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == [expected]

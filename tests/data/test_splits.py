@@ -208,7 +208,7 @@ def test_groups_keep_users_whole(seed, divided):
         ({"split": "labels(2"}, "split must be a name, or a name with values"),
         ({"split": "column"}, "does not say which client each sample belongs to"),
         ({"split": "quantity", "clients": 1000}, "too few for 1000 clients"),
-        ({"split": "dirichlet(0.001)", "clients": 200}, "cannot be split like this over 200 clients: some would get no samples: use fewer clients"),
+        ({"split": "dirichlet(0.001)", "clients": 200}, "over 200 clients: some would get no samples: use fewer"),
         ({"split": "iid", "labels_per_client": 2}, r"does not apply to the split iid; use labels\(2\)"),
         ({"split": "paper", "test_fraction": 0.1}, None),
         ({"client_column": "x"}, "client_column is for your own files"),
