@@ -57,6 +57,7 @@ from pfedbred.engine.streamed import StreamedState
 from pfedbred.errors import SettingError
 from pfedbred.experiment.callbacks import Callback, Interruption, Patience
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.newcomer import adapt
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.run import run
@@ -140,6 +141,7 @@ __all__ = [
     "Words",
     "Work",
     "__version__",
+    "adapt",
     "averaging_server",
     "body_and_head",
     "descend",

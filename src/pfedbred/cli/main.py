@@ -1,5 +1,5 @@
-"""The command line: ``pfedbred run``, ``compare``, ``sweep``, ``list``, ``data``, ``export``, ``predict``, ``paper``,
-``report``, ``flower``."""
+"""The command line: ``pfedbred run``, ``compare``, ``sweep``, ``list``, ``export``, ``adapt``, ``predict``, ``report``,
+``data``, ``paper``, ``flower``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,11 +34,13 @@ from pfedbred.engine.devices import is_no_device, is_out_of_memory
 from pfedbred.errors import SettingError, nearest, printable
 from pfedbred.experiment import references
 from pfedbred.experiment.command import command as reproducing_command
+from pfedbred.experiment.newcomer import adapt
 from pfedbred.experiment.run import OutOfMemory
 from pfedbred.io.atomic import write_text
 from pfedbred.paper.page import section as paper_section
 from pfedbred.report import page
-from pfedbred.runs import prediction, saved_models
+from pfedbred.report.console import counted
+from pfedbred.runs import layout, prediction, saved_models
 
 typer.core.HAS_RICH = False  # with it, typer puts a backslash before every bracket of a plain help page
 
@@ -95,6 +98,56 @@ def export_command(
     about = saved_models.facts(path)
     whose = f"client {about['client']} ({about['client_name']})" if client is not None else "the global model"
     print(printable(f"model: {path}, {whose}, seed {about['seed']}, {_when(about)}"))
+
+
+@app.command("adapt")
+def adapt_command(
+    model: Annotated[Path, typer.Argument(help="a run folder, or a global model that 'pfedbred export' wrote")],
+    samples: Annotated[Path, typer.Argument(help="the client's samples with labels: .npz, .csv or .parquet")],
+    out: Annotated[
+        Path, typer.Option("--out", help="file for the client's personal model", parser=options.path)
+    ] = Path("personal.safetensors"),
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of training on these samples")] = 5,
+    batch_size: Annotated[int, typer.Option(min=1, help="samples in a minibatch")] = 20,
+    name: Annotated[str, typer.Option(help="name of the client")] = "new",
+    label_column: Annotated[
+        str | None, typer.Option(help="column with the labels [default: label or y]", show_default=False)
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option("--model", help="the network of a custom model, as given to 'pfedbred run': module:name"),
+    ] = None,
+) -> None:
+    """Give a new client its personal model, from a trained global model and the client's own samples.
+
+    \b
+    pfedbred adapt runs/hospitals new-hospital.csv --label-column disease --out new.safetensors
+    pfedbred predict new.safetensors patients.csv
+    """
+    own = network and references.resolve(network, "model")
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved_models.export(model, out=Path(folder) / "global.safetensors") if layout.finished(model) else model
+        trained = prediction.find_model(path, own)
+        columns = trained.about["columns"] and [each["name"] for each in trained.about["columns"]]
+        given = prediction.read_samples(samples, label_column, trained.about["features"], None, columns)
+        if given.labels is None:
+            raise SettingError(f"{samples} has no labels: name their column with --label-column")
+        made = adapt(
+            path,
+            given.x,
+            given.labels,
+            rounds=rounds,
+            batch_size=batch_size,
+            name=name,
+            out=out,
+            encoded=given.encoded,
+            network=own,
+        )
+    before, after = (
+        prediction.agreement(each, prediction.predict(each, given, samples), given.labels) for each in (trained, made)
+    )
+    print(printable(f"model: {out}, personal model of {name}, {counted(rounds, 'round')} from the global model"))
+    print(f"on these samples, before: {before}; after: {after}")
 
 
 @app.command("predict")

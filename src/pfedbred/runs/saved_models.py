@@ -245,22 +245,46 @@ class TrainedModel:
     _scale: Array | None
     _text: Text | None
 
-    def logits(self, x: Any, *, encoded: bool = False) -> np.ndarray:
-        """The outputs for each sample, given as the data holds it: not normalised, words as texts or as ids.
+    @property
+    def algorithm(self) -> Algorithm:
+        """What made it."""
+        return self._algorithm
 
-        A row of a table is its cells in the order of the columns, or a mapping by their names; None is a gap. With
-        ``encoded``, samples are inputs already, as a prepared federation holds them.
-        """
+    @property
+    def task(self) -> Task:
+        """Its network and loss."""
+        return self._task
+
+    @property
+    def normalisation(self) -> tuple[Array | None, Array | None]:
+        """Shift and scale: samples become inputs as (x - shift) * scale."""
+        return self._shift, self._scale
+
+    @property
+    def text(self) -> Text | None:
+        """How texts become word ids, if samples are texts."""
+        return self._text
+
+    def samples(self, x: Any, *, encoded: bool = False) -> np.ndarray:
+        """Samples as a federation holds them, given as in :meth:`logits`."""
         if self._encoding is not None and not encoded:
             x = self._encoding.encode(numbers_of(self._encoding.columns, x), 0)
         elif self._shift is not None and not encoded and _has_gaps(x):
             x = np.where(np.isnan(x), self._shift, x)  # a gap in a table that had none: the mean
         if self._text is not None and isinstance(x, Sequence | np.ndarray) and isinstance(x[0], str):
             x = self._text.encode(x, self.about["shape"][0])
-        samples = jnp.asarray(x)
-        expected = tuple(self.about["shape"])
-        if samples.shape[1:] != expected:
-            raise SettingError(f"samples have shape {samples.shape[1:]}, the model is for {expected}")
+        found, expected = np.asarray(x), tuple(self.about["shape"])
+        if found.shape[1:] != expected:
+            raise SettingError(f"samples have shape {found.shape[1:]}, the model is for {expected}")
+        return found
+
+    def logits(self, x: Any, *, encoded: bool = False) -> np.ndarray:
+        """The outputs for each sample, given as the data holds it: not normalised, words as texts or as ids.
+
+        A row of a table is its cells in the order of the columns, or a mapping by their names; None is a gap. With
+        ``encoded``, samples are inputs already, as a prepared federation holds them.
+        """
+        samples = jnp.asarray(self.samples(x, encoded=encoded))
         inputs = Inputs(samples, self._shift, self._scale).take(jnp.arange(len(samples)))
         return np.asarray(self._algorithm.predict(self.params, inputs))
 
