@@ -108,7 +108,7 @@ def test_pages_name_only_options_that_exist():
     for page in PAGES:
         typed = [line for line in page.read_text().splitlines() if line.strip().startswith("pfedbred ")]
         used = {option for line in typed for option in re.findall(r"(?<!\S)(--[a-z-]+)", line)}
-        assert used <= known | {"--version", "--help"}
+        assert used <= known | {"--version", "--help", "--install-completion"}
 
 
 def test_help_pages_describe_everything():

@@ -41,8 +41,8 @@ import sys
 
 text = pathlib.Path("README.md").read_text(encoding="utf-8")
 block = re.search(r"^## From the shell\n\n((?:    .*\n)+)", text, re.MULTILINE)[1]
-experiment = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1]
-pathlib.Path("exp.yaml").write_text(experiment, encoding="utf-8")
+patients = [f"{'North South East'.split()[i % 3]},{40 + i % 37},{i % 5},{i % 2}" for i in range(90)]
+pathlib.Path("patients.csv").write_text("\n".join(["hospital,age,dose,label", *patients]), encoding="utf-8")
 shutil.copytree("run", "runs/NAME")
 commands = [line.split("#")[0].split() for line in block.splitlines()]
 assert len(commands) > 3, "the README has no shell block"
