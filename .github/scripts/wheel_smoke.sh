@@ -14,7 +14,7 @@ unset PYTHONPATH
 bin=$work/venv/bin
 [ -d "$bin" ] || bin=$work/venv/Scripts  # Windows
 wheel=$(ls "$work"/dist/*.whl)
-"$bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt "${wheel}[report]"
+"$bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt "${wheel}[data,report]"
 
 cp README.md "$work"
 cd "$work"
