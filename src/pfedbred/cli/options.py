@@ -75,6 +75,12 @@ class RunOptions(NamedTuple):
             help="keep the trained models in the run folder, for 'pfedbred export' [default: if under 1 GB]",
         ),
     ] = None
+    track: Annotated[
+        str | None,
+        typer.Option(
+            help="record the run with tensorboard, mlflow or wandb; several separated by commas", metavar="NAMES"
+        ),
+    ] = None
 
 
 def with_options(added: Iterable[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
