@@ -1,6 +1,7 @@
 """Trackers: what the libraries' own readers find is what the run measured, once, whatever happened to the run."""
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -446,6 +447,17 @@ def test_a_resumed_run_continues_its_recording(name, ends, tmp_path, request):
     if name == "wandb":
         ids = {each.run.run_id for part in found[0] for each in part if each.WhichOneof("record_type") == "run"}
         assert (len(found[0]), len(ids)) == (2, 1)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", pytest.param("mlflow", marks=pytest.mark.full)])
+def test_a_run_that_dies_before_a_round_is_noted_has_it_once(name, tmp_path):
+    tracker, check = CHECKS[name]
+    into(tmp_path / "run", tracker(), StopAfter(3))
+    note = tmp_path / "run" / "tracking" / f"{name}.json"
+    kept = json.loads(note.read_text())
+    assert kept["round"] == 3
+    note.write_text(json.dumps({**kept, "round": 2}))
+    check(into(tmp_path / "run", tracker(), resume=True))
 
 
 # The command line

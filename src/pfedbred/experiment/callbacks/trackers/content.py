@@ -13,6 +13,9 @@ from pfedbred.engine.history import Point, Which
 
 _MODELS: tuple[Which, ...] = ("global", "personal")
 
+ALWAYS = "screening/skipped"
+"""The name of a value that every evaluation has, and that is always finite."""
+
 Flat: TypeAlias = dict[str, str | int | float | bool]
 
 
@@ -61,7 +64,7 @@ def measured(point: Point, seeds: Sequence[int], primary: str) -> Measured:
     }
     values |= {f"diagnostics/{name}": numbers for name, numbers in point.diagnostics.items()}
     values["screening/rejected"] = np.array([sum(each.values()) for each in point.rejections.rejected])
-    values["screening/skipped"] = np.array(point.rejections.skipped)
+    values[ALWAYS] = np.array(point.rejections.skipped)
     clients = {
         f"{model}/test/clients/{primary}": point.scores.of(model).test.clients[primary].ravel() for model in _MODELS
     }

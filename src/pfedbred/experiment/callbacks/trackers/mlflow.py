@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pfedbred.experiment.callbacks.trackers.base import Ending, Start, Tracker, imported
-from pfedbred.experiment.callbacks.trackers.content import Measured
+from pfedbred.experiment.callbacks.trackers.content import ALWAYS, Measured
 
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _QUANTILES = (0, 10, 25, 50, 75, 90, 100)
@@ -39,6 +39,7 @@ class MLflow(Tracker):
         )
         self._client: Any = None
         self._run = ""
+        self._known = 0
 
     @property
     def needs_folder(self) -> bool:
@@ -51,13 +52,16 @@ class MLflow(Tracker):
         if start.folder is not None:
             address, artifacts = f"sqlite:///{start.folder / 'mlflow.db'}", (start.folder / "artifacts").as_uri()
         self._client = self._tracking.MlflowClient(address)
+        self._known = 0
         if start.id is not None:
             self._run = start.id
             self._client.update_run(self._run, status="RUNNING")
+            known = self._client.get_metric_history(self._run, ALWAYS)
+            self._known = max((each.step for each in known), default=0)
             return self._run
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "pfedbred")
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name, artifacts)
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name, artifacts)
         self._run = self._client.create_run(experiment, run_name=start.name).info.run_id
         params = [self._entities.Param(name, str(value)) for name, value in start.settings.items()]
         for first in range(0, len(params), _MOST_PARAMS):
@@ -65,7 +69,9 @@ class MLflow(Tracker):
         return self._run
 
     def record(self, evaluation: Measured) -> None:
-        """One metric for each number."""
+        """One metric for each number, unless the run died after they were recorded and before that was noted."""
+        if evaluation.round <= self._known:
+            return
         numbers = evaluation.numbers()
         for name, values in evaluation.clients.items():
             if values.size:

@@ -54,6 +54,10 @@ class TensorBoard(Tracker):
             experiment, session, _ = self._summary.hparams(*self._hparams)
             self._write(self._writers[0], experiment, 0)
             self._write(self._writers[0], session, 0)
+        else:  # TensorBoard forgets what the files before have of later rounds
+            again = self._events.SessionLog(status=self._events.SessionLog.START)
+            for writer in self._writers:
+                writer.write_event(self._events.Event(wall_time=time.time(), step=start.round + 1, session_log=again))
         return start.name
 
     def record(self, evaluation: Measured) -> None:
