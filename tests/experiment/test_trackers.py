@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -185,6 +186,11 @@ def test_a_tracker_that_fails_costs_one_line_and_not_the_run(fails, tmp_path, ca
     assert (tracker.calls[-1][0] == "close") == (name != "open")
 
 
+def test_a_tracker_that_fails_again_says_nothing_more(tmp_path, capsys):
+    into(tmp_path / "run", Recorded(fails=[("record", 2), "close"]))
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_what_a_failed_tracker_missed_is_recorded_when_the_run_is_resumed(tmp_path, capsys):
     into(tmp_path / "run", Recorded(fails=[("record", 2)]), StopAfter(3))
     tracker = Recorded()
@@ -292,6 +298,12 @@ def test_tensorboard_reads_back_what_the_run_measured(tmp_path):
     shown = {each.name.tag for each in hparams("experiment").experiment.metric_infos}
     assert shown == {"global/test/accuracy", "personal/test/accuracy"}
     assert hparams("session_end_info").session_end_info.status == 1  # success
+
+
+def test_event_files_of_the_same_second_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("tensorboardX.event_file_writer.time", SimpleNamespace(time=lambda: 1e9))
+    into(tmp_path / "run", trackers.TensorBoard(), StopAfter(2))
+    check_tensorboard(into(tmp_path / "run", trackers.TensorBoard(), resume=True))
 
 
 def read_mlflow(run):
