@@ -55,7 +55,7 @@ from pfedbred.engine.screening import Rejections
 from pfedbred.engine.selection import SELECTIONS, Select
 from pfedbred.engine.streamed import StreamedState
 from pfedbred.errors import SettingError
-from pfedbred.experiment.callbacks import Callback, Interruption, Patience
+from pfedbred.experiment.callbacks import Callback, Interruption, Patience, trackers
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.newcomer import adapt
 from pfedbred.experiment.progress import Progress
@@ -162,6 +162,7 @@ __all__ = [
     "run",
     "sweep",
     "tasks",
+    "trackers",
     "use_all_cores",
     "weighted_mean",
 ]

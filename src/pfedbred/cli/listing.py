@@ -21,6 +21,7 @@ from pfedbred.bregman import means, priors
 from pfedbred.data.minibatches import Batch
 from pfedbred.engine import metrics, selection
 from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment.callbacks import trackers
 
 _LISTS: dict[str, Mapping[str, Any]] = {
     "algorithms": algorithms.ALGORITHMS,
@@ -34,6 +35,7 @@ _LISTS: dict[str, Mapping[str, Any]] = {
     "metrics": metrics.METRICS,
     "tasks": {name: kind.losses for name, kind in tasks.TASKS.items()},
     "losses": tasks.LOSSES,
+    "trackers": trackers.TRACKERS,
 }
 
 

@@ -125,6 +125,14 @@ class RunOptions(NamedTuple):
             rich_help_panel=help_pages.OUTPUT,
         ),
     ] = None
+    track: Annotated[
+        str | None,
+        typer.Option(
+            help="record the run with tensorboard, mlflow or wandb; several separated by commas",
+            metavar="NAMES",
+            rich_help_panel=help_pages.OUTPUT,
+        ),
+    ] = None
 
 
 def with_options(added: Iterable[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -16,7 +16,7 @@ from pfedbred.cli import options as options_
 from pfedbred.cli.options import File, RunOptions
 from pfedbred.errors import SettingError
 from pfedbred.experiment.building import Built, build
-from pfedbred.experiment.callbacks import Callback, Interruption, Patience
+from pfedbred.experiment.callbacks import Callback, Interruption, Patience, trackers
 from pfedbred.experiment.callbacks.display import showing_progress
 from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
 from pfedbred.experiment.configuration import Experiment
@@ -56,6 +56,7 @@ def read_options(file: Path | None, options: dict[str, Any]) -> tuple[RunOptions
     how = RunOptions(**{name: options.pop(name) for name in RunOptions._fields})
     if how.time_limit is not None:
         parse_seconds(how.time_limit)  # rejected before the data is read
+    trackers.named(how.track)  # likewise
     return how, options_.with_recorded(how.out, how.resume, options_.merged(file, options, how.set_))
 
 
@@ -96,6 +97,7 @@ def run_each(
                 records.append(RunRecord.read(source / name))
                 continue
             callbacks: list[Callback] = [display, interruption, *([Patience(how.patience)] if how.patience else [])]
+            callbacks += trackers.named(how.track)
             kept = FolderOptions(how.checkpoint_every, how.resume, how.keep_models, source=source / name)
             with open_folder(folder / name, overwrite=how.overwrite, resume=how.resume) if name else nullcontext():
                 done = run_into(folder / name, each, callbacks, kept)
@@ -129,6 +131,7 @@ def _repeated(how: RunOptions) -> str:
     """The options that no file records, to be given again when the run is resumed."""
     text = "" if how.checkpoint_every is None else f" --checkpoint-every {how.checkpoint_every}"
     text += "" if how.patience is None else f" --patience {how.patience}"
+    text += "" if how.track is None else f" --track {shlex.quote(how.track)}"
     return text + {None: "", True: " --keep-models", False: " --no-models"}[how.keep_models]
 
 

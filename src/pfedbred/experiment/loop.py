@@ -63,6 +63,7 @@ class _Training(Generic[S]):
         self._progress = start or Progress(
             self._experiment, self._backend, self._backend.init(self._experiment.seed_list)
         )
+        self._progress.folder = folder
         self._asked: tuple[Pending, _Moment] | None = None  # an evaluation whose result is not there yet
         self._stopped: str | None = None  # why the run is interrupted, to be resumed
         self._finished: str | None = None  # why it is complete before the last round

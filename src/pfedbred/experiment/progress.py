@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ class Progress(Generic[S]):
       pace: seconds of a round in this process; None before the first one.
       save_seconds: what the last checkpoint took to write.
       chosen: the models of the rounds that are best on validation samples so far; None without any.
+      folder: the run folder, if it has one.
     """
 
     experiment: Experiment
@@ -44,6 +46,7 @@ class Progress(Generic[S]):
     pace: float | None = None
     save_seconds: float = 0.0
     chosen: Chosen | None = None
+    folder: Path | None = None
 
     @property
     def typical_round_seconds(self) -> float:

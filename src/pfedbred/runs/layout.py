@@ -6,6 +6,7 @@ data.json           the data distribution: samples by client and label
 summary.json        the outcome; written last, so it marks a finished run
 curves.png          accuracy, or another metric, by round, and client by client
 models.safetensors  the models at the end: see ``pfedbred export``
+tracking/           what trackers such as TensorBoard have recorded: see ``pfedbred run --track``
 checkpoint-ROUND.safetensors  where an interrupted run is resumed: see ``pfedbred run --resume``
 
 A comparison has a folder of this kind for each algorithm, with ``table.json`` and ``comparison.json`` beside them; over
@@ -15,6 +16,7 @@ several splits, a comparison in ``split-SEED`` for each of them. A sweep has ``s
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from pfedbred.errors import SettingError, is_file_name
@@ -25,7 +27,7 @@ from pfedbred.runs.config_file import read_config
 
 CONFIG, METRICS, DATA, SUMMARY = "config.yaml", "metrics.jsonl", "data.json", "summary.json"
 CURVES, HEATMAP, SWEEP, TABLE, PAGE = "curves.png", "heatmap.png", "sweep.json", "table.json", "report.html"
-COMPARISON = "comparison.json"
+COMPARISON, TRACKING = "comparison.json", "tracking"
 MODELS, GLOBAL_MODEL = "models.safetensors", "global.safetensors"
 
 _MOST_SPLITS = 10_000
@@ -72,6 +74,9 @@ def _remove_runs(folder: Path) -> None:
             if not any(below.iterdir()):
                 below.rmdir()
     (folder / SUMMARY).unlink(missing_ok=True)
+    recorded = folder / TRACKING
+    if started(folder) and recorded.is_dir() and not recorded.is_symlink():
+        shutil.rmtree(recorded)
     for each in checkpoints.files(folder):
         checkpoints.remove(each)
     for each in (*leftovers(folder), *folder.glob("client-*.safetensors"), *(folder / name for name in _FILES)):

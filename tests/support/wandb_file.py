@@ -1,0 +1,50 @@
+"""Reads the file of an offline run of Weights & Biases, for which its library has no reader in Python any more.
+
+The file is a log in LevelDB's format, after a header of its own: blocks of 32 KiB with records that may go on in the
+next block, each with a checksum, a length and a kind. A record is a message of the library's own schema.
+"""
+
+import json
+import struct
+
+from wandb.proto import wandb_internal_pb2
+
+BLOCK, HEADER = 32 * 1024, 7
+FULL, FIRST, MIDDLE, LAST = range(1, 5)
+
+
+def read_records(path):
+    """All messages in the file."""
+    data = path.read_bytes()
+    assert data[:4] == b":W&B"
+    place, found, whole = HEADER, [], b""
+    while place + HEADER <= len(data):
+        left = BLOCK - place % BLOCK
+        if left < HEADER:  # too little for a record: padding
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        assert kind in (FULL, FIRST, MIDDLE, LAST)
+        part = data[place + HEADER : place + HEADER + length]
+        whole = part if kind in (FULL, FIRST) else whole + part
+        if kind in (FULL, LAST):
+            found.append(wandb_internal_pb2.Record.FromString(whole))
+        place += HEADER + length
+    return found
+
+
+def history(records):
+    """By step, what was logged; the parts of a histogram or a picture are in a dict."""
+    found = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
+            assert record.history.step.num not in found
+            items = found[record.history.step.num] = {}
+            for item in record.history.item:
+                name, *parts = item.nested_key or [item.key]
+                value = json.loads(item.value_json)
+                if parts:
+                    items.setdefault(name, {})[parts[0]] = value
+                else:
+                    items[name] = value
+    return found
