@@ -3,6 +3,7 @@
 import signal
 import sys
 from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 # Ctrl-C while the command line is still being imported ends it without a traceback; its main() takes over from there.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
@@ -70,6 +71,9 @@ from pfedbred.settings import Count, Fraction, NonNegative, Positive
 from pfedbred.tasks import TASKS, Target, TaskKind
 from pfedbred.types import Array, Key, Tree, Words
 
+if TYPE_CHECKING:
+    from pfedbred.estimators import PersonalizedClassifier, PersonalizedRegressor
+
 __all__ = [
     "ALGORITHMS",
     "DATASETS",
@@ -108,6 +112,8 @@ __all__ = [
     "Outputs",
     "Patience",
     "Pending",
+    "PersonalizedClassifier",
+    "PersonalizedRegressor",
     "Plan",
     "Point",
     "Pool",
@@ -166,3 +172,12 @@ __all__ = [
     "use_all_cores",
     "weighted_mean",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators, when they are used: scikit-learn takes a second to import."""
+    if name not in ("PersonalizedClassifier", "PersonalizedRegressor"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pfedbred import estimators
+
+    return getattr(estimators, name)

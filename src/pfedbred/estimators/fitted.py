@@ -1,0 +1,111 @@
+"""The models of a fitted estimator: G and every P as arrays, and how they predict. They can be pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from pfedbred.data.columns import Encoding
+from pfedbred.data.federation import Federation, Split
+from pfedbred.engine.backend import Backend
+from pfedbred.estimators.row_clients import UNKNOWN
+from pfedbred.experiment.building import make_algorithm
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.result import Run
+from pfedbred.experiment.task import make_task
+from pfedbred.tasks import Target
+from pfedbred.types import Array, Tree
+
+_BLOCK = 256  # rows that are predicted at a time: one shape for any table, compiled once
+_DECIDE = ("task", "algorithm", "settings", "model", "batch_norm", "precision", "posterior", "rounds")
+"""The options that decide how models predict."""
+
+Scores = Callable[[Tree, np.ndarray], Array]
+
+
+@dataclass
+class FittedModels:
+    """The models of a run on a table.
+
+    Attributes:
+      options: of the experiment, those that decide how models predict.
+      encoding: how the cells of a row become inputs.
+      classes: how many there are; 1 if numbers are predicted.
+      target: how numbers are standardised, if numbers are predicted.
+      global_: the params of G.
+      personal: those of P, with the clients along the first axis.
+      temperature: what the logits of each client's P and, in the last entry, of G are divided by; 1 if the run was not
+        calibrated.
+    """
+
+    options: dict[str, Any]
+    encoding: Encoding
+    classes: int
+    target: Target | None
+    global_: Tree
+    personal: Tree
+    temperature: np.ndarray
+    _scores: Scores | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, run: Run[Any]) -> FittedModels:
+        """The models of a run: of the chosen round if there is one, else of the last."""
+        backend: Backend[Any] = run.backend
+        federation = backend.federation
+        assert federation.encoding is not None
+        both = backend.models(run.state)
+        assert both is not None
+        global_, personal = (jax.tree.map(lambda leaf: leaf[0], each) for each in both)  # of the only seed
+        if run.chosen is not None:
+            global_, personal = run.chosen.tree("global", (0,), global_), run.chosen.tree("personal", (0,), personal)
+        options = {name: getattr(run.experiment, name) for name in _DECIDE}
+        arrays = jax.device_get((global_, personal))
+        temperature = np.ones(federation.clients + 1)
+        if run.calibration is not None:
+            of_g, of_p = (run.calibration.fitted[each][0].temperature for each in ("global", "personal"))
+            temperature = np.append(of_p[:-1], of_g[-1])
+        return cls(options, federation.encoding, federation.classes, backend.task.target, *arrays, temperature)
+
+    def scores(self, x: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """Logits of each row, or numbers in the units of the labels.
+
+        Args:
+          x: rows of numbers, as the columns of the table.
+          number: of each row's client, whose P is used; G is for those that are unknown.
+        """
+        order, parts = np.argsort(number, kind="stable"), []
+        for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+            client = int(number[rows[0]])
+            known = client != UNKNOWN
+            inputs = self.encoding.encode(x[rows], client if known else None)
+            model = jax.tree.map(lambda leaf, i=client: leaf[i], self.personal) if known else self.global_
+            parts += [self._block(model, inputs[i : i + _BLOCK]) for i in range(0, len(rows), _BLOCK)]
+        found = np.concatenate(parts)
+        ordered = np.empty_like(found)
+        ordered[order] = found
+        return ordered
+
+    def _block(self, model: Tree, inputs: np.ndarray) -> np.ndarray:
+        """The scores of at most so many rows, filled up with zeros while they are computed."""
+        if self._scores is None:
+            self._scores = self._compiled()
+        filled = np.zeros((_BLOCK, inputs.shape[1]), inputs.dtype)
+        filled[: len(inputs)] = inputs
+        return np.asarray(self._scores(model, filled))[: len(inputs)]
+
+    def _compiled(self) -> Scores:
+        """The prediction of the run's algorithm, built as it was for the run."""
+        experiment, inputs = Experiment(**self.options), len(self.encoding.names)
+        y = np.zeros(1, np.float32 if self.target else np.int32)
+        one = Split(np.zeros((1, inputs), np.float32), y, np.array([0, 1]))
+        like = Federation("table", one, one, self.classes, task=experiment.kind.name)
+        task = make_task(experiment, like, self.target)
+        algorithm = make_algorithm(experiment, task, like)
+        return jax.jit(lambda model, x: task.scores(algorithm.predict(model, x)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_scores": None}

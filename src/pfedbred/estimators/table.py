@@ -1,0 +1,47 @@
+"""A table in memory as a federation: every row is for training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pfedbred.data.columns import Column, Fill, Standardise
+from pfedbred.data.federation import Federation
+from pfedbred.data.pool import Assignment, Pool, federate
+
+NAME = "table"
+
+
+def table_federation(
+    x: np.ndarray,
+    y: np.ndarray,
+    number: np.ndarray,
+    clients: Sequence[Any],
+    *,
+    classes: int,
+    task: str,
+    columns: Sequence[str],
+    standardise: Standardise,
+    missing: Fill | None,
+) -> Federation:
+    """The federation of these clients, without test samples.
+
+    Args:
+      x: a row of numbers for each sample; NaN for a gap.
+      y: the number of its class, or the number to predict.
+      number: of its client.
+      clients: their names.
+      classes: how many; 1 if numbers are predicted.
+      task: classification or regression.
+      columns: their names.
+      standardise: numbers by all clients' samples, by each client's, or not at all.
+      missing: what fills gaps.
+    """
+    pool = Pool(NAME, x, y, classes, features=tuple(columns), task=task, columns=tuple(map(Column, columns)))
+    order = np.argsort(number, kind="stable")  # each client's rows in their order
+    rows = np.split(order, np.searchsorted(number[order], np.arange(1, len(clients))))
+    nothing = [np.zeros(0, np.int64)] * len(clients)
+    assignment = Assignment(rows, nothing, names=tuple(map(str, clients)))
+    return federate(pool, assignment, missing=missing, standardised=standardise, about={})
