@@ -55,7 +55,7 @@ class Inputs(NamedTuple):
     shift: Array | np.ndarray | None = None
     scale: Array | np.ndarray | None = None
 
-    def take(self, rows: Array | np.ndarray) -> Array:
+    def take(self, rows: Array | np.ndarray | slice) -> Array:
         """The inputs of these rows."""
         x = self.x[rows]
         if self.shift is None or self.scale is None:
