@@ -214,7 +214,9 @@ def test_the_file_says_what_it_is(tmp_path):
     running = session(written(model, tmp_path))
     said = running.get_modelmeta().custom_metadata_map
     assert (said["client_name"], said["algorithm"], json.loads(said["labels"])) == ("Oslo", "fedavg", ["a", "b", "c"])
-    assert [(each.name, each.shape, each.type) for each in running.get_inputs()] == [("x", ["n", 4, 3], "tensor(float)")]
+    assert [(each.name, each.shape, each.type) for each in running.get_inputs()] == [
+        ("x", ["n", 4, 3], "tensor(float)")
+    ]
     assert [(each.name, each.shape) for each in running.get_outputs()] == [
         ("logits", ["n", 3]),
         ("probabilities", ["n", 3]),
@@ -325,7 +327,9 @@ def test_the_suffix_decides_unless_a_format_is_given(format_, out, chosen):
     assert exporting.chosen_format(format_, out) == chosen
 
 
-@pytest.mark.parametrize(("format_", "needed"), [("onnx", r"pip install 'pfedbred\[onnx\]'"), ("torch", "pip install torch")])
+@pytest.mark.parametrize(
+    ("format_", "needed"), [("onnx", r"pip install 'pfedbred\[onnx\]'"), ("torch", "pip install torch")]
+)
 def test_a_format_without_its_library_torch_or_onnx(format_, needed, finished, monkeypatch):
     monkeypatch.setitem(sys.modules, format_, None)
     with pytest.raises(pfedbred.SettingError, match=f"the format {format_} needs .*: {needed}"):

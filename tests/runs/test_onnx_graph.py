@@ -81,7 +81,10 @@ PROGRAMS = {
     "products": ((4,), lambda x: x @ W + jnp.einsum("nd,kd->nk", x, W.T)),
     "products with both sides unknown": ((3, 4), lambda x: jnp.einsum("npd,nqd->npq", x, x)),
     "products of many": ((2, 3, 4), lambda x: x @ x.swapaxes(2, 3)),
-    "general products": ((3, 4), lambda x: jnp.einsum("npd,pdk->nk", x, CUBE) + jnp.einsum("npd,pek->ndk", x, CUBE)[:, 0]),
+    "general products": (
+        (3, 4),
+        lambda x: jnp.einsum("npd,pdk->nk", x, CUBE) + jnp.einsum("npd,pek->ndk", x, CUBE)[:, 0],
+    ),
     "transposed products": ((3, 4), lambda x: jnp.einsum("npd,ndq->qnp", x, x.swapaxes(1, 2))[0]),
     "convolutions": ((5, 6, 2), convolved),
     "strides": ((5, 6, 2), lambda x: convolved(x, window_strides=(2, 1), padding=((1, 2), (0, 1)))),

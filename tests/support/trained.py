@@ -34,11 +34,27 @@ def trained(model, *, batch_norm="local", vectors=None, seed=0, **facts):
     rng, shape = np.random.default_rng(seed), SHAPES.get(model, (5,))
     reads_words = model in ("lstm", "charlstm", "transformer")
     about = {
-        **{"format": "pfedbred model 1", "dataset": "random", "model": model, "batch_norm": batch_norm},
-        **{"algorithm": "fedavg", "settings": {}, "round": 1, "shape": list(shape), "classes": 3, "labels": None},
-        **{"features": None, "vocabulary": VOCABULARY if reads_words else None, "task": "classification"},
-        **{"target": None, "columns": None, "precision": "float32", "train_only": None, "posterior": None},
-        **{"kind": "global", "seed": 0, "calibration": None},
+        "format": "pfedbred model 1",
+        "dataset": "random",
+        "model": model,
+        "batch_norm": batch_norm,
+        "algorithm": "fedavg",
+        "settings": {},
+        "round": 1,
+        "shape": list(shape),
+        "classes": 3,
+        "labels": None,
+        "features": None,
+        "vocabulary": VOCABULARY if reads_words else None,
+        "task": "classification",
+        "target": None,
+        "columns": None,
+        "precision": "float32",
+        "train_only": None,
+        "posterior": None,
+        "kind": "global",
+        "seed": 0,
+        "calibration": None,
         **facts,
     }
     words = Words(len(VOCABULARY) + 2, vectors) if reads_words else None

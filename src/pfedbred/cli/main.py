@@ -89,13 +89,15 @@ def export_command(
     ] = None,
     network: Annotated[
         str | None,
-        typer.Option("--model", help="for onnx, the network of a custom model, as given to 'pfedbred run': module:name"),
+        typer.Option(
+            "--model", help="for onnx, the network of a custom model, as given to 'pfedbred run': module:name"
+        ),
     ] = None,
 ) -> None:
     """Write one model of a finished run.
 
     As safetensors: named tensors, which 'pfedbred predict' reads. As onnx: a graph that takes samples as the data holds
-    them and gives logits, probabilities and labels, or numbers; the columns of a table are encoded in it, but a model for
+    them and gives logits, probabilities and labels, or numbers; it encodes the columns of a table, but a model for
     texts takes ids of words. As torch: a state dict with the names and layouts of PyTorch.
     """
     custom = network and references.resolve(network, "model")

@@ -18,7 +18,8 @@ from pfedbred.data.columns import MISSING, Column, Encoding
 from pfedbred.io.atomic import replacing
 from pfedbred.models.platform import portable
 from pfedbred.runs import model_file
-from pfedbred.runs.onnx_graph import Graph, Value
+from pfedbred.runs.onnx_graph import Graph
+from pfedbred.runs.onnx_primitives import Value
 from pfedbred.runs.saved_models import TrainedModel
 from pfedbred.types import Array, Tree
 
@@ -30,7 +31,8 @@ def write_onnx(path: Path, trained: TrainedModel) -> None:
     (n,), for each column by its name: numbers in float64, where NaN is a gap, or texts, where an empty one is a gap.
 
     The outputs are ``logits``, ``probabilities`` (calibrated if the model is) and ``label``, the number of the most
-    likely one; ``labels`` in its place where a sample has several; or ``prediction``, numbers in the units of the labels.
+    likely one; or in its place ``labels``, where a sample has several. Of numbers there is only ``prediction``, in the
+    units of the labels.
     """
     graph = Graph()
     encoding, shape = trained.encoding, trained.about["shape"]

@@ -299,7 +299,7 @@ class TrainedModel:
         return np.asarray(self.outputs(self.params, samples))
 
     def outputs(self, params: Tree, samples: Array) -> Array:
-        """The outputs for samples that are numbers of the model's shape, as a JAX function: normalised, then applied."""
+        """The outputs for samples that are numbers of the model's shape, as a JAX function of arrays."""
         inputs = Inputs(samples, self._shift, self._scale).take(slice(None))
         return self.algorithm.predict(params, inputs)
 

@@ -30,7 +30,7 @@ def write_torch(path: Path, trained: TrainedModel) -> None:
     """Writes a dict that ``torch.load(path, weights_only=True)`` reads.
 
     ``state_dict`` is for ``load_state_dict``; ``input`` has the arrays by which samples are normalised or encoded, by
-    the names of :meth:`TrainedModel.input_arrays`; ``about`` says what the model is, what its labels are called, and so on.
+    the names of :meth:`TrainedModel.input_arrays`; ``about`` says what the model is and what its labels are called.
     """
     torch = _library()
     arrays = {"state_dict": state_dict(trained), "input": trained.input_arrays()}
@@ -49,8 +49,8 @@ def state_dict(trained: TrainedModel) -> Arrays:
     found: Arrays = {}
     for path, layer in _layers(params):
         found |= _LAYERS.get(name, _plain)(path, layer)
-    if (vectors := trained.text and trained.text.vectors) is not None:
-        found["embedding.weight"] = vectors
+    if trained.text is not None and trained.text.vectors is not None:
+        found["embedding.weight"] = trained.text.vectors
     for path, each in statistics.items():
         norm = _unit(name, path)[1]
         found[f"{norm}.running_mean"], found[f"{norm}.running_var"] = each["mean"], each["variance"]
@@ -73,12 +73,16 @@ def _network(trained: TrainedModel) -> Tree:
     """The params of the one network that the model is, with those that were not trained."""
     about, task, networks = trained.about, trained.task, trained.algorithm.networks
     if about["model"] not in models.MODELS:
-        raise SettingError("the format torch is for the library's own networks, not a custom one: use safetensors or onnx")
+        raise SettingError(
+            "the format torch is for the library's own networks, not a custom one: use safetensors or onnx"
+        )
     network = None if networks.several else networks.get(trained.params)
-    expected = task.model.starting(jax.eval_shape(task.model.init, jax.random.key(0)))
-    if network is None or jax.tree.structure(network) != jax.tree.structure(expected):
+    expected: Any = jax.tree.structure(task.model.starting(jax.eval_shape(task.model.init, jax.random.key(0))))
+    if network is None or jax.tree.structure(network) != expected:
         whose = "G" if about["kind"] == "global" else "P"
-        raise SettingError(f"{whose} of {about['algorithm']} is not the params of one network alone: use safetensors or onnx")
+        raise SettingError(
+            f"{whose} of {about['algorithm']} is not the params of one network alone: use safetensors or onnx"
+        )
     return jax.device_get(task.model.whole(network))
 
 
