@@ -65,8 +65,9 @@ from pfedbred.experiment.run import run
 from pfedbred.experiment.sweep import sweep
 from pfedbred.experiment.sweep_result import Sweep
 from pfedbred.models import MODELS, Model
+from pfedbred.runs.exporting import export
 from pfedbred.runs.record import RunRecord
-from pfedbred.runs.saved_models import TrainedModel, export, load_model
+from pfedbred.runs.saved_models import TrainedModel, load_model
 from pfedbred.settings import Count, Fraction, NonNegative, Positive
 from pfedbred.tasks import TASKS, Target, TaskKind
 from pfedbred.types import Array, Key, Tree, Words

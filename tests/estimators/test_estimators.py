@@ -320,7 +320,11 @@ ROWS, LABELS = [[0.0], [1.0], [2.0]], [0, 1, 1]
         ({"missing": "zero"}, None, "missing must be one of None, 'mean', 'median', not 'zero'"),
         ({"algorithm": "dito"}, None, "unknown algorithm 'dito'; did you mean 'ditto'"),
         ({"model": "tree"}, None, "unknown model 'tree'"),
-        ({"model": lambda shape, classes: models.mclr(shape, 1)}, None, "y has 2 labels, and the network has 1 outputs"),
+        (
+            {"model": lambda shape, classes: models.mclr(shape, 1)},
+            None,
+            "y has 2 labels, and the network has 1 outputs",
+        ),
         ({"rounds": 0}, None, "rounds must be"),
         ({"settings": {"lama": 1}}, None, "unknown setting 'lama'"),
         ({"settings": 3}, None, "settings must map names to values, not 3"),

@@ -74,7 +74,7 @@ def test_a_client_predicts_from_raw_columns(nodes, tmp_path):
     run(Loopback(nodes), tmp_path / "run", algorithm="local", rounds=1, clients=2, settings="R=2")
     own = personal(tmp_path, 1)
     ages = [float(line.split(",")[1]) for line in GAPS.splitlines()[1:] if line.split(",")[1]]
-    mean = own._encoding.own.fill[0, 0]
+    mean = own.encoding.own.fill[0, 0]
     assert min(ages) <= mean <= max(ages)
     marked = own.logits([[None, "green"]]) - own.logits([[mean, "green"]])
     np.testing.assert_allclose(marked, np.asarray(own.params["output"]["weight"])[None, :, 1], rtol=1e-4)

@@ -40,7 +40,7 @@ from pfedbred.io.atomic import write_text
 from pfedbred.paper.page import section as paper_section
 from pfedbred.report import page
 from pfedbred.report.console import counted
-from pfedbred.runs import layout, prediction, saved_models
+from pfedbred.runs import exporting, layout, prediction, saved_models
 
 typer.core.HAS_RICH = False  # with it, typer puts a backslash before every bracket of a plain help page
 
@@ -78,7 +78,9 @@ app.command("list")(list_command)
 
 @app.command("export")
 def export_command(
-    folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
+    source: Annotated[
+        Path, typer.Argument(help="a run folder, or an exported safetensors file to convert", metavar="RUN")
+    ],
     client: Annotated[
         str | None,
         typer.Option(help="name or number of the client whose personal model to write; by default the global model"),
@@ -87,16 +89,35 @@ def export_command(
     out: Annotated[
         Path | None, typer.Option("--out", help="the file to write; by default in the run folder", parser=options.path)
     ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help=f"{', '.join(exporting.FORMATS)}; by default what the suffix of --out says, and else safetensors",
+            metavar="NAME",
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--model", help="for onnx, the network of a custom model, as given to 'pfedbred run': module:name"
+        ),
+    ] = None,
 ) -> None:
-    """Write one model of a finished run as a safetensors file with named tensors.
+    """Write one model of a finished run.
+
+    As safetensors: named tensors, which 'pfedbred predict' reads. As onnx: a graph that takes samples as the data holds
+    them and gives logits, probabilities and labels, or numbers; it encodes the columns of a table, but a model for
+    texts takes ids of words. As torch: a state dict with the names and layouts of PyTorch.
 
     \b
     pfedbred export runs/digits-mclr-mg-meta
-    pfedbred export runs/digits-mclr-mg-meta --client 3 --out client3.safetensors
+    pfedbred export runs/digits-mclr-mg-meta --client 3 --out client3.onnx
     """
-    path = saved_models.export(folder, client=client, seed=seed, out=out)
-    about = saved_models.facts(path)
-    whose = f"client {about['client']} ({about['client_name']})" if client is not None else "the global model"
+    custom = network and references.resolve(network, "model")
+    path, about = exporting.written(source, client, seed, out, format_, custom)
+    personal = about["kind"] == "personal"
+    whose = f"client {about['client']} ({about['client_name']})" if personal else "the global model"
     print(printable(f"model: {path}, {whose}, seed {about['seed']}, {_when(about)}"))
 
 

@@ -55,9 +55,9 @@ class Inputs(NamedTuple):
     shift: Array | np.ndarray | None = None
     scale: Array | np.ndarray | None = None
 
-    def take(self, rows: Array | np.ndarray) -> Array:
+    def take(self, rows: Array | np.ndarray | slice) -> Array:
         """The inputs of these rows."""
-        x = self.x[rows]
+        x: Any = self.x[rows]
         if self.shift is None or self.scale is None:
             return x
         return (x.astype(self.scale.dtype) - self.shift) * self.scale

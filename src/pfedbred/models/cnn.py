@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pfedbred.models.base import Model
 from pfedbred.models.images import conv_init, sides_and_channels
 from pfedbred.models.linear import dense, dense_init
+from pfedbred.models.platform import platform
 from pfedbred.types import Array, Key, Tree
 
 _KERNEL = 5
@@ -54,7 +55,7 @@ def cnn(shape: tuple[int, ...], classes: int, dtype: Any = jnp.float32) -> Model
 
 def conv_pools(layers: Sequence[Tree], x: Array) -> Array:
     """ReLU(pool(conv(x))) of one layer after another, on images of shape (n, height, width, channels)."""
-    if jax.default_backend() == "gpu":
+    if platform() == "gpu":
         return _channels_first(layers, x)
     for layer in layers:
         x = _conv_pool(layer, x)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pfedbred.errors import SettingError
 from pfedbred.models.base import Model
 from pfedbred.models.linear import dense, dense_init, uniform
+from pfedbred.models.platform import platform
 from pfedbred.types import Array, Key, Tree, Words
 
 _EMBEDDING = 50
@@ -128,7 +129,7 @@ def _order(length: Array) -> Array:
 
 def _by_kernels(params: Tree) -> bool:
     """Whether layers are GPU kernels, which take the less time the more alike neighbouring samples are in length."""
-    if jax.default_backend() != "gpu":
+    if platform() != "gpu":
         return False
     from pfedbred.models import lstm_kernels
 
@@ -172,7 +173,7 @@ def scanned(params: Tree, x: Array, length: Array) -> Array:
 
 def cell_and_unrolling(time: int) -> tuple[Callable[..., tuple[Array, Array]], int]:
     """How to compute a step, and how many steps to unroll, on this platform."""
-    return (jax.checkpoint(_cell), 1) if jax.default_backend() == "cpu" else (_cell, min(_UNROLL, time))
+    return (jax.checkpoint(_cell), 1) if platform() == "cpu" else (_cell, min(_UNROLL, time))
 
 
 def _cell(sums: Array, c: Array, real: Array) -> tuple[Array, Array]:

@@ -71,8 +71,12 @@ _OF_MODEL = {"kind": str, "seed": COUNT, "calibration": Maybe(calibration.EXPORT
 
 def save(path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
     """Writes arrays by name, and facts of which those that are no texts are in JSON."""
-    metadata = {name: value if name in _TEXTS else json.dumps(value) for name, value in facts.items()}
-    tensors.write(path, arrays, metadata)
+    tensors.write(path, arrays, as_texts(facts))
+
+
+def as_texts(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Facts as the metadata of a file."""
+    return {name: value if name in _TEXTS else json.dumps(value) for name, value in facts.items()}
 
 
 def opened(path: Path, hint: str) -> Any:

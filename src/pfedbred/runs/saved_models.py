@@ -41,6 +41,7 @@ from pfedbred.types import Array, Tree, Words
 
 S = TypeVar("S")
 _CHOSEN_ON = "validation"
+_NOT_EXPORTED = ": make one with 'pfedbred export'"
 
 
 def write_models(
@@ -171,6 +172,22 @@ def export(
 
     A client is given by its number, or as a text by its name or number.
     """
+    arrays, about = taken(folder, client=client, seed=seed)
+    path = Path(out or usual_path(Path(folder), about))
+    model_file.save(path, arrays, about)
+    return path
+
+
+def usual_path(folder: Path, about: Mapping[str, Any], suffix: str = ".safetensors") -> Path:
+    """Where a model of the run in that folder is written, unless somebody says otherwise."""
+    name = Path(GLOBAL_MODEL).stem if about["kind"] == "global" else f"client-{about['client']}"
+    return folder / f"{name}{suffix}"
+
+
+def taken(
+    folder: str | Path, *, client: int | str | None = None, seed: int | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays of one model of a finished run, and what there is to say of it; arguments as for :func:`export`."""
     folder = Path(folder)
     file, facts = model_file.read(folder / MODELS, model_file.KEPT, _instead_of_models(folder))
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
@@ -206,9 +223,7 @@ def export(
     if client is not None:
         about["client"] = client
         about["client_name"] = names[client] if names else str(client)
-    path = Path(out or folder / (GLOBAL_MODEL if client is None else f"client-{client}.safetensors"))
-    model_file.save(path, arrays, about)
-    return path
+    return arrays, about
 
 
 def _instead_of_models(folder: Path) -> str:
@@ -222,9 +237,15 @@ def _instead_of_models(folder: Path) -> str:
     return ": the run is not finished, or kept no models"
 
 
+def read_model(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays of an exported model, and what it says of itself."""
+    file, about = model_file.read(path, model_file.EXPORTED, _NOT_EXPORTED)
+    return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118  (not a mapping)
+
+
 def facts(path: Path) -> dict[str, Any]:
     """What an exported model says of itself."""
-    return model_file.read(path, model_file.EXPORTED, ": make one with 'pfedbred export'")[1]
+    return model_file.read(path, model_file.EXPORTED, _NOT_EXPORTED)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,45 +255,34 @@ class TrainedModel:
     Attributes:
       params: its arrays, in the structure the algorithm gives them.
       about: what the file says of it.
+      algorithm: the method that it was trained with.
+      task: what it predicts, and its network.
+      encoding: how the cells of a table become inputs, if it is for such a table.
+      text: the vocabulary, if it is for texts.
     """
 
     params: Tree
     about: Mapping[str, Any]
-    _algorithm: Algorithm
-    _task: Task
-    _encoding: Encoding | None
+    algorithm: Algorithm
+    task: Task
+    encoding: Encoding | None
     _shift: Array | None
     _scale: Array | None
-    _text: Text | None
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """What made it."""
-        return self._algorithm
-
-    @property
-    def task(self) -> Task:
-        """Its network and loss."""
-        return self._task
+    text: Text | None
 
     @property
     def normalisation(self) -> tuple[Array | None, Array | None]:
         """Shift and scale: samples become inputs as (x - shift) * scale."""
         return self._shift, self._scale
 
-    @property
-    def text(self) -> Text | None:
-        """How texts become word ids, if samples are texts."""
-        return self._text
-
     def samples(self, x: Any, *, encoded: bool = False) -> np.ndarray:
         """Samples as a federation holds them, given as in :meth:`logits`."""
-        if self._encoding is not None and not encoded:
-            x = self._encoding.encode(numbers_of(self._encoding.columns, x), 0)
+        if self.encoding is not None and not encoded:
+            x = self.encoding.encode(numbers_of(self.encoding.columns, x), 0)
         elif self._shift is not None and not encoded and _has_gaps(x):
             x = np.where(np.isnan(x), self._shift, x)  # a gap in a table that had none: the mean
-        if self._text is not None and isinstance(x, Sequence | np.ndarray) and isinstance(x[0], str):
-            x = self._text.encode(x, self.about["shape"][0])
+        if self.text is not None and isinstance(x, Sequence | np.ndarray) and isinstance(x[0], str):
+            x = self.text.encode(x, self.about["shape"][0])
         found, expected = np.asarray(x), tuple(self.about["shape"])
         if found.shape[1:] != expected:
             raise SettingError(f"samples have shape {found.shape[1:]}, the model is for {expected}")
@@ -284,23 +294,36 @@ class TrainedModel:
         A row of a table is its cells in the order of the columns, or a mapping by their names; None is a gap. With
         ``encoded``, samples are inputs already, as a prepared federation holds them.
         """
-        samples = jnp.asarray(self.samples(x, encoded=encoded))
-        inputs = Inputs(samples, self._shift, self._scale).take(jnp.arange(len(samples)))
-        return np.asarray(self._algorithm.predict(self.params, inputs))
+        return np.asarray(self.outputs(self.params, jnp.asarray(self.samples(x, encoded=encoded))))
+
+    def outputs(self, params: Tree, samples: Array) -> Array:
+        """The outputs for samples that are numbers of the model's shape, as a JAX function of arrays."""
+        inputs = Inputs(samples, self._shift, self._scale).take(slice(None))
+        return self.algorithm.predict(params, inputs)
+
+    def input_arrays(self) -> dict[str, np.ndarray]:
+        """What turns a sample into an input, by name: the shift and scale of numbers, the statistics of columns."""
+        given = {"shift": self._shift, "scale": self._scale}
+        columns = {} if self.encoding is None else {f"own.{k}": v[0] for k, v in self.encoding.own._asdict().items()}
+        return {name: np.asarray(each) for name, each in (given | columns).items() if each is not None}
+
+    def filled(self, samples: Array) -> Array:
+        """With the mean in place of gaps, for a table that had none in training."""
+        return samples if self._shift is None else jnp.where(jnp.isnan(samples), self._shift, samples)
 
     def _scores(self, x: Any, encoded: bool) -> np.ndarray:
-        return np.asarray(self._task.scores(jnp.asarray(self.logits(x, encoded=encoded))))
+        return np.asarray(self.task.scores(jnp.asarray(self.logits(x, encoded=encoded))))
 
     def predict(self, x: Any, *, encoded: bool = False) -> list[Any]:
         """The most likely label of each sample, or its labels, by name if they have names; or the predicted numbers."""
-        return self._task.kind.show(self._scores(x, encoded), self.about["labels"])
+        return self.task.kind.show(self._scores(x, encoded), self.about["labels"])
 
     def probabilities(self, x: Any, *, encoded: bool = False, calibrated: bool = True) -> np.ndarray:
         """(n, labels) the probability of each label: softmax(z / T), with T = 1 if not ``calibrated``.
 
         Samples as for :meth:`logits`.
         """
-        kind = self._task.kind
+        kind = self.task.kind
         if kind.labels != "classes":
             raise SettingError(f"probabilities are for classes, and the task of this model is {kind.name}")
         temperature = self._calibration("classes", "probabilities")["temperature"] if calibrated else 1.0
@@ -331,7 +354,7 @@ class TrainedModel:
         return np.stack([scores - half, scores + half], axis=1)
 
     def _calibration(self, labels: str, what: str) -> Mapping[str, Any]:
-        kind = self._task.kind
+        kind = self.task.kind
         if kind.labels != labels:
             raise SettingError(f"{what} are for {labels}, and the task of this model is {kind.name}")
         if self.about["calibration"] is None:
@@ -368,8 +391,14 @@ def _constant(algorithm: Any, about: Mapping[str, Any]) -> dict[str, Any]:
 def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> TrainedModel:
     """A model written by ``pfedbred export``; a custom network or algorithm must be given, as it was to ``run``."""
     path = Path(path)
-    file, about = model_file.read(path, model_file.EXPORTED, ": make one with 'pfedbred export'")
-    arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    return restored_model(*read_model(path), path, model, algorithm)
+
+
+def restored_model(
+    arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], path: Path, model: Any = None, algorithm: Any = None
+) -> TrainedModel:
+    """The model of these arrays, as :func:`load_model` gives it; ``path`` is where they are from, for errors."""
+    arrays, about = dict(arrays), {"calibration": None, **about}
     given = {name: arrays.pop(f"input.{name}", None) for name in ("shift", "scale", "vectors")}
     encoding = None if about["columns"] is None else _encoding(about, arrays, path)
     vocabulary = about["vocabulary"]
