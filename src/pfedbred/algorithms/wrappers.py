@@ -21,6 +21,11 @@ def ft(algorithm: Algorithm, task: Task, *, ft_alpha: NonNegative = 0.01) -> Alg
 
     Training is unchanged. The step updates all params of P, on the loss of its predictions.
 
+    Args:
+      algorithm: what is wrapped.
+      task: model and loss f.
+      ft_alpha: size of the step.
+
     References: Shi et al., Section "Tricks".
     """
     client, trains = algorithm.client, task.model.train is not None
@@ -46,6 +51,11 @@ def am(algorithm: Algorithm, task: Task, *, am_beta: NonNegative = 2.0) -> Algor
 
     It applies to what the server learns (``ServerState.model``): the global model, FedEM's components, FedPer's body,
     FedAMP's u_i and FedU's w_i. Control variates and momenta are unaffected.
+
+    Args:
+      algorithm: what is wrapped.
+      task: model and loss f.
+      am_beta: how many times as far the model moves; 1 changes nothing, the paper has 2.
 
     References: Shi et al., line 14 of Algorithm 1 and Section "Tricks".
     """

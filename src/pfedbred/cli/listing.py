@@ -36,11 +36,22 @@ _LISTS: dict[str, Mapping[str, Any]] = {
 
 
 def list_command(
-    what: Annotated[str | None, typer.Argument(help=f"one of {', '.join(_LISTS)}; by default all")] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"one of {', '.join(_LISTS)}, or an algorithm such as mg-meta or pfedme+am; by default all"
+        ),
+    ] = None,
 ) -> None:
-    """Show what can be given by name, such as algorithms with their hyper-parameters, models, datasets and metrics."""
+    """Show what can be given by name, such as algorithms with their hyper-parameters, models, datasets and metrics.
+
+    Of a single algorithm, show what it does and every setting in words.
+    """
     if what is not None and what not in _LISTS:
-        raise SettingError(f"cannot list {what!r}{nearest(what, _LISTS)}")
+        if what.partition("+")[0] not in algorithms.ALGORITHMS:
+            raise SettingError(f"cannot list {what!r}{nearest(what, [*_LISTS, *algorithms.ALGORITHMS])}")
+        _describe(what)
+        return
     for kind in [what] if what else _LISTS:
         if kind == "algorithms":
             _list_algorithms()
@@ -67,6 +78,24 @@ def _list_algorithms() -> None:
     print("  with the suffixes:")
     for suffix, wrapper in WRAPPERS.items():
         print(f"  {'+' + suffix:<16} {_first_line(wrapper)}")
+
+
+def _describe(name: str) -> None:
+    """What an algorithm does, and its settings in words."""
+    build = algorithms.factory(name)
+    print(f"{name}: {_summary(build)}")
+    print(f"\nsettings, with their defaults (pfedbred run --algorithm {name} --set NAME=VALUE):")
+    declared, words = settings_.declared(build), settings_.in_words(build)
+    for setting, parameter in declared.items():
+        print(f"  {setting} = {parameter.default}")
+        may = settings_.allowed(parameter.annotation)
+        text = words[setting].replace("``", "") + (f" [{may}]" if may else "")
+        print(textwrap.fill(text, 118, initial_indent=" " * 6, subsequent_indent=" " * 6))
+
+
+def _summary(entry: Callable[..., Any]) -> str:
+    """The docstring up to the settings."""
+    return (inspect.getdoc(entry) or "").partition("\nArgs:\n")[0].replace("``", "").rstrip()
 
 
 def _line(entry: Any) -> str:

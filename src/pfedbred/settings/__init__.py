@@ -10,6 +10,7 @@ from pfedbred.settings.signatures import (
     settled,
 )
 from pfedbred.settings.values import Count, Fraction, NonNegative, Positive, Seed, check
+from pfedbred.settings.words import allowed, in_words
 
 __all__ = [
     "Count",
@@ -17,9 +18,11 @@ __all__ = [
     "NonNegative",
     "Positive",
     "Seed",
+    "allowed",
     "check",
     "declared",
     "hints",
+    "in_words",
     "is_whole_number",
     "parse_call",
     "resolve",

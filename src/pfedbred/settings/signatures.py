@@ -39,6 +39,7 @@ def same_settings(
         own = declared(function)
         replaced = [own.get(each.name, each) for each in kept]
         function.__signature__ = signature.replace(parameters=replaced)  # type: ignore[attr-defined]
+        function.passes_on_to = (base, *more)  # type: ignore[attr-defined]
         return function
 
     return declare
