@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Tests start many processes. Where Python is told not to write bytecode, each would compile all libraries anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick test test-all test-slow lint types contracts audit check bench clean
+.PHONY: run quick test test-all test-slow lint types contracts audit docs docs-check check bench clean
 
 run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show them side by side
 	$(BIN)/pfedbred compare --dataset digits --model mclr --algorithms fedavg,pfedme,mg-meta --rounds 100
@@ -37,6 +37,13 @@ contracts: $(READY)  ## imports between the folders point one way
 audit: $(READY)  ## known vulnerabilities of the pinned dependencies; skipped where no database can be reached
 	$(BIN)/python .github/scripts/audit.py
 
+docs: $(READY)  ## the documentation site, in site/; runs the notebooks, which takes a few minutes
+	PYTHONPATH=docs $(BIN)/python -m sitebuild
+	@echo "to read it: $(BIN)/python -m http.server --directory site"
+
+docs-check: $(READY)  ## the same without running the notebooks: broken links and references in seconds
+	PYTHONPATH=docs $(BIN)/python -m sitebuild --no-run
+
 check: lint types contracts test
 
 # Not compiled: Python compiles what is imported when it is, and most of what is installed never is.
@@ -63,4 +70,4 @@ bench: $(READY)  ## a round beside a plain PyTorch loop, and out of a million cl
 	$(BIN)/python benchmarks/client_models.py --quick
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site build/docs .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -180,6 +180,8 @@ MISTAKES = {
     ("run", "--frobnicate"): "No such option",
     ("rnu",): "did you mean 'run'?",
     ("list", "algorithm"): "did you mean 'algorithms'?",
+    ("list", "mg-meto"): "did you mean 'mg-meta'?",
+    ("list", "mg-meta+ax"): "unknown suffix '+ax'",
     ("run", "missing.yaml"): "cannot read missing.yaml",
     ("run", "broken.yaml"): "not valid YAML at line 2",
     ("run", "binary.yaml"): "not a text file",
@@ -241,6 +243,17 @@ def test_list_names_everything(call):
     for name in ("mg-meta", "pfedme", "lam=15.0", "bernoulli", "identity", "dnn", "digits"):
         assert name in out
     assert "mclr" not in call("list", "priors")[1]
+
+
+def test_list_explains_one_method_in_words(call):
+    code, out, _ = call("list", "mg-meta+am")
+    assert code == 0
+    assert "mg-meta: Algorithm 1 with a meta-gradient step" in out
+    assert "+am: Aggregation momentum" in out
+    assert "lam = 15.0\n      lambda, the strength of the prior" in out
+    assert "am_beta = 2.0" in out
+    assert "[a number > 0 or learned" in out
+    assert "mean = " not in out  # mg-meta decides it
 
 
 def command_line(*arguments, **options):

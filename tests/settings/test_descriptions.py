@@ -49,6 +49,13 @@ def test_advice_is_about_settings_that_exist():
     assert guidance("mg-meta", "prior") == ""
 
 
+@pytest.mark.parametrize("name", ["mg-meta+am", "fedavg+server(yogi)"])
+def test_settings_of_a_wrapped_method_are_described(name):
+    build = algorithms.factory(name)
+    assert list(settings.described(build)) == list(settings.declared(build))
+    assert all(settings.described(build).values())
+
+
 @pytest.mark.parametrize("name", ["mg-meta", "ditto+ft", "fedadam+am"])
 def test_the_command_describes_a_method(name, capsys, monkeypatch):
     code, out, _ = command_line("list", name, capsys=capsys, monkeypatch=monkeypatch)

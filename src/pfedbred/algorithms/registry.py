@@ -114,6 +114,7 @@ def _with_defaults(suffix: str, values: list[str]) -> Factory:
     signature = inspect.signature(wrapper, eval_str=True)
     parameters = [each.replace(default=chosen.get(name, each.default)) for name, each in signature.parameters.items()]
     build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    build.settings_of = (wrapper,)  # type: ignore[attr-defined]
     return build
 
 
@@ -136,6 +137,7 @@ def _wrapped(base: Factory, wrappers: list[Factory]) -> Factory:
     build.__signature__ = inspect.Signature([task, *parameters])  # type: ignore[attr-defined]
     build.__doc__ = base.__doc__
     build.settled = getattr(base, "settled", {})  # type: ignore[attr-defined]
+    build.settings_of = tuple(layers)  # type: ignore[attr-defined]
     return build
 
 

@@ -88,8 +88,8 @@ def _describe(name: str) -> None:
     """An algorithm: what it does, and its settings in words."""
     build = algorithms.factory(name)
     base, *suffixes = name.split("+")
-    functions = {base: algorithms.ALGORITHMS[base], **{f"+{each}": WRAPPERS[each] for each in suffixes}}
-    words = {key: text for each in functions.values() for key, text in settings_.described(each).items()}
+    wrappers = {f"+{each}": WRAPPERS[each.partition("(")[0]] for each in suffixes}
+    functions, words = {base: algorithms.ALGORITHMS[base], **wrappers}, settings_.described(build)
     for each, function in functions.items():
         print(f"{each}: {settings_.plain(_about(function))}\n")
     about = getattr(functions[base], "about", None)
@@ -98,8 +98,8 @@ def _describe(name: str) -> None:
     print("settings, as in --set alpha=0.05:")
     for key, parameter in settings_.declared(build).items():
         print(f"  {key} = {parameter.default}")
-        advice = guidance(base, key)
-        for text in (words[key], f"sensible: {advice}" if advice else ""):
+        advice, allowed = guidance(base, key), settings_.allowed(parameter.annotation)
+        for text in (words[key] + (f" [{allowed}]" if allowed else ""), f"sensible: {advice}" if advice else ""):
             if text:
                 print(textwrap.fill(text, 100, initial_indent=" " * 6, subsequent_indent=" " * 8))
 

@@ -1,6 +1,6 @@
 """Hyper-parameters: declared in signatures, checked by type, read from text."""
 
-from pfedbred.settings.descriptions import described, plain
+from pfedbred.settings.descriptions import allowed, described, plain
 from pfedbred.settings.signatures import (
     declared,
     hints,
@@ -18,6 +18,7 @@ __all__ = [
     "NonNegative",
     "Positive",
     "Seed",
+    "allowed",
     "check",
     "declared",
     "described",

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
+import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pfedbred.settings.signatures import declared
+from pfedbred.settings.values import InPlaceOf
 
 _ENTRY = re.compile(r"  (\w+): (.*)")
 
@@ -28,6 +31,28 @@ def plain(text: str) -> str:
     """A docstring's text without its markup: ``:func:`~a.b``` is b."""
     text = re.sub(r":\w+:`~(?:[\w.]*\.)?(\w+)`", r"\1", text)
     return re.sub(r":\w+:`([^`]+)`", r"\1", text).replace("``", "")
+
+
+def allowed(annotation: Any) -> str:
+    """Which values a setting of this type may have, in words; empty where the type does not say it.
+
+    >>> from pfedbred.settings.values import Epochs, Positive
+    >>> allowed(Positive)
+    'a number > 0'
+    >>> allowed(Literal["theta", "global"])
+    'theta, global'
+    >>> allowed(Epochs)
+    'a whole number >= 1 and below 2**31'
+    """
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        kind, rule = parts
+        return allowed(kind) if isinstance(rule, InPlaceOf) else rule.words
+    if origin is Literal:
+        return ", ".join(map(str, parts))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(filter(None, map(allowed, parts)))
+    return ""
 
 
 def _arguments(doc: str) -> dict[str, str]:

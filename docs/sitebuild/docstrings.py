@@ -1,0 +1,31 @@
+"""Docstrings as Markdown, for the reference."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+
+def as_markdown(text: str) -> str:
+    """A docstring whose roles in Sphinx's notation are plain code, and whose example is a section of examples.
+
+    >>> as_markdown("see :func:`~pfedbred.run` and :mod:`pfedbred.data`")
+    'see `run` and `pfedbred.data`'
+    """
+
+    def name(match: re.Match[str]) -> str:
+        return f"`{match[2].rpartition('.')[2] if match[1] else match[2]}`"
+
+    text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)  # the heading that griffe knows
+    return re.sub(r":\w+:`(~?)([^`]+)`", name, text)
+
+
+class MarkdownDocstrings(griffe.Extension):
+    """Applies it to every docstring that is read."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Called by griffe for each object."""
+        if obj.docstring:
+            obj.docstring.value = as_markdown(obj.docstring.value)

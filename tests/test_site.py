@@ -1,0 +1,231 @@
+"""The documentation site: its navigation, its links, what is generated for it, and the build itself."""
+
+import functools
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.browser import wait
+
+import pfedbred
+from pfedbred import settings
+from pfedbred.algorithms.wrappers import WRAPPERS
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
+
+
+@pytest.fixture
+def sitebuild(monkeypatch):
+    """The site's own modules, which are beside the pages and not in the package."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from sitebuild import generated, pages
+
+    return pages, generated
+
+
+def test_the_navigation_names_every_page_and_nothing_else(sitebuild):
+    pages, _ = sitebuild
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    named = pages.in_nav(nav)
+    assert len(named) == len(set(named))
+    expected = {pages.place(path) for path in pages.sources(ROOT)} | {f"notebooks/{each.stem}.md" for each in NOTEBOOKS}
+    assert set(named) == expected
+
+
+def test_every_link_of_every_page_leads_somewhere(sitebuild):
+    pages, _ = sitebuild
+    for path in pages.sources(ROOT):
+        pages.with_links(ROOT, path, (ROOT / path).read_text())
+    for notebook in NOTEBOOKS:
+        pages.with_links(ROOT, f"docs/notebooks/{notebook.name}", notebook.read_text())
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "expected"),
+    [
+        ("docs/data.md", "[a](priors.md#x)", "[a](priors.md#x)"),
+        ("docs/data.md", "![a](digits.png)", "![a](digits.png)"),
+        ("docs/data.md", "[a](../results/README.md#figures)", "[a](results/index.md#figures)"),
+        ("results/README.md", "[a](table2.md)", "[a](table2.md)"),
+        ("benchmarks/README.md", "[a](../docs/deploy.md#what-it-costs)", "[a](deploy.md#what-it-costs)"),
+        ("CONTRIBUTING.md", "[a](docs/skeleton_method.py)", "[a](code/docs-skeleton_method.py.md)"),
+        ("docs/data.md", "[a](../src/pfedbred/bregman)", "[a](contributing.md#the-tree)"),
+        ("docs/data.md", "[a](notebooks/first_steps.py)", "[a](notebooks/first_steps.md)"),
+        ("docs/notebooks/first_steps.py", "[a](../data.md)", "[a](../data.md)"),
+        ("docs/notebooks/first_steps.py", "[a](../../results/fair.md)", "[a](../results/fair.md)"),
+        ("docs/data.md", "[a](https://flower.ai) [b](#splits)", "[a](https://flower.ai) [b](#splits)"),
+        ("docs/data.md", "`f[0](nowhere)`\n```\n[a](nowhere)\n```\n", "`f[0](nowhere)`\n```\n[a](nowhere)\n```\n"),
+    ],
+)
+def test_links_lead_to_the_gathered_pages(sitebuild, source, text, expected):
+    pages, _ = sitebuild
+    assert pages.with_links(ROOT, source, text)[0] == expected
+
+
+def test_a_link_that_leads_nowhere_is_an_error(sitebuild):
+    pages, _ = sitebuild
+    with pytest.raises(pages.BrokenLinkError, match=r"docs/data.md: there is no gone.md"):
+        pages.with_links(ROOT, "docs/data.md", "see [a](gone.md)")
+
+
+def test_every_setting_of_every_method_is_on_the_page_in_words(sitebuild):
+    _, generated = sitebuild
+    page = generated.all_settings()
+    sections = dict(re.findall(r"^### (\S+)\n(.*?)(?=^##|\Z)", page, re.DOTALL | re.MULTILINE))
+    builders = {**pfedbred.ALGORITHMS, **{f"+{name}": build for name, build in WRAPPERS.items()}}
+    assert set(sections) == set(builders)
+    for name, build in builders.items():
+        rows = dict(re.findall(r"^\| `(\w+)[^`]*` \| (?!\*)(.*) \|$", sections[name], re.MULTILINE))
+        assert set(rows) == set(settings.declared(build)), name
+        assert all(len(words) > 5 for words in rows.values()), (name, rows)
+
+
+def test_the_reference_has_every_public_name(sitebuild):
+    _, generated = sitebuild
+    listed = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", generated.reference(), re.MULTILINE)}
+    renamed = {"prox": "proximal"}
+    assert {renamed.get(name, name) for name in pfedbred.__all__} - listed == {"__version__"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(notebook, tmp_path):
+    """As plain scripts, as a reader would run them."""
+    environment = {**os.environ, "MPLBACKEND": "agg"}
+    del environment["XLA_FLAGS"]  # that of the tests leaves programs slow
+    done = subprocess.run(
+        [sys.executable, notebook], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout
+
+
+def copy_of_the_repository(target):
+    """What the site is built from, so that a test may change it and leaves no files in the repository."""
+    ignore = shutil.ignore_patterns("__pycache__", "cells", "*.json", "*.so")
+    for folder in ("docs", "results", "benchmarks", "src"):
+        shutil.copytree(ROOT / folder, target / folder, ignore=ignore)
+    for file in ("zensical.toml", *(each.name for each in ROOT.glob("*.md"))):
+        shutil.copyfile(ROOT / file, target / file)
+
+
+def build(root):
+    """The build without running notebooks: exit code and everything printed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (root / "docs", root / "src")))}
+    done = subprocess.run(
+        [sys.executable, "-m", "sitebuild", "--no-run"],
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site."""
+    pytest.importorskip("zensical", reason="needs zensical: pip install 'pfedbred[docs]'")
+    root = tmp_path_factory.mktemp("site")
+    copy_of_the_repository(root)
+    code, said = build(root)
+    assert code == 0, said
+    return root / "site"
+
+
+@pytest.mark.full
+def test_the_strict_build_has_every_page_and_fetches_nothing(site):
+    for page in ("index", "methods", "settings", "reference", "results/index", "notebooks/first_steps"):
+        assert (site / f"{page}.html").is_file()
+    settings_page = (site / "settings.html").read_text()
+    assert 'id="mg-meta"' in settings_page
+    assert "aggregation momentum" in settings_page
+    assert "RunRecord" in (site / "reference.html").read_text()
+    for page in site.rglob("*.html"):
+        fetched = re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text())
+        assert not [each for each in fetched if "canonical" not in each], page.name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("page", "fault"),
+    [
+        ("docs/faq.md", "[gone](gone.md)"),
+        ("docs/faq.md", "[no such section](data.md#no-such-section)"),
+        ("docs/reference.md", "::: pfedbred.experiment.run.no_such_function"),
+    ],
+)
+def test_a_fault_in_a_page_fails_the_build(page, fault, tmp_path):
+    pytest.importorskip("zensical", reason="needs zensical: pip install 'pfedbred[docs]'")
+    copy_of_the_repository(tmp_path)
+    with (tmp_path / page).open("a") as file:
+        file.write(f"\n{fault}\n")
+    code, said = build(tmp_path)
+    assert code != 0, said
+    assert "gone" in said or "no-such-section" in said or "no_such_function" in said
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """Where the site is served."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            """Says nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def phone(browser):
+    """A window as wide as a phone's."""
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.full
+def test_pages_fit_on_a_phone(site, address, phone):
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        phone.get(f"{address}/{page.relative_to(site).as_posix()}")
+        assert phone.execute_script("return document.documentElement.scrollWidth") <= 390, page.name
+
+
+@pytest.mark.full
+def test_the_colours_follow_the_reader(address, phone):
+    """Where the reader asks for dark pages, and by the switch on the page."""
+    for asked, scheme in (("dark", "slate"), ("light", "default")):
+        phone.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": asked}]}
+        )
+        phone.get(f"{address}/index.html")
+        phone.execute_script("localStorage.clear()")
+        phone.get(f"{address}/index.html")
+        wait(phone, f"return document.body.getAttribute('data-md-color-scheme') == '{scheme}'")
+    phone.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.mark.full
+def test_the_site_can_be_searched(address, browser):
+    browser.get(f"{address}/index.html?q=conformal")
+    browser.find_element("css selector", "button.md-search__button").click()
+    wait(browser, "return document.activeElement.shadowRoot || document.querySelector('.md-search input')")
+    browser.switch_to.active_element.send_keys("conformal")
+    wait(browser, "return document.body.innerText.includes('How sure a model is')")
