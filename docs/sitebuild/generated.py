@@ -65,6 +65,7 @@ def _plain(text: str) -> str:
 
 _GROUPS = (
     ("Running", ("pfedbred.experiment", "pfedbred.runs")),
+    ("Estimators", ("pfedbred.estimators",)),
     ("Data", ("pfedbred.data",)),
     ("Models", ("pfedbred.models",)),
     ("Tasks", ("pfedbred.tasks",)),
