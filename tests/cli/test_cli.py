@@ -31,6 +31,7 @@ def test_a_run_folder_holds_what_is_promised(call, tmp_path):
     folder = tmp_path / "here"
     assert code == 0
     assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint-00000003.safetensors",
         "config.yaml",
         "curves.png",
         "data.json",

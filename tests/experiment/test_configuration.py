@@ -47,7 +47,7 @@ def test_the_seed_and_the_split_seed():
 
 def test_an_experiment_made_by_hand_is_checked_and_filled_in():
     by_hand = build(Experiment(algorithm="fedavg", clients=10, rounds=2, settings={"R": 2})).experiment
-    assert by_hand.aggregated == 2
+    assert by_hand.aggregated == 10
     assert by_hand == build(experiment()).experiment
     with pytest.raises(pfedbred.SettingError, match="rounds must be"):
         pfedbred.run(Experiment(rounds=0))

@@ -1,5 +1,6 @@
 """Coverage, from the option to the record: what is calibrated, by which samples, and what is kept of it."""
 
+import dataclasses
 import json
 
 import jax
@@ -103,6 +104,22 @@ def test_the_summary_has_means_the_worst_tenth_and_each_client(run):
         for when in ("before", "after"):
             diagram = found[model]["reliability"][when]
             assert sum(diagram["samples"]) == 2 * len(run.backend.federation.test.y)
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_without_test_samples_models_are_calibrated_all_the_same(task, request):
+    """Nothing is measured then."""
+    federation = data(task)
+    empty = federation.test._replace(
+        x=federation.test.x[:0], y=federation.test.y[:0], offsets=0 * federation.test.offsets
+    )
+    run = pfedbred.run(**OPTIONS, federation=dataclasses.replace(federation, test=empty))
+    like = request.getfixturevalue("numbers" if task == "regression" else "run").calibration
+    for model in MODELS:
+        for one, other in zip(run.calibration.fitted[model], like.fitted[model], strict=True):
+            np.testing.assert_array_equal(one.threshold, other.threshold)
+        assert np.isnan(run.calibration.values(model, "coverage")).all()
+    run.record()
 
 
 def test_a_run_without_it_has_none_and_trains_the_same(run):

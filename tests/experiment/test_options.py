@@ -36,7 +36,7 @@ def test_every_field_has_its_metadata(name):
     metadata = FIELDS[name].metadata
     assert metadata.keys() == {"help", *inspect.signature(option).parameters} - {"default"}
     assert bool(metadata["help"]) == (name != "settings")
-    assert all(isinstance(metadata[each], bool) for each in metadata if each != "help")
+    assert all(isinstance(metadata[each], bool) for each in metadata if each not in ("help", "flag"))
     assert metadata["deployed"] or name == "settings" or not metadata["sent"]  # clients learn nothing that nobody sets
 
 

@@ -148,7 +148,7 @@ def test_a_checked_experiment_runs_on_other_data():
     checked = pfedbred.Experiment.from_mapping({"algorithm": "fedavg", "rounds": 1, "settings": {"R": 1}})
     assert (checked.clients, checked.aggregated) == (20, 4)
     finished = pfedbred.run(checked, federation=other)
-    assert finished.experiment.aggregated == 1
+    assert finished.experiment.aggregated == 4
     assert finished.personal_model(3)["output"]["weight"].shape == (other.classes, *other.shape)
     swept = sweep(checked, {"alpha": [0.1, 0.2]}, federation=other)
     assert swept.experiment.dataset is other

@@ -271,7 +271,7 @@ class Evaluator:
         samples, offsets = self.sets[list(self.metrics).index(part)], self._offsets[part]
         labels, seeds = np.asarray(samples.y), len(jax.tree.leaves(global_)[0])
         if not len(labels):
-            nothing = np.zeros((seeds, 0, 1))
+            nothing = np.zeros((seeds, 0) if self._task.kind.labels == "numbers" else (seeds, 0, 1))
             return Outputs(nothing, nothing, labels, offsets)
 
         def scores(shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> list[Array]:

@@ -106,13 +106,11 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
         given = {} if self.options is None else self.options
         if not isinstance(given, Mapping):
             raise SettingError(f"options must map names to values, not {given!r}")
-        own = {*self.get_params(deep=False), *_DECIDED}
-        for name in given:
-            if name in own:
-                reason = _DECIDED.get(name, "it is a parameter of its own")
-                raise SettingError(f"options cannot have {name!r}: {reason}")
+        refused = {**_DECIDED, **dict.fromkeys(self.get_params(deep=False), "it is a parameter of its own")}
+        for name in (name for name in given if name in refused):
+            raise SettingError(f"options cannot have {name!r}: {refused[name]}")
         return {
-            "aggregated": clients,
+            **({} if "select" in given else {"aggregated": clients}),
             "eval_every": self.rounds if self.validation is None else 1,
             **given,
             "algorithm": self.algorithm,
@@ -126,6 +124,8 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int | np.integer):
+            if not 0 <= self.random_state <= _MOST_SEED:
+                raise SettingError(f"random_state must be from 0 to {_MOST_SEED}, not {self.random_state}")
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(_MOST_SEED, dtype=np.uint32))
 
@@ -144,7 +144,7 @@ _DECIDED = {
     "seed": _ONE,
     "seeds": _ONE,
     "held_out_clients": "every client is trained: leave rows out of fit",
-    "class_weights": "give class_weight",
+    "class_weights": "classifiers have class_weight",
     "start_parts": "start_from takes all params",
     "train_only": "all params are trained",
 }

@@ -62,14 +62,19 @@ class FittedModels:
         global_, personal = (jax.tree.map(lambda leaf: leaf[0], each) for each in both)  # of the only seed
         if run.chosen is not None:
             global_, personal = run.chosen.tree("global", (0,), global_), run.chosen.tree("personal", (0,), personal)
-        options = {name: getattr(run.experiment, name) for name in _DECIDE}
-        global_, personal = jax.device_get(global_), jax.device_get(personal)
         temperature = np.ones(federation.clients + 1)
         if run.calibration is not None:
             of_g, of_p = (run.calibration.fitted[each][0].temperature for each in ("global", "personal"))
             temperature = np.append(of_p[:-1], of_g[-1])
-        target = backend.task.target
-        return cls(options, federation.encoding, federation.classes, target, global_, personal, temperature)
+        return cls(
+            options={name: getattr(run.experiment, name) for name in _DECIDE},
+            encoding=federation.encoding,
+            classes=federation.classes,
+            target=backend.task.target,
+            global_=jax.device_get(global_),
+            personal=jax.device_get(personal),
+            temperature=temperature,
+        )
 
     def scores(self, x: np.ndarray, number: np.ndarray) -> np.ndarray:
         """Logits of each row, or numbers in the units of the labels.
