@@ -25,7 +25,7 @@
 
   window.showFigure = (file, figure) => {
     const place = document.querySelector(`[data-figure="${file}"]`);
-    Plotly.newPlot(place, figure.data, layoutOf(figure), { responsive: true, displaylogo: false });
+    Plotly.newPlot(place, figure.data, layoutOf(figure), { responsive: true, displayModeBar: false });
     shown.push([place, figure]);
   };
 

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # First steps
 #
-# Twenty clients have handwritten digits: ten samples each to train on, of only three of the ten labels. We train every client
-# alone, one model for all, and personal models that learn from each other; then we look at who gains.
+# Twenty clients have handwritten digits: ten samples each to train on, of only three of the ten labels. We train
+# every client alone, one model for all, and personal models that learn from each other; then we look at who gains.
 
 # %%
 import matplotlib.pyplot as plt
@@ -62,8 +62,8 @@ plt.show()
 # %% [markdown]
 # ## Four ways to train
 #
-# `pfedbred.run` takes the data, a method and its settings. Every run below averages all twenty clients in every round, does
-# so for two seeds at once, and is kept in a folder.
+# `pfedbred.run` takes the data, a method and its settings. Every run below averages all twenty clients in every
+# round, does so for two seeds at once, and is kept in a folder.
 
 # %%
 SETTINGS = {
@@ -81,9 +81,9 @@ for name, run in runs.items():
     print(f"{name:8} P after 40 rounds: {np.round(100 * run.accuracy('personal')[-1], 1)} % by seed")
 
 # %% [markdown]
-# `local` stops where ten samples end. For `fedavg` P is the global model itself: it has seen 200 samples, but has to tell all
-# ten digits apart on clients that need only three. The personal methods have both: the others' samples, through the common
-# model, and a model of their own.
+# `local` stops where ten samples end. For `fedavg` P is the global model itself: it has seen 200 samples, but has to
+# tell all ten digits apart on clients that need only three. The personal methods have both: the others' samples,
+# through the common model, and a model of their own.
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
@@ -97,8 +97,8 @@ plt.show()
 # %% [markdown]
 # ## Who gains?
 #
-# A mean over clients can hide a client that would be better off alone. The accuracy of each client with `ditto`, less that
-# with `local`, averaged over the seeds:
+# A mean over clients can hide a client that would be better off alone. The accuracy of each client with `ditto`, less
+# that with `local`, averaged over the seeds:
 
 # %%
 by_client = {

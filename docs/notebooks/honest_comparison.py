@@ -20,7 +20,8 @@
 # 3. Differences are paired: the same seed has the same data and the same first model for every method.
 # 4. A difference stands beside its interval, and simple baselines take part.
 #
-# The data: the digits over 20 clients with three labels each. A fifth of each client's training samples is for validation.
+# The data: the digits over 20 clients with three labels each. A fifth of each client's training samples is for
+# validation.
 
 # %%
 import matplotlib.pyplot as plt
@@ -35,9 +36,9 @@ common["seeds"] = 5
 # %% [markdown]
 # ## Tuning
 #
-# Six trials for each method with five seeds each, all of a method's in one compiled program. The step size is always among
-# what is tried: a method with a badly chosen step size can be beaten by anything. The point with the best P on validation
-# samples is chosen.
+# Six trials for each method with five seeds each, all of a method's in one compiled program. The step size is always
+# among what is tried: a method with a badly chosen step size can be beaten by anything. The point with the best P on
+# validation samples is chosen.
 
 # %%
 grids = {
@@ -55,8 +56,9 @@ for name, sweep in sweeps.items():
 #
 # ## Measuring
 #
-# The test samples have had no part in this so far. `figure("chosen", ...)` is the accuracy on them at the round that was best
-# on validation samples; `figure("best", ...)` is the best round on the test samples themselves, as many papers report it.
+# The test samples have had no part in this so far. `figure("chosen", ...)` is the accuracy on them at the round that
+# was best on validation samples; `figure("best", ...)` is the best round on the test samples themselves, as many
+# papers report it.
 
 # %%
 figures, optimistic = {}, {}
@@ -75,13 +77,12 @@ print(f"{'P, accuracy in %':16} {'chosen round':>15} {'best on test':>15} {'less
 for name, values in figures.items():
     best, less = optimistic[name], values - figures["local"]
     told = "" if name == "local" else f"{less.mean():+6.2f} ± {interval(less):4.2f}"
-    print(
-        f"{name:16} {values.mean():7.2f} ± {interval(values):4.2f}  {best.mean():7.2f} ± {interval(best):4.2f}  {told:>15}"
-    )
+    told_both = [f"{each.mean():7.2f} ± {interval(each):4.2f}" for each in (values, best)]
+    print(f"{name:16} {told_both[0]}  {told_both[1]}  {told:>15}")
 
 # %% [markdown]
-# The best round on the test samples is above what a choice without them gives, for every method: that much of a table can be
-# luck. Now the paired differences, with their intervals:
+# The best round on the test samples is above what a choice without them gives, for every method: that much of a table
+# can be luck. Now the paired differences, with their intervals:
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 2.4), layout="constrained")
@@ -96,12 +97,14 @@ axes.set_ylim(-0.5, len(others) - 0.4)
 plt.show()
 
 # %% [markdown]
-# Where an interval covers zero, five seeds cannot tell the method from training alone. That is no accident here: a client
-# has about fifty samples of three digits, which is enough for a linear model. [First steps](first_steps.py) has the same
-# digits with ten samples a client. And these intervals are for one division of the data: what another would give,
-# `--split-seeds 5` tells ([Choosing](../choosing.md)).
+# Where an interval covers zero, five seeds cannot tell the method from training alone. That is no accident here: a
+# client has about fifty samples of three digits, which is enough for a linear model. [First steps](first_steps.py)
+# has the same digits with ten samples a client. And these intervals are for one division of the data: what another
+# would give, `--split-seeds 5` tells ([Choosing](../choosing.md)).
 #
-# A mean can rise while some clients lose: [First steps](first_steps.py) looks at each of them, and so does `pfedbred report`.
+# A mean can rise while some clients lose: [First steps](first_steps.py) looks at each of them, and so does `pfedbred
+# report`.
 #
-# In the shell, the same is `pfedbred sweep` for each method and then `pfedbred compare --validation 0.2 --seeds 5 --baseline
-# local`, which prints these tables. The library's own comparison on real data is [fair.md](../../results/fair.md).
+# In the shell, the same is `pfedbred sweep` for each method and then `pfedbred compare --validation 0.2 --seeds 5
+# --baseline local`, which prints these tables. The library's own comparison on real data is
+# [fair.md](../../results/fair.md).

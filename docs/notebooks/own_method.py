@@ -13,8 +13,8 @@
 # %% [markdown]
 # # A method of your own
 #
-# A method is two halves of pure functions: what a client does with a message and its data, and what the server does with the
-# uploads. The library does the rest: batching clients, compiling, evaluation, seeds, sweeps, run folders.
+# A method is two halves of pure functions: what a client does with a message and its data, and what the server does
+# with the uploads. The library does the rest: batching clients, compiling, evaluation, seeds, sweeps, run folders.
 #
 # We write one that is not in the library. Every client has an offset o_i to the common model, held near zero:
 #
@@ -81,8 +81,8 @@ print("mean norm of the offsets:", np.round(mine.points[-1].diagnostics["offset_
 # %% [markdown]
 # ## Prove it
 #
-# Without offsets the method must be `fedavg`, to the bit or nearly so. A reduction like this is the best test a method can
-# have.
+# Without offsets the method must be `fedavg`, to the bit or nearly so. A reduction like this is the best test a
+# method can have.
 
 # %%
 without = pfedbred.run(algorithm=offsets, settings={"gamma": 0.0}, **common)
@@ -94,8 +94,8 @@ assert difference < 1e-5
 # %% [markdown]
 # ## Compare it
 #
-# The settings of your method are settings like any other: they can be swept, all points in one compiled program, and chosen
-# on validation samples.
+# The settings of your method are settings like any other: they can be swept, all points in one compiled program, and
+# chosen on validation samples.
 
 # %%
 experiment = pfedbred.Experiment(
@@ -117,5 +117,5 @@ plt.show()
 # %% [markdown]
 # This comparison is not fair yet: only our method was tuned. [An honest comparison](honest_comparison.py) shows how.
 #
-# To give the method a name, `pfedbred.ALGORITHMS["offsets"] = offsets`; then suffixes apply too (`offsets+am`). To contribute
-# it, see [Adding something](../../CONTRIBUTING.md#adding-something).
+# To give the method a name, `pfedbred.ALGORITHMS["offsets"] = offsets`; then suffixes apply too (`offsets+am`). To
+# contribute it, see [Adding something](../../CONTRIBUTING.md#adding-something).

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # The prior in two dimensions
 #
-# A personal model is held near the mean of its prior by a Bregman divergence. With two parameters one can see what that
-# means: which directions are cheap, where the personal model comes to lie, and how a client moves the mean. All pictures
-# are computed with the library's own functions; point at them, zoom, and use the menus and sliders.
+# A personal model is held near the mean of its prior by a Bregman divergence. With two parameters one can see what
+# that means: which directions are cheap, where the personal model comes to lie, and how a client moves the mean. All
+# pictures are computed with the library's own functions; point at them, zoom, and use the menus and sliders.
 
 # %%
 import jax
@@ -38,9 +38,10 @@ def on_plane(function):
 # %% [markdown]
 # ## Divergences
 #
-# The penalty on a personal model (v1, v2) around the mean (1, -1), for each family. The Gaussian's contours are circles: all
-# directions cost the same. A Poisson prior holds the first parameter, whose mean is large, much more tightly than the second.
-# The Bernoulli's grows slowly far away, and the exponential family's is cheap below the mean and dear above it.
+# The penalty on a personal model (v1, v2) around the mean (1, -1), for each family. The Gaussian's contours are
+# circles: all directions cost the same. A Poisson prior holds the first parameter, whose mean is large, much more
+# tightly than the second. The Bernoulli's grows slowly far away, and the exponential family's is cheap below the mean
+# and dear above it.
 
 # %%
 MEAN = jnp.array([1.0, -1.0])
@@ -71,13 +72,16 @@ figure.update_layout(
     height=460,
     margin={"l": 40, "r": 10, "t": 50, "b": 40},
     xaxis={"title": {"text": "v1"}},
-    yaxis={"title": {"text": "v2"}},
-    updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.13, "font": {"color": "black"}}],
+    yaxis={"title": {"text": "v2"}, "scaleanchor": "x"},
+    updatemenus=[
+        {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.13, "bgcolor": "white", "font": {"color": "black"}}
+    ],
 )
 figure
 
 # %% [markdown]
-# The divergence is in general not symmetric. For the Poisson family, exchanging personal model and mean gives another value:
+# The divergence is in general not symmetric. For the Poisson family, exchanging personal model and mean gives another
+# value:
 
 # %%
 poisson = priors.get("poisson")
@@ -87,10 +91,10 @@ print(f"from a to b: {poisson.regulariser(a, b):.3f}, from b to a: {poisson.regu
 # %% [markdown]
 # ## The proximal map
 #
-# A client's loss is a valley (contours). Its own minimum is the diamond; the mean of its prior is the cross. The slider sets
-# the strength lambda of a Gaussian prior; the dot is the personal model, argmin f + lambda D, and the line shows all of them,
-# from `local` training at one end to the mean at the other. The path is bent: directions that the data does not determine
-# (along the valley) give in to the prior first.
+# A client's loss is a valley (contours). Its own minimum is the diamond; the mean of its prior is the cross. The
+# slider sets the strength lambda of a Gaussian prior; the dot is the personal model, argmin f + lambda D, and the
+# line shows all of them, from `local` training at one end to the mean at the other. The path is bent: directions that
+# the data does not determine (along the valley) give in to the prior first.
 
 # %%
 CENTRE = jnp.array([-1.0, 1.0])
@@ -109,7 +113,7 @@ def personal(lam, family):
     return prox.prox(problem, prox.gradient_steps(0.5 / (lam * 8 + 5), 3000), PRIOR_MEAN).personal
 
 
-strengths = np.geomspace(0.01, 30, 25)
+strengths = np.geomspace(0.01, 300, 25)
 solve = jax.jit(jax.vmap(lambda lam: personal(lam, priors.get("gaussian"))))
 path = np.asarray(solve(jnp.asarray(strengths, jnp.float32)))
 
@@ -119,12 +123,12 @@ figure = go.Figure(
             x=AXIS,
             y=AXIS,
             z=np.round(np.minimum(on_plane(loss), 15), 3),
-            colorscale="Greys_r",
+            colorscale="Blues_r",
             showscale=False,
-            opacity=0.6,
+            opacity=0.5,
             hoverinfo="skip",
         ),
-        go.Scatter(x=path[:, 0], y=path[:, 1], mode="lines", name="all strengths", line={"color": "#1f77b4"}),
+        go.Scatter(x=path[:, 0], y=path[:, 1], mode="lines", name="all strengths", line={"color": "#d62728"}),
         go.Scatter(x=[-1], y=[1], mode="markers", name="own minimum", marker={"symbol": "diamond", "size": 11}),
         go.Scatter(x=[1.5], y=[1.5], mode="markers", name="mean", marker={"symbol": "x", "size": 11, "color": "red"}),
         go.Scatter(
@@ -140,15 +144,15 @@ figure.update_layout(
     height=520,
     margin={"l": 40, "r": 10, "t": 30, "b": 40},
     xaxis={"title": {"text": "v1"}, "range": [-3, 3]},
-    yaxis={"title": {"text": "v2"}, "range": [-3, 3]},
-    sliders=[{"active": 12, "steps": steps, "currentvalue": {"prefix": "lambda = "}}],
+    yaxis={"title": {"text": "v2"}, "range": [-3, 3], "scaleanchor": "x"},
+    sliders=[{"active": 12, "steps": steps, "currentvalue": {"prefix": "lambda = "}, "pad": {"t": 45}}],
     legend={"orientation": "h", "y": 1.1},
 )
 figure
 
 # %% [markdown]
-# For a quadratic loss with bending H the Gaussian's proximal point has a closed form, (H + lambda)^-1 (H c + lambda m). The
-# library's solver agrees:
+# For a quadratic loss with bending H the Gaussian's proximal point has a closed form, (H + lambda)^-1 (H c + lambda
+# m). The library's solver agrees:
 
 # %%
 closed = np.stack(
@@ -158,8 +162,8 @@ print("largest difference:", np.abs(path - closed).max())
 assert np.abs(path - closed).max() < 1e-3
 
 # %% [markdown]
-# With another family the path from the mean to the client's own minimum is another one. All start at the mean (cross) and
-# end at the minimum (diamond):
+# With another family the path from the mean to the client's own minimum is another one. All start at the mean (cross)
+# and end at the minimum (diamond):
 
 # %%
 figure = go.Figure()
@@ -189,9 +193,9 @@ figure
 # %% [markdown]
 # ## Means
 #
-# pFedMe's prior is around the global model w. The paper's strategies let a client shift the mean by what it knows: its
-# gradient at w (`fo`), where it went in its last round, memory - theta (`mfo`), or both (`mg`). The arrows show from w to the
-# mean of each strategy, with large steps so that they can be seen.
+# pFedMe's prior is around the global model w. The paper's strategies let a client shift the mean by what it knows:
+# its gradient at w (`fo`), where it went in its last round, memory - theta (`mfo`), or both (`mg`). The arrows show
+# from w to the mean of each strategy, with large steps so that they can be seen.
 
 # %%
 w, theta, memory = jnp.array([1.5, 1.5]), jnp.array([-0.6, 0.9]), jnp.array([1.2, 1.4])
@@ -201,9 +205,9 @@ figure = go.Figure(
         x=AXIS,
         y=AXIS,
         z=np.round(np.minimum(on_plane(loss), 15), 3),
-        colorscale="Greys_r",
+        colorscale="Blues_r",
         showscale=False,
-        opacity=0.6,
+        opacity=0.5,
         hoverinfo="skip",
     )
 )
@@ -219,8 +223,9 @@ for name in ("identity", "fo", "mfo", "mg", "mg-meta"):
             marker={"symbol": "arrow", "angleref": "previous", "size": 14},
         )
     )
+LABEL = {"font": {"color": "black"}, "bgcolor": "rgba(255, 255, 255, 0.8)", "arrowcolor": "black"}
 for name, point in (("w", w), ("theta", theta), ("memory", memory), ("own minimum", CENTRE)):
-    figure.add_annotation(x=float(point[0]), y=float(point[1]), text=name, showarrow=True, arrowhead=0, ay=-25)
+    figure.add_annotation(x=float(point[0]), y=float(point[1]), text=name, showarrow=True, ay=-25, **LABEL)
 figure.update_layout(
     height=480,
     margin={"l": 40, "r": 10, "t": 30, "b": 40},

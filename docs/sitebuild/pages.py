@@ -26,7 +26,7 @@ MOVED = {
     "SECURITY.md": "security.md",
     "README.md": "index.md",
 }
-"""Files of the repository whose place on the site is another; links to README lead to the home page, its own."""
+"""Files of the repository that are elsewhere on the site. Links to README lead to the home page."""
 
 PICTURES = (".png", ".svg", ".gif", ".jpg")
 

@@ -253,7 +253,7 @@ def test_list_explains_one_method_in_words(call):
     assert "+am: Aggregation momentum" in out
     assert "lam = 15.0\n      lambda, the strength of the prior" in out
     assert "am_beta = 2.0" in out
-    assert "[a number > 0 or learned" in out
+    assert "[a number > 0 or learned" in " ".join(out.split())
     assert "mean = " not in out  # mg-meta decides it
 
 
