@@ -71,6 +71,17 @@ CLAIMS = [
         )
         for other in others
     ),
+    *(
+        Claim("batch-norm", "skewed-resnet18", model, f"{method}-{choice}", f"{method}-local")
+        for method, model, choice in (
+            ("fedavg", "P", "average"),
+            ("fedavg", "G", "group"),
+            ("ditto", "P", "average"),
+            ("ditto", "P", "group"),
+            ("mg-meta", "P", "average"),
+            ("mg-meta", "P", "group"),
+        )
+    ),
 ]
 
 
