@@ -286,6 +286,8 @@ def test_a_search_and_a_pipeline_pass_the_clients_on():
     model = PersonalizedClassifier(**FAST)
     pipeline = make_pipeline(StandardScaler(), model).fit(x, y, personalizedclassifier__clients=clients)
     assert pipeline[-1].clients_ == sorted(SIGNS)
+    assert np.mean(pipeline.predict(x, clients=clients) == y) > 0.9
+    assert np.mean(pipeline.predict(x) == y) < 0.8
     with sklearn.config_context(enable_metadata_routing=True):
         routed = clone(model).set_fit_request(clients=True).set_score_request(clients=True)
         folds = [(np.arange(45), np.arange(45, 90)), (np.arange(45, 90), np.arange(45))]

@@ -49,7 +49,8 @@ class PersonalizedRegressor(RegressorMixin, PersonalizedEstimator):  # type: ign
 
     def predict(self, X: Any, *, clients: Any = None) -> np.ndarray:
         """The predicted number of each row."""
-        return self._models.scores(*self._placed(X, clients)).astype(np.float64)
+        x, number = self._placed(X, clients)
+        return self._models.scores(x, number).astype(np.float64)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, clients: Any = None) -> float:
         """The coefficient of determination, R2."""
