@@ -47,9 +47,6 @@ gc.freeze()
 gc.set_threshold(50_000, 20, 100)
 
 
-_FEW = 2
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """A test's other cases than the first are left to make test-all; of some that take long, most to make test-slow.
@@ -62,9 +59,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in by_function.values():
-        if cases[0].get_closest_marker("few_cases"):
+        if few := cases[0].get_closest_marker("few_cases"):
             open_to_all = [each for each in cases if not each.get_closest_marker("slow")]
-            kept = {round(i) for i in np.linspace(0, len(open_to_all) - 1, _FEW)}
+            kept = {round(i) for i in np.linspace(0, len(open_to_all) - 1, *(few.args or (1,)))}
             for each in (each for i, each in enumerate(open_to_all) if i not in kept):
                 each.add_marker("slow")
         plain = [each for each in cases if not (each.get_closest_marker("full") or each.get_closest_marker("slow"))]

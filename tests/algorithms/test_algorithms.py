@@ -61,7 +61,7 @@ ALIKE = (  # to an executor
         for name in DOUBLY
     ],
 )
-@pytest.mark.few_cases
+@pytest.mark.few_cases(2)
 def test_batched_is_the_plain_loop_and_nothing_recompiles(name):
     federation = small_federation(sizes=(1, 6, 5))  # one client has a single sample
     backend, states = simulate(name, federation, rounds=1)

@@ -96,7 +96,7 @@ def test_a_run_with_validation_shows_three_figures_and_exports_the_chosen_one(ca
 
 @pytest.mark.full
 @pytest.mark.parametrize(("model", "there"), [("mclr", False), ("support.normalised:linen_network", True)])
-@pytest.mark.few_cases
+@pytest.mark.few_cases(2)
 def test_all_has_fedbn_where_the_model_has_norms(call, prepared, model, there):
     line = ("compare", "--algorithms", "all", "--dataset", prepared[1], "--model", model, "--rounds", 1, "--dry-run")
     code, out, err = call(*line)

@@ -38,7 +38,7 @@ def both(name, *, seeds=(0,), rounds=3, **options):
         for name in ("scaffold", "mime", "fedavg", "heurfedamp", "fedrep", "apfl", "fedem", "pfedbayes", "pfedvem")
     ],
 )
-@pytest.mark.few_cases
+@pytest.mark.few_cases(2)
 def test_streamed_clients_are_the_resident_ones(name):
     (resident, expected), (streamed, found) = both(name)
     assert_close((expected.round, expected.server), (found.round, found.server))

@@ -5,10 +5,16 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pfedbred import PersonalizedClassifier, PersonalizedRegressor
 
-pytestmark = pytest.mark.full
 QUICK = {"rounds": 20, "settings": {"alpha": 0.1}}
 
 
-@parametrize_with_checks([PersonalizedClassifier(**QUICK), PersonalizedRegressor(**QUICK)])
-def test_checks_of_scikit_learn(estimator, check):
+@pytest.mark.full
+@parametrize_with_checks([PersonalizedClassifier(**QUICK)])
+def test_checks_of_classifiers(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([PersonalizedRegressor(**QUICK)])
+def test_checks_of_regressors(estimator, check):
     check(estimator)

@@ -106,7 +106,7 @@ def out_of_time():
         ("mfo+am", {"participation": "sample", "store": "file"}),
     ],
 )
-@pytest.mark.few_cases
+@pytest.mark.few_cases(2)
 def test_an_interrupted_run_is_resumed_bit_for_bit(algorithm, options, tmp_path, capfd):
     whole, half = tmp_path / "whole", tmp_path / "half"
     expected = run_into(whole, built(algorithm, **options), outcome=True)

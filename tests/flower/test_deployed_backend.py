@@ -34,7 +34,7 @@ def ended(prepared, tmp_path_factory):
 @pytest.mark.parametrize(
     "algorithm", [pytest.param(name, marks=pytest.mark.full if name in FULL else pytest.mark.slow) for name in METHODS]
 )
-@pytest.mark.few_cases
+@pytest.mark.few_cases(2)
 def test_same_models_and_scores_as_the_simulation(prepared, tmp_path, algorithm):
     made, path = prepared
     grid = Loopback(nodes_of(path, 3, tmp_path))

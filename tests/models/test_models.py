@@ -317,7 +317,7 @@ def test_initialisation_of_linear_models_does_not_change():
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.full) if name in ("resnet18", "vit") else name for name in ALL]
 )
-@pytest.mark.few_cases
+@pytest.mark.few_cases(2)
 def test_clients_with_different_params(name, executor):
     """Outputs and gradients equal those of each client alone."""
     model, x = every(name)
