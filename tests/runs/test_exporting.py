@@ -64,6 +64,7 @@ def test_a_network_answers_the_same_in_a_runtime(name, norm, tmp_path):
     model = trained(name, batch_norm=norm)
     path, x = written(model, tmp_path), samples(model, 7)
     every = np.asarray(jax.jit(model.outputs)(model.params, x))
+    assert every.std(axis=0).min() > 0.01  # else nothing would be compared
     for count in (1, 7):
         found, logits = answers(path, x=x[:count]), every[:count]
         close(found["logits"], logits)
@@ -210,9 +211,10 @@ def test_the_columns_of_a_table_are_encoded_in_the_file(tmp_path):
 
 
 def test_the_file_says_what_it_is(tmp_path):
-    model = trained("dnn", labels=["a", "b", "c"], kind="personal", client=3, client_name="Oslo")
+    model = trained("dnn", labels=["a", "b", "c"], kind="personal", client=3, client_name="Oslo", dataset="\udcff")
     running = session(written(model, tmp_path))
     said = running.get_modelmeta().custom_metadata_map
+    assert said["dataset"] == "\\udcff"  # from a path that is not valid text
     assert (said["client_name"], said["algorithm"], json.loads(said["labels"])) == ("Oslo", "fedavg", ["a", "b", "c"])
     assert [(each.name, each.shape, each.type) for each in running.get_inputs()] == [
         ("x", ["n", 4, 3], "tensor(float)")
@@ -368,6 +370,7 @@ def test_mistakes_are_one_line(finished, call):
         (run, "--client", "9", "--format", "onnx"): "there is no client 9",
         (run, "--format", "onnx", "--model", "nowhere:net"): "nowhere",
         (finished / "sweep", "--format", "onnx"): "is a sweep, which keeps no models",
+        (run, "--out", finished / "nowhere" / "a.onnx"): "cannot write",
     }.items():
         code, out, err = call("export", *arguments)
         assert (code, out, err.count("\n")) == (2, "", 1), err

@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import pfedbred
+from pfedbred import models
 from pfedbred.models.convolution import with_fast_convolutions
 from pfedbred.runs.onnx_graph import Graph
 
@@ -41,8 +42,8 @@ def looped(x):
     over = jnp.stack([x, 2 * x, -x])
     start = jnp.zeros((x.shape[0], 3), x.dtype)
     forward, (seen, ones) = lax.scan(step, start, over)
-    back, _ = lax.scan(step, start, over, reverse=True)
-    return jnp.concatenate([forward, back, seen[2], jnp.broadcast_to(ones.sum(), (x.shape[0], 1))], 1)
+    back, (before, _) = lax.scan(step, start, over, reverse=True)
+    return jnp.concatenate([forward, back, seen[2], before[0], jnp.broadcast_to(ones.sum(), (x.shape[0], 1))], 1)
 
 
 def recomputed(x):
@@ -162,3 +163,73 @@ def test_two_things_of_one_name_are_refused():
     graph.input("x", np.float32, ())
     with pytest.raises(pfedbred.SettingError, match="two things are called 'x'"):
         graph.input("x", np.float32, ())
+
+
+# Modules of other libraries -----------------------------------------------------------------------------------------
+
+
+def linen_module():
+    linen = pytest.importorskip("flax.linen", reason="Flax is not installed")
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x, train: bool):
+            x = linen.max_pool(linen.relu(linen.Conv(4, (3, 3), strides=2)(x)), (2, 2), (2, 2), padding="SAME")
+            x = linen.avg_pool(linen.BatchNorm(use_running_average=not train)(x), (2, 1))
+            x = linen.LayerNorm()(x.reshape(x.shape[0], -1, 4))
+            x = linen.MultiHeadDotProductAttention(num_heads=2)(x, x)
+            return linen.Dense(3)(linen.Dropout(0.5, deterministic=not train)(linen.gelu(x)).mean(1))
+
+    return models.from_flax(Net(), (9, 8, 2))
+
+
+def nnx_module():
+    nnx = pytest.importorskip("flax.nnx", reason="Flax is not installed")
+
+    def make(rngs):
+        return nnx.Sequential(
+            nnx.Conv(2, 4, (3, 3), rngs=rngs),
+            nnx.BatchNorm(4, rngs=rngs),
+            nnx.swish,
+            lambda x: x.reshape(x.shape[0], -1),
+            nnx.Linear(9 * 8 * 4, 3, rngs=rngs),
+        )
+
+    return models.from_flax(make, (9, 8, 2))
+
+
+def equinox_module():
+    eqx = pytest.importorskip("equinox", reason="Equinox is not installed")
+
+    def make(key):
+        keys = jax.random.split(key, 2)
+        return eqx.nn.Sequential(
+            [
+                eqx.nn.Lambda(lambda x: x.transpose(2, 0, 1)),
+                eqx.nn.Conv2d(2, 4, 3, dtype=jnp.float32, key=keys[0]),
+                eqx.nn.GroupNorm(2, 4, dtype=jnp.float32),
+                eqx.nn.Lambda(jax.nn.relu),
+                eqx.nn.Lambda(jnp.ravel),
+                eqx.nn.Linear(7 * 6 * 4, 3, dtype=jnp.float32, key=keys[1]),
+            ]
+        )
+
+    return models.from_equinox(make)
+
+
+@pytest.mark.parametrize("make", [linen_module, nnx_module, equinox_module], ids=lambda make: make.__name__)
+def test_modules_of_other_libraries(make):
+    """As in a run: their convolutions are this library's."""
+    network = models.get(make(), (9, 8, 2), 3)
+    params = network.starting(network.init(jax.random.key(0)))
+    graph = Graph()
+    x = graph.input("x", np.float32, (9, 8, 2))
+    (found,) = graph.apply(lambda params, x: [network.apply(params, x)], jax.device_get(params), x)
+    graph.output("y", found)
+    whole = graph.model("module").SerializeToString()
+    session = onnxruntime.InferenceSession(whole, providers=["CPUExecutionProvider"])
+    for count in (1, 4):
+        samples = np.random.default_rng(count).normal(size=(count, 9, 8, 2)).astype(np.float32)
+        expected = jax.jit(network.apply)(params, samples)
+        assert np.std(expected) > 0.1
+        np.testing.assert_allclose(session.run(None, {"x": samples})[0], expected, rtol=1e-4, atol=1e-5)

@@ -71,10 +71,13 @@ def trained(model, *, batch_norm="local", vectors=None, seed=0, **facts):
 
 
 def drawn(rng, name, shape):
-    """An array that keeps activations about as large as they are; statistics and scales are positive."""
-    if name.endswith((".scale", ".mean", ".variance")):
+    """An array that keeps activations about as large as they are, so that answers depend on the samples."""
+    part = name.rpartition(".")[2]
+    if part in ("scale", "variance"):
         return rng.uniform(0.5, 1.5, shape).astype(np.float32)
-    return (rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]) if len(shape) > 1 else 10)).astype(np.float32)
+    inputs = {"input": shape[-1], "recurrent": shape[-1], "embedding": 1}.get(part, np.prod(shape[1:]))
+    spread = np.sqrt(2 / inputs) if len(shape) > 1 else 0.2
+    return (spread * rng.normal(size=shape)).astype(np.float32)
 
 
 def samples(model, count, seed=1):

@@ -5,9 +5,10 @@ ONNX operators (:mod:`pfedbred.runs.onnx_primitives`). What depends on params al
 computed when the graph is made. Numbers in half precision are in float32 in the graph, because hardly any runtime
 computes bfloat16 on a CPU.
 
-jax2onnx does this for many more primitives. It does not know this library's convolution
-(:mod:`pfedbred.models.convolution`), depends on Flax, Equinox, Orbax, dm-pix, a viewer and more whichever model is
-exported, and bounds Orbax below the version that current Flax is tested with. jax2tf with tf2onnx needs TensorFlow.
+jax2onnx is well kept and knows many more primitives. The version that goes with the tested JAX and Orbax (0.13) does
+not know this library's convolution (:mod:`pfedbred.models.convolution`) and fails on the loops of its LSTMs; newer ones
+exclude that Orbax. All of them install Flax, Equinox, Orbax, dm-pix, a viewer and ONNX Runtime whichever model is
+exported. jax2tf with tf2onnx needs TensorFlow.
 
 References: the operators of https://onnx.ai/onnx/operators, the primitives of :mod:`jax.lax`.
 """

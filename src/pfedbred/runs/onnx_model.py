@@ -45,7 +45,9 @@ def write_onnx(path: Path, trained: TrainedModel) -> None:
         found = graph.apply(answers, jax.device_get(trained.params), x)
     for name, each in zip(names, found, strict=True):
         graph.output(name, each)
-    whole = graph.model(trained.about["model"], model_file.as_texts(trained.about))
+    said = model_file.as_texts(trained.about)  # a name may come from a path, which need not be valid text
+    said = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in said.items()}
+    whole = graph.model(trained.about["model"], said)
     with replacing(path) as file:
         file.write(whole.SerializeToString())
 
