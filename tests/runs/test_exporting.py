@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from support.trained import NORMALISED, SHAPES, VOCABULARY, samples, trained
 
 import pfedbred
 from pfedbred import models
-from pfedbred.runs import exporting, onnx_model, torch_state
+from pfedbred.runs import exporting, layout, locks, onnx_model, torch_state
 from pfedbred.runs.saved_models import write_models
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -358,6 +359,18 @@ def test_the_command_line_exports_what_predict_predicts(finished, call, tmp_path
     np.save("x.npy", x)
     predicted = call("predict", "two.safetensors", "x.npy")[1].split()
     assert list(map(str, answers("two.onnx", x=x)["label"])) == predicted
+
+
+def test_a_run_that_is_overwritten_takes_its_exported_models_with_it(finished, tmp_path):
+    """Beside a new run they would be taken for its own."""
+    shutil.copytree(finished / "run", tmp_path / "run")
+    assert tuple(each.suffixes[0] for each in exporting.FORMATS.values()) == layout.EXPORTED
+    for client in (None, 2):
+        pfedbred.export(tmp_path / "run", client=client, format="onnx")
+        (tmp_path / "run" / f"{'global' if client is None else 'client-2'}.pt").touch()
+    (tmp_path / "run" / "notes.onnx").touch()
+    layout.new_folder(tmp_path / "run", overwrite=True)
+    assert {each.name for each in (tmp_path / "run").iterdir()} - {locks.LOCK} == {"notes.onnx"}
 
 
 def test_mistakes_are_one_line(finished, call):

@@ -29,6 +29,8 @@ CONFIG, METRICS, DATA, SUMMARY = "config.yaml", "metrics.jsonl", "data.json", "s
 CURVES, HEATMAP, SWEEP, TABLE, PAGE = "curves.png", "heatmap.png", "sweep.json", "table.json", "report.html"
 COMPARISON, TRACKING = "comparison.json", "tracking"
 MODELS, GLOBAL_MODEL = "models.safetensors", "global.safetensors"
+EXPORTED = (".safetensors", ".onnx", ".pt")
+"""The usual suffixes of exported models, which are called ``global`` or ``client-7``."""
 
 _MOST_SPLITS = 10_000
 _FILES = (SUMMARY, COMPARISON, CURVES, DATA, GLOBAL_MODEL, HEATMAP, METRICS, MODELS, PAGE, SWEEP, TABLE, CONFIG)
@@ -79,7 +81,8 @@ def _remove_runs(folder: Path) -> None:
         shutil.rmtree(recorded)
     for each in checkpoints.files(folder):
         checkpoints.remove(each)
-    for each in (*leftovers(folder), *folder.glob("client-*.safetensors"), *(folder / name for name in _FILES)):
+    exported = [each for suffix in EXPORTED for name in ("global", "client-*") for each in folder.glob(name + suffix)]
+    for each in (*leftovers(folder), *exported, *(folder / name for name in _FILES)):
         each.unlink(missing_ok=True)
 
 
