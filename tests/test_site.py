@@ -31,6 +31,18 @@ def sitebuild(monkeypatch):
     return pages, generated
 
 
+def test_links_of_the_written_pages_are_checked(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from sitebuild import links
+
+    (tmp_path / "a.html").write_text('<a href="b.html#there">x</a> <a href="https://x.org">x</a> <img src="gone.png">')
+    (tmp_path / "b.html").write_text('<p id="there"></p> <a href="#nowhere">x</a> <a href="a.html">x</a>')
+    assert links.broken(tmp_path) == [
+        "a.html: there is no gone.png",
+        "b.html: there is no such section: #nowhere",
+    ]
+
+
 def test_the_navigation_names_every_page_and_nothing_else(sitebuild):
     pages, _ = sitebuild
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
@@ -224,8 +236,10 @@ def test_the_colours_follow_the_reader(address, phone):
 
 @pytest.mark.full
 def test_the_site_can_be_searched(address, browser):
-    browser.get(f"{address}/index.html?q=conformal")
+    browser.set_window_size(1280, 900)
+    browser.get(f"{address}/index.html")
     browser.find_element("css selector", "button.md-search__button").click()
-    wait(browser, "return document.activeElement.shadowRoot || document.querySelector('.md-search input')")
+    wait(browser, "return document.activeElement.shadowRoot")  # where the theme keeps its search
     browser.switch_to.active_element.send_keys("conformal")
-    wait(browser, "return document.body.innerText.includes('How sure a model is')")
+    found = "return document.activeElement.shadowRoot.textContent.includes(arguments[0])"
+    wait(browser, found, "How sure a model is")
