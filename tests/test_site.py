@@ -31,18 +31,6 @@ def sitebuild(monkeypatch):
     return pages, generated
 
 
-def test_links_of_the_written_pages_are_checked(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    from sitebuild import links
-
-    (tmp_path / "a.html").write_text('<a href="b.html#there">x</a> <a href="https://x.org">x</a> <img src="gone.png">')
-    (tmp_path / "b.html").write_text('<p id="there"></p> <a href="#nowhere">x</a> <a href="a.html">x</a>')
-    assert links.broken(tmp_path) == [
-        "a.html: there is no gone.png",
-        "b.html: there is no such section: #nowhere",
-    ]
-
-
 def test_the_navigation_names_every_page_and_nothing_else(sitebuild):
     pages, _ = sitebuild
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
@@ -170,21 +158,21 @@ def test_the_strict_build_has_every_page_and_fetches_nothing(site):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("page", "fault"),
+    ("page", "fault", "words"),
     [
-        ("docs/faq.md", "[gone](gone.md)"),
-        ("docs/faq.md", "[no such section](data.md#no-such-section)"),
-        ("docs/reference.md", "::: pfedbred.experiment.run.no_such_function"),
+        ("docs/faq.md", "[gone](gone.md)", "docs/faq.md: there is no gone.md"),
+        ("docs/faq.md", "[no such section](data.md#no-such-section)", "anchor does not exist"),
+        ("docs/reference.md", "::: pfedbred.experiment.run.no_such_function", "no_such_function could not be found"),
     ],
 )
-def test_a_fault_in_a_page_fails_the_build(page, fault, tmp_path):
+def test_a_fault_in_a_page_fails_the_build(page, fault, words, tmp_path):
     pytest.importorskip("zensical", reason="needs zensical: pip install 'pfedbred[docs]'")
     copy_of_the_repository(tmp_path)
     with (tmp_path / page).open("a") as file:
         file.write(f"\n{fault}\n")
     code, said = build(tmp_path)
     assert code != 0, said
-    assert "gone" in said or "no-such-section" in said or "no_such_function" in said
+    assert words in said
 
 
 @pytest.fixture(scope="module")
