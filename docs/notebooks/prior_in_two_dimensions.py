@@ -71,8 +71,8 @@ buttons = [
 figure.update_layout(
     height=460,
     margin={"l": 40, "r": 10, "t": 50, "b": 40},
-    xaxis={"title": {"text": "v1"}},
-    yaxis={"title": {"text": "v2"}, "scaleanchor": "x"},
+    xaxis={"title": {"text": "v1"}, "constrain": "domain"},
+    yaxis={"title": {"text": "v2"}, "scaleanchor": "x", "constrain": "domain"},
     updatemenus=[
         {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.13, "bgcolor": "white", "font": {"color": "black"}}
     ],
@@ -137,14 +137,18 @@ figure = go.Figure(
     ]
 )
 steps = [
-    {"label": f"{lam:.2g}", "method": "restyle", "args": [{"x": [[float(v[0])]], "y": [[float(v[1])]]}, [4]]}
+    {
+        "label": np.format_float_positional(lam, 2, fractional=False, trim="-"),
+        "method": "restyle",
+        "args": [{"x": [[float(v[0])]], "y": [[float(v[1])]]}, [4]],
+    }
     for lam, v in zip(strengths, path, strict=True)
 ]
 figure.update_layout(
     height=520,
     margin={"l": 40, "r": 10, "t": 30, "b": 40},
-    xaxis={"title": {"text": "v1"}, "range": [-3, 3]},
-    yaxis={"title": {"text": "v2"}, "range": [-3, 3], "scaleanchor": "x"},
+    xaxis={"title": {"text": "v1"}, "range": [-3, 3], "constrain": "domain"},
+    yaxis={"title": {"text": "v2"}, "range": [-3, 3], "scaleanchor": "x", "constrain": "domain"},
     sliders=[{"active": 12, "steps": steps, "currentvalue": {"prefix": "lambda = "}, "pad": {"t": 45}}],
     legend={"orientation": "h", "y": 1.1},
 )

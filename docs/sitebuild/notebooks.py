@@ -15,12 +15,10 @@ import jupytext
 import plotly
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from traitlets.config import Config
 
 from sitebuild.pages import with_links
 
 _PLOTLY = "application/vnd.plotly.v1+json"
-_KERNEL = Config({"KernelManager": {"transport": "ipc"}} if os.name == "posix" else {})  # no open ports
 
 
 class FailedNotebookError(Exception):
@@ -40,11 +38,7 @@ def render(root: Path, script: Path, target: Path, *, run: bool) -> None:
     if run:
         with tempfile.TemporaryDirectory() as folder:
             client = NotebookClient(
-                notebook,
-                timeout=600,
-                kernel_name="python3",
-                resources={"metadata": {"path": folder}},
-                config=_KERNEL,
+                notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": folder}}
             )
             try:
                 client.execute(env=_environment())
