@@ -11,6 +11,7 @@ import threading
 import tomllib
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from support.browser import wait
 
@@ -93,6 +94,28 @@ def test_the_reference_has_every_public_name(sitebuild):
     listed = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", generated.reference(), re.MULTILINE)}
     renamed = {"prox": "proximal"}
     assert {renamed.get(name, name) for name in pfedbred.__all__} - listed == {"__version__"}
+
+
+def test_docstrings_are_read_as_markdown(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from sitebuild.docstrings import as_markdown
+
+    text = "Calls :func:`~pfedbred.run` of :mod:`pfedbred`.\n\nExample:\n  >>> 1\n  1"
+    assert as_markdown(text) == "Calls `run` of `pfedbred`.\n\nExamples:\n  >>> 1\n  1"
+
+
+@pytest.mark.full
+def test_the_figures_of_the_concepts_are_those_of_the_script(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from sitebuild.figures import FIGURES
+
+    shown = re.findall(r"\(concepts-(\w+)\.png\)", (ROOT / "docs" / "concepts.md").read_text())
+    assert set(shown) == set(FIGURES)
+    for name, draw in FIGURES.items():
+        assert (ROOT / "docs" / f"concepts-{name}.png").is_file()
+        drawn = draw()
+        assert all(axes.lines for axes in drawn.axes)
+        plt.close(drawn)
 
 
 @pytest.mark.full
