@@ -11,6 +11,7 @@ import threading
 import tomllib
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from support.browser import wait
 
@@ -83,7 +84,7 @@ def test_every_setting_of_every_method_is_on_the_page_in_words(sitebuild):
     builders = {**pfedbred.ALGORITHMS, **{f"+{name}": build for name, build in WRAPPERS.items()}}
     assert set(sections) == set(builders)
     for name, build in builders.items():
-        rows = dict(re.findall(r"^\| `(\w+)[^`]*` \| (?!\*)(.*) \|$", sections[name], re.MULTILINE))
+        rows = dict(re.findall(r"^\| `(\w+)[^`]*` \| (?=[^ *])(.*) \|$", sections[name], re.MULTILINE))
         assert set(rows) == set(settings.declared(build)), name
         assert all(len(words) > 5 for words in rows.values()), (name, rows)
 
@@ -93,6 +94,28 @@ def test_the_reference_has_every_public_name(sitebuild):
     listed = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", generated.reference(), re.MULTILINE)}
     renamed = {"prox": "proximal"}
     assert {renamed.get(name, name) for name in pfedbred.__all__} - listed == {"__version__"}
+
+
+def test_docstrings_are_read_as_markdown(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from sitebuild.docstrings import as_markdown
+
+    text = "Calls :func:`~pfedbred.run` of :mod:`pfedbred`.\n\nExample:\n  >>> 1\n  1"
+    assert as_markdown(text) == "Calls `run` of `pfedbred`.\n\nExamples:\n  >>> 1\n  1"
+
+
+@pytest.mark.full
+def test_the_figures_of_the_concepts_are_those_of_the_script(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from sitebuild.figures import FIGURES
+
+    shown = re.findall(r"\(concepts-(\w+)\.png\)", (ROOT / "docs" / "concepts.md").read_text())
+    assert set(shown) == set(FIGURES)
+    for name, draw in FIGURES.items():
+        assert (ROOT / "docs" / f"concepts-{name}.png").is_file()
+        drawn = draw()
+        assert all(axes.lines for axes in drawn.axes)
+        plt.close(drawn)
 
 
 @pytest.mark.full

@@ -97,10 +97,10 @@ axes.set_ylim(-0.5, len(others) - 0.4)
 plt.show()
 
 # %% [markdown]
-# Where an interval covers zero, five seeds cannot tell the method from training alone. That is no accident here: a
-# client has about fifty samples of three digits, which is enough for a linear model. [First steps](first_steps.py)
-# has the same digits with ten samples a client. And these intervals are for one division of the data: what another
-# would give, `--split-seeds 5` tells ([Choosing](../choosing.md)).
+# Where an interval covers zero, five seeds cannot tell the method from training alone. And all differences are small:
+# a client has about fifty samples of three digits, nearly enough for a linear model. [First steps](first_steps.py)
+# has the same digits with ten samples a client. These intervals are for one division of the data: what another would
+# give, `--split-seeds 5` tells ([Choosing](../choosing.md)).
 #
 # A mean can rise while some clients lose: [First steps](first_steps.py) looks at each of them, and so does `pfedbred
 # report`.
