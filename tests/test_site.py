@@ -118,7 +118,7 @@ def test_the_figures_of_the_concepts_are_those_of_the_script(monkeypatch):
         plt.close(drawn)
 
 
-@pytest.mark.full
+@pytest.mark.slow  # and by make docs, which runs them all
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(notebook, tmp_path):
     """As plain scripts, as a reader would run them."""
@@ -222,7 +222,7 @@ def phone(browser):
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_pages_fit_on_a_phone(site, address, phone):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 40

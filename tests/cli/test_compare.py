@@ -81,7 +81,7 @@ def test_a_run_with_validation_shows_three_figures_and_exports_the_chosen_one(ca
     )
     assert code == 0, err
     assert re.search(
-        r"digits: 8 clients \(all averaged in a round\), [\d,]+ training, [\d,]+ validation and 450 test samples", out
+        r"digits: 8 clients \(3 averaged in a round\), [\d,]+ training, [\d,]+ validation and 450 test samples", out
     )
     assert re.search(r"\| algorithm \| model \| +chosen round \| +last round \| +best on test \|", out)
     summary = json.loads((tmp_path / "here" / "summary.json").read_text())
@@ -96,7 +96,7 @@ def test_a_run_with_validation_shows_three_figures_and_exports_the_chosen_one(ca
 
 @pytest.mark.full
 @pytest.mark.parametrize(("model", "there"), [("mclr", False), ("support.normalised:linen_network", True)])
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases
 def test_all_has_fedbn_where_the_model_has_norms(call, prepared, model, there):
     line = ("compare", "--algorithms", "all", "--dataset", prepared[1], "--model", model, "--rounds", 1, "--dry-run")
     code, out, err = call(*line)

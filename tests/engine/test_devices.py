@@ -110,6 +110,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.full
+@pytest.mark.slow
 def test_batch_norm_of_equinox_does_not_depend_on_the_devices():
     """Its State compares the types of arrays, which contain the devices."""
     paths = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))

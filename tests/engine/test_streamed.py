@@ -192,7 +192,7 @@ def test_the_command_line_runs_a_million_clients(call, tmp_path):
     options = ("--dataset", "synthetic", "--clients", "1000000", *SMALL, "--store", "file", "--store-dir", tmp_path)
     code, out, err = call("run", *options, "--scored-clients", "30", "--out", "run")
     assert code == 0, err
-    assert "1,000,000 clients, samples generated on demand" in out
+    assert "1,000,000 clients (3 averaged in a round), samples generated on demand" in out
     assert "kept in a file; 30 clients are evaluated" in out
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert np.shape(line["personal"]["test"]["client_accuracy"]) == (1, 30)

@@ -9,6 +9,7 @@ QUICK = {"rounds": 20, "settings": {"alpha": 0.1}}
 
 
 @pytest.mark.full
+@pytest.mark.few_cases(12)
 @parametrize_with_checks([PersonalizedClassifier(**QUICK)])
 def test_checks_of_classifiers(estimator, check):
     check(estimator)

@@ -28,7 +28,7 @@ def test_options_reach_the_plan():
 
 @pytest.mark.parametrize(
     ("options", "chosen"),
-    [({"select": "0,3,5"}, [0, 3, 5]), ({"select": [4]}, [4]), ({"aggregated": 7}, 7), ({}, 2), ({"clients": 20}, 4)],
+    [({"select": "0,3,5"}, [0, 3, 5]), ({"select": [4]}, [4]), ({"aggregated": 7}, 7), ({}, 10), ({"clients": 20}, 4)],
 )
 def test_selection_and_how_many(options, chosen):
     """A fifth of the clients by default."""

@@ -170,6 +170,7 @@ def test_a_time_limit_stops_a_run_in_time(forker, tmp_path):
     assert len(checkpoints.files(folder)) == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_on_other_devices(forker, whole, tmp_path):
     folder = tmp_path / "run"
     assert forker.run(*COMMAND, "--out", folder, "--time-limit", "1s") == 75
@@ -199,8 +200,8 @@ def test_a_comparison_is_resumed_too(forker, tmp_path):
         del each["seconds"]
     assert ours == theirs
     assert (folder / "curves.png").exists()
-    assert forker.run("compare", "--resume", "--out", folder, "--rounds", 50) == 2
-    assert "was run with other settings: rounds 40, now 50" in forker.said()
+    assert forker.run("compare", "--resume", "--out", folder, "--seeds", 7) == 2
+    assert "was run with other settings: seeds 1, now 7" in forker.said()
 
 
 def test_a_file_that_cannot_grow_is_one_clear_line(forker, tmp_path):

@@ -349,6 +349,7 @@ def test_mlflow_reads_back_what_the_run_measured(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.slow
 def test_mlflow_records_where_its_variable_says(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'all.db'}")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
@@ -365,6 +366,7 @@ def test_mlflow_records_where_its_variable_says(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
+@pytest.mark.slow
 def test_a_server_that_is_not_there_does_not_cost_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -496,6 +498,7 @@ def test_run_tracks(own, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.slow
 def test_compare_tracks_each_run_with_several(own, tmp_path):
     code, _, err = own("compare", "--algorithms", "fedavg,local", "--out", "b", "--track", "tensorboard, mlflow")
     assert (code, err) == (0, "")

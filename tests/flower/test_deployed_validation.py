@@ -65,6 +65,7 @@ def test_the_chosen_models_are_the_simulations(prepared, tmp_path, seed, rounds)
 
 
 @pytest.mark.full
+@pytest.mark.slow
 def test_a_resumed_server_chooses_as_an_uninterrupted_one(prepared, tmp_path):
     _, path = prepared
     (tmp_path / "whole").mkdir()

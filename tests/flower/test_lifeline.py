@@ -34,7 +34,7 @@ time.sleep(600)
     ("kind", "number"),
     [
         pytest.param("polite", signal.SIGTERM, marks=pytest.mark.full),
-        pytest.param("polite", signal.SIGKILL, marks=pytest.mark.full),
+        pytest.param("polite", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("polite", signal.SIGHUP, marks=pytest.mark.slow),
         pytest.param("deaf", signal.SIGKILL, marks=pytest.mark.slow),
     ],

@@ -228,6 +228,7 @@ def test_jobs_give_what_one_process_gives(call, real_column, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.slow
 def test_jobs_stop_in_time_and_report_what_cannot_be_run(call, real_column, tmp_path):
     rows = ("--rows", "fedavg,fedavg+am", "--rounds", "100000", "--jobs", "2", "--out", "long")
     started = time.monotonic() - process_started()
@@ -402,6 +403,7 @@ def test_the_fit_is_the_mean_distance_from_the_printed_figures():
 
 
 @pytest.mark.full
+@pytest.mark.slow
 def test_a_table_on_several_splits_shares_the_records_of_another(call, small, tmp_path, monkeypatch):
     """The first split is Table 2's; deviations are over all runs, and differences are paired by split and seed."""
     monkeypatch.setitem(

@@ -59,6 +59,7 @@ def test_every_named_network_is_among_those_tested():
     assert set(SHAPES) == set(models.MODELS)
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize(("name", "norm"), NETWORKS)
 def test_a_network_answers_the_same_in_a_runtime(name, norm, tmp_path):
     """One file for any number of samples, with their normalisation."""
@@ -166,6 +167,7 @@ def kept(folder, **options):
     ids=lambda options: "-".join(map(str, list(options.values())[:2])),
 )
 @pytest.mark.full
+@pytest.mark.few_cases(2)
 def test_models_of_runs_answer_the_same(options, tmp_path):
     """G and P, of one network or several, with a posterior."""
     options = dict(options)

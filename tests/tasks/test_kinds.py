@@ -243,7 +243,7 @@ def test_numbers_cannot_be_split_by_label(split):
 
 def test_fractions_are_not_classes(tmp_path):
     (tmp_path / "t.csv").write_text("client,x,y\n" + "".join(f"{i % 2},{i},{i / 4}\n" for i in range(8)))
-    with pytest.raises(SettingError, match=r"t.csv, row 1: label 0.25 is neither .*the task is regression"):
+    with pytest.raises(SettingError, match=r"t.csv, line 3: label 0.25 is neither .*the task is regression"):
         pfedbred.load(str(tmp_path / "t.csv"))
     assert pfedbred.load(str(tmp_path / "t.csv"), task="regression").train.y.dtype == np.float32
     assert pfedbred.load(str(tmp_path / "t.csv"), task="classification").classes == 8
