@@ -185,6 +185,7 @@ def vector(tree):
 
 
 @pytest.mark.broad
+@pytest.mark.broad
 def test_a_round_uses_the_rule():
     """SCAFFOLD, in the plain loop: the model is the rule of what clients uploaded, and the control follows it too."""
     sizes = (7, 12, 5, 20, 9)

@@ -146,6 +146,7 @@ def test_clients_side_by_side_are_clients_in_a_python_loop(federation, task, nam
 
 
 @pytest.mark.parametrize("name", ["mg-meta", pytest.param("fedrep", marks=pytest.mark.full)])
+@pytest.mark.broad
 def test_epochs_on_equal_clients_are_so_many_steps_to_the_bit(name):
     rng = np.random.default_rng(0)
     samples = [[(rng.normal(size=(12, 4)), rng.integers(0, 2, 12)) for _ in range(3)] for _ in range(2)]

@@ -100,6 +100,7 @@ def test_estimates_are_those_of_the_largest_marginal_likelihood(steps):
     np.testing.assert_allclose(found.effective["all"] / found.spread["all"], 1 / variances[0], rtol=1e-4)
 
 
+@pytest.mark.broad
 def test_a_learned_sigma_is_that_of_the_largest_marginal_likelihood():
     hierarchy = Hierarchy(20, [0.05, 0.5, 2.0, 1.0], 0.5, seed=5, sizes=(12, 13))
     w, variances, noise = hierarchy.optimum(by_entry=True)
@@ -111,6 +112,7 @@ def test_a_learned_sigma_is_that_of_the_largest_marginal_likelihood():
     np.testing.assert_allclose(np.append(sigma["weight"][0], sigma["bias"]), variances, rtol=1e-2)
 
 
+@pytest.mark.broad
 def test_the_truth_is_recovered_within_its_standard_error():
     """200 clients of a true hierarchy: log tau has a standard error of about sqrt(2 / (clients x params))."""
     truth = np.asarray([0.1, 0.4, 1.0, 0.4])

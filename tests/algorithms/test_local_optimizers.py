@@ -95,6 +95,7 @@ METHODS = sorted(set(pfedbred.ALGORITHMS) - {"fedadam", "fedadagrad", "fedyogi",
     "name", [pytest.param(each, marks=() if each in ("mg-meta", "scaffold") else pytest.mark.full) for each in METHODS]
 )
 @pytest.mark.few_cases
+@pytest.mark.broad
 def test_plain_sgd_as_an_optax_object_is_the_method_itself(federation, task, name):
     """Every method's own steps, corrections and control variates go through the optimizer."""
     plain = train(federation, task, name, "sgd")

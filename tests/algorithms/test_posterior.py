@@ -98,6 +98,7 @@ def test_predictions_are_those_of_sampled_last_layers():
     assert abs(float(plain[2] - integrated[2])) > 0.02  # far from all samples it is less certain
 
 
+@pytest.mark.broad
 def test_langevin_dynamics_draw_from_the_posterior():
     """A binary model with one input and no bias to speak of: the posterior by quadrature, with its skewness."""
     x = np.abs(RNG.normal(size=(12, 1))) + 0.5

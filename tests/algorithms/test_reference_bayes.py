@@ -86,6 +86,7 @@ class Sampled(Run):
 @pytest.mark.broad
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("participation", ["sample", pytest.param("all", marks=pytest.mark.full)])
+@pytest.mark.broad
 def test_three_rounds_agree(name, participation, federation):
     run = Sampled(federation, name, participation=participation)
     run.advance(ROUNDS)

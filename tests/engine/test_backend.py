@@ -64,6 +64,7 @@ def test_a_missing_member_is_noticed():
 
 
 @pytest.mark.broad
+@pytest.mark.broad
 def test_backends_give_the_same_evaluations(runs):
     (resident, expected), (streamed, found) = runs
     assert_close(numbers(resident.evaluate(expected)), numbers(streamed.evaluate(found)))

@@ -52,6 +52,7 @@ def test_training_does_not_see_newcomers():
 
 
 @pytest.mark.broad
+@pytest.mark.broad
 def test_a_newcomer_starts_from_the_global_model():
     """pFedMe's newcomer starts at w, and so at first P is G, on the newcomers' own test samples."""
     result = run("pfedme", seeds=2)
@@ -128,6 +129,7 @@ def test_newcomers_are_screened_as_the_run_says(screening):
     np.testing.assert_array_equal(moved, [True] * 7 + [screening == "norms"])
 
 
+@pytest.mark.broad
 def test_clients_are_held_out_by_name():
     federation = dataclasses.replace(small_federation(SIZES), names=tuple(f"site{i}" for i in range(len(SIZES))))
     options = {"federation": federation, "rounds": 1, "algorithm": "fedavg", "joining_rounds": 1}
@@ -143,6 +145,7 @@ def test_clients_are_held_out_by_name():
         pfedbred.run(held_out_clients=list(federation.names), **options)
 
 
+@pytest.mark.broad
 def test_the_command_names_those_held_out(call, tmp_path):
     code, out, _ = call("run", "--clients", "6", "--hold-out", "1,4", "--rounds", "1", "--out", tmp_path / "run")
     assert (code, "digits: 4 clients" in out, "; 2 more clients held out: 1, 4" in out) == (0, True, True)

@@ -385,6 +385,7 @@ SAMPLED = ["mg-meta", "scaffold", "fedamp", "mime's answers"]  # the others have
     + [pytest.param(case, "sample", marks=[] if case == "scaffold" else [pytest.mark.full]) for case in SAMPLED],
 )
 @pytest.mark.few_cases
+@pytest.mark.broad
 def test_a_round_with_a_rejected_client_is_the_round_without_it(case, participation):
     """Clients 0, 1 and 3 are selected, and 1 is faulty: a round of 0 and 3. Its own state stays, to the bit."""
     name = case.split("'")[0]

@@ -39,6 +39,7 @@ def both(name, *, seeds=(0,), rounds=3, **options):
     ],
 )
 @pytest.mark.few_cases(2)
+@pytest.mark.broad
 def test_streamed_clients_are_the_resident_ones(name):
     (resident, expected), (streamed, found) = both(name)
     assert_close((expected.round, expected.server), (found.round, found.server))
