@@ -20,6 +20,8 @@ from pfedbred.errors import SettingError
 SIGNS = {"north": 1, "south": -1, "west": 1}
 FAST = {"algorithm": "ditto", "rounds": 10, "settings": {"alpha": 0.1, "lam": 0.1, "R": 5, "R_personal": 5}}
 
+pytestmark = pytest.mark.full
+
 
 def make_table(rows=90, seed=0):
     """The label follows the first column, in the south the other way round; the second column says nothing."""

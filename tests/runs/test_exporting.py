@@ -21,6 +21,8 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 NETWORKS = [(name, norm) for name in SHAPES for norm in (("local", "group") if name in NORMALISED else ("local",))]
 RNG = np.random.default_rng(0)
 
+pytestmark = pytest.mark.full
+
 
 def session(path):
     """A runtime with that file."""

@@ -22,6 +22,8 @@ pytest.importorskip("onnxruntime", reason="onnxruntime, which the documented ser
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
+pytestmark = pytest.mark.full
+
 
 def ask(port, body, path="/predict"):
     """The status and the answer."""
