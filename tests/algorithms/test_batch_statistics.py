@@ -177,6 +177,7 @@ def test_streamed_clients_draw_the_same_numbers():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), found, expected)
 
 
+@pytest.mark.broad
 def test_every_client_round_and_minibatch_has_its_own_key():
     """Clients with the same samples that read them in one piece: only dropout tells them apart."""
     seen = []

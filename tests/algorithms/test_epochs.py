@@ -165,6 +165,7 @@ def test_epochs_on_equal_clients_are_so_many_steps_to_the_bit(name):
         np.testing.assert_array_equal(ours, other)
 
 
+@pytest.mark.broad
 def test_one_epoch_uses_every_sample_once_and_weighs_it_by_its_minibatch(federation, task):
     """A step so small that the params hardly move adds up the gradients of the minibatches."""
     start, _, _ = simulate(federation, task, "local", {"alpha": 1e-6, "epochs": 1})

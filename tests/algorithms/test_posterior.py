@@ -78,6 +78,7 @@ def test_only_the_diagonal_of_a_large_last_layer_is_kept():
     np.testing.assert_allclose(found.covariance, expected, rtol=1e-8)
 
 
+@pytest.mark.broad
 def test_predictions_are_those_of_sampled_last_layers():
     """A binary model: the probability integrated over the posterior, with 200,000 samples."""
     y = (X[:, 0] + 0.5 * RNG.normal(size=70) > 0).astype(int)

@@ -180,6 +180,7 @@ REPRESENTATIVES = [("fedavg", "all", 2.0), ("pfedme", "sample", 1.0), ("fo", "al
         for case in itertools.product(reference.NAMES, ("all", "sample"), (1.0, 2.0))
     ],
 )
+@pytest.mark.broad
 def test_three_rounds_agree(name, participation, beta, federation, task):
     pair = Pair(federation, task, name, participation=participation, beta=beta)
     pair.advance(ROUNDS)

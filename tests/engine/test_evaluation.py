@@ -33,6 +33,7 @@ def scores(params, x, y):
         pytest.param("loop", (0, 1), marks=pytest.mark.full),
     ],
 )
+@pytest.mark.broad
 def test_evaluation_against_numpy(executor, seeds):
     engine, state = trained("mg", DATA, executor=executor, rounds=2, seeds=seeds)
     found = engine.evaluate(state)

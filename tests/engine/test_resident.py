@@ -42,6 +42,7 @@ def test_the_same_seed_gives_the_same_bits(executor):
     assert same(content(first), content(backend.advance(backend.init([3]), 3)))
 
 
+@pytest.mark.broad
 def test_seeds_side_by_side_are_the_seeds_alone():
     """In one backend, which compiles another program for another number of seeds."""
     backend, both = trained(seeds=(0, 7), executor="vmap")

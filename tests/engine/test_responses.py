@@ -75,6 +75,7 @@ def rounds(update_of, chosen, counted, steps=6, size=6):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.broad
 def test_responses_match_numpy(seed):
     """Some clients are not selected in a round, some do not count."""
     rng = np.random.default_rng(seed)
