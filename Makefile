@@ -15,13 +15,13 @@ run: $(INSTALLED)  ## train fedavg, pfedme and mg-meta on the digits and show th
 quick: $(READY)  ## the mathematics, the algorithms and the engine: under a minute
 	$(BIN)/pytest -m 'not slow and not full and not broad' tests/bregman tests/aggregation tests/algorithms tests/engine
 
-test: $(READY)  ## every kind of promise, on representative methods: under five minutes
+test: $(READY)  ## one case of every test but the longest: under five minutes
 	$(BIN)/pytest
 
-test-all: $(READY)  ## every method, real processes and a browser: a quarter of an hour
+test-all: $(READY)  ## every method, real processes and a browser: about 20 minutes
 	$(BIN)/pytest -m 'not slow'
 
-test-slow: $(READY)  ## what test-all leaves out: many more kills, inputs and processes; half an hour
+test-slow: $(READY)  ## what test-all leaves out: many more cases, kills, inputs and processes, and the notebooks; an hour or more
 	$(BIN)/pytest -m slow
 
 lint: $(READY)

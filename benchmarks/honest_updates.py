@@ -17,11 +17,11 @@ import pfedbred
 pfedbred.use_all_cores()
 
 from pfedbred.experiment.building import build  # noqa: E402
-from pfedbred.paper.columns import ALL, Federations  # noqa: E402
+from pfedbred.paper.columns import ALL, SKEWED, Federations  # noqa: E402
 
 
 def main(
-    columns: str = ",".join(ALL),
+    columns: str = ",".join(name for name in ALL if name not in SKEWED),
     methods: str = "fedavg,pfedme,pfedme+am,per-fedavg,mg-meta,mg-meta+am",
     rounds: int = 100,
     seeds: int = 1,

@@ -7,7 +7,7 @@ summary.json        the outcome; written last, so it marks a finished run
 curves.png          accuracy, or another metric, by round, and client by client
 models.safetensors  the models at the end: see ``pfedbred export``
 tracking/           what trackers such as TensorBoard have recorded: see ``pfedbred run --track``
-checkpoint-ROUND.safetensors  where an interrupted run is resumed: see ``pfedbred run --resume``
+checkpoint-ROUND.safetensors  where an interrupted run is resumed, or a finished one given more rounds: see ``--resume``
 
 A comparison has a folder of this kind for each algorithm, with ``table.json`` and ``comparison.json`` beside them; over
 several splits, a comparison in ``split-SEED`` for each of them. A sweep has ``sweep.json``.

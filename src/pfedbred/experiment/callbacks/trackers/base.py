@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,7 @@ class Start(NamedTuple):
     round: int
 
 
-class Tracker(Callback):
+class Tracker(Callback, ABC):
     """Records a run with another program: its settings, every evaluation, and in the end its files.
 
     A subclass says how, in four methods. If one of them raises an exception, a warning says so and the run continues
@@ -69,21 +70,21 @@ class Tracker(Callback):
         self._id, self._recorded = "", 0
         self._ending: Ending = "failed"
 
+    @abstractmethod
     def open(self, start: Start) -> str:
         """Starts to record, or continues with ``start.id``; returns what identifies the recording."""
-        raise NotImplementedError
 
+    @abstractmethod
     def record(self, evaluation: Measured) -> None:
         """Records an evaluation. Rounds come in order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, files: Sequence[Path]) -> None:
         """Records the files of a run that has come to its end; ``curves.png`` is its picture."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self, ending: Ending) -> None:
         """Ends the recording; a run that was stopped may be resumed."""
-        raise NotImplementedError
 
     @property
     def needs_folder(self) -> bool:
