@@ -38,10 +38,12 @@ _TENTH = ("worst_decile",)
 CLAIMS = [
     *(
         Claim("table2", column, "P", "mg-meta", other)
-        for column in ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")
+        for column in ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn", "cifar10-cnn")
         for other in ("pfedme", "per-fedavg")
     ),
+    Claim("table2", "cifar10-cnn", "P", "mg-meta", "fedamp"),
     Claim("table2", "cifar10-cnn", "P", "mg-meta+am", "mg-meta"),
+    Claim("table2", "cifar10-cnn", "P", "mg-meta+am", "per-fedavg+ft"),
     *(Claim("table2", column, "P", "mg-meta+am", "pfedme+am") for column in ("writers-mclr", "writers-dnn")),
     *(Claim("table2", column, "P", "mg-meta+am", "mg-meta+ft") for column in ("writers-mclr", "writers-dnn")),
     *(
