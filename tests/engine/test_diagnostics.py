@@ -1,6 +1,8 @@
 """Diagnostics: averages over the clients of what ``train`` reports, which cost nothing when nobody asks for them."""
 
 import functools
+import json
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,8 @@ from support.poison import poisoned
 
 import pfedbred
 from pfedbred.engine.round import Shared
+from pfedbred.report import page
+from pfedbred.runs.metrics_file import read_points
 
 SIZES = (7, 12, 5, 20, 9)
 DATA = federation(SIZES)
@@ -144,3 +148,68 @@ def test_whole_numbers_are_averaged_as_numbers(options):
         **options,
     )
     assert done.points[-1].diagnostics["samples"] == pytest.approx(np.mean([7, 12, 5, 20]))
+
+
+# What describes each client ----------------------------------------------------------------------------------------
+
+LEARNED = {"algorithm": "learned-prior", "settings": {"R": 2, "lam": "learned(client x layer)"}, "seeds": 2}
+LEARNED |= {"rounds": 3, "aggregated": 4, "batch_size": 2, "model": "dnn", "diagnostics": True}
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory):
+    return pfedbred.run(**LEARNED, federation=small_federation(), out=tmp_path_factory.mktemp("described") / "run")
+
+
+def test_the_strength_of_every_client_is_recorded_at_evaluations(described):
+    """It is what the client would train with next; the mean over clients in the next round's diagnostics."""
+    points = described.points
+    assert all(point.described["strength_hidden"].shape == (2, 4) for point in points)
+    for before, after in pairwise(points):
+        for name, values in before.described.items():
+            np.testing.assert_allclose(values.mean(axis=1), after.diagnostics[name], rtol=1e-5)
+    assert np.ptp(points[-1].described["strength_hidden"], axis=1).min() > 0
+
+
+def test_recorded_strengths_are_read_again_and_folders_without_them_too(described, tmp_path):
+    found = read_points(described.folder)
+    for one, other in zip(described.points, found, strict=True):
+        for name, values in one.described.items():
+            np.testing.assert_allclose(other.described[name], values, rtol=1e-3)
+    lines = [json.loads(line) for line in (described.folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["client_diagnostics"]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [point.described for point in read_points(tmp_path)] == [{}] * len(lines)
+    lines[0]["client_diagnostics"] = {"strength_hidden": [[1.0], [2.0]]}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(lines[0]))
+    with pytest.raises(pfedbred.SettingError, match="'strength_hidden' is not of all seeds and clients"):
+        read_points(tmp_path)
+
+
+def test_the_page_has_a_map_of_clients_and_rounds_for_each_layer(described):
+    (shown,) = page.gather([described.folder])["runs"]
+    maps = shown["described"]["maps"]
+    assert list(maps) == ["strength_hidden", "strength_output"]
+    last = np.exp(np.log(described.points[-1].described["strength_output"]).mean(axis=0))
+    found = dict(zip(shown["described"]["clients"], [row[-1] for row in maps["strength_output"]], strict=True))
+    names = list(map(str, range(4)))
+    np.testing.assert_allclose([found[name] for name in names], last, rtol=1e-3)
+    assert shown["described"]["rounds"] == [1, 2, 3]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{"store": "memory", "participation": "sample"}, {"executor": "loop"}], ids=str)
+def test_every_backend_and_executor_records_strengths(described, options):
+    usual = described if "store" not in options else None
+    usual = usual or pfedbred.run(**LEARNED, federation=small_federation(), participation="sample")
+    other = pfedbred.run(**LEARNED, federation=small_federation(), **options)
+    for one, two in zip(usual.points, other.points, strict=True):
+        for name, values in one.described.items():
+            np.testing.assert_allclose(two.described[name], values, rtol=2e-3)
+
+
+def test_without_diagnostics_or_a_learned_strength_nothing_is_recorded():
+    for change in ({"diagnostics": False}, {"settings": {"R": 2, "lam": 5.0}}):
+        run = pfedbred.run(**{**LEARNED, "rounds": 1, **change}, federation=small_federation())
+        assert [point.described for point in run.points] == [{}] * len(run.points)

@@ -180,6 +180,8 @@ class Client(NamedTuple):
         f + lam/2 ||. - w||^2. None if P has no prior.
       random: whether the method itself draws random numbers in training or for P, from ``data.key`` and the keys of
         minibatches. Networks draw from these too: fold in a number of your own.
+      described: numbers by name that describe the client's state between rounds, such as the strength it has learned
+        for its prior. With diagnostics, every evaluation records them for each client.
     """
 
     init: Callable[[Tree], Tree]
@@ -195,6 +197,7 @@ class Client(NamedTuple):
     uploaded: Callable[[Tree, Tree], Tree] = lambda message, upload: upload
     precision: Callable[[Tree, Tree, ClientData], Tree] | None = None
     random: bool = False
+    described: Callable[[Tree, Tree, ClientData], Info] | None = None
 
 
 class Server(NamedTuple):

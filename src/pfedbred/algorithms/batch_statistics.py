@@ -106,6 +106,7 @@ def with_statistics(algorithm: Algorithm, task: Task, batch_norm: BatchNorm = "l
         return ServerState(after.model, Carried(after.extra, found))
 
     client_prepare, server_prepare, welcome = client.prepare, server.prepare, server.welcome
+    described = client.described
 
     def prepare(state: ServerState, uploads: Uploads) -> ServerState:
         assert server_prepare is not None
@@ -121,6 +122,7 @@ def with_statistics(algorithm: Algorithm, task: Task, batch_norm: BatchNorm = "l
             prepare=(lambda message, *rest: client_prepare(message.own, *rest)) if client_prepare else None,
             unchanged=lambda message: client.unchanged(message.own),
             precision=None,  # posteriors are not of networks with batch norm
+            described=(lambda message, *rest: described(message.own, *rest)) if described else None,
             screened=lambda upload: client.screened(upload.own),
             uploaded=lambda message, upload: client.uploaded(message.own, upload.own),
         ),

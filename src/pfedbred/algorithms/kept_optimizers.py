@@ -52,12 +52,17 @@ def keep_optimizers(algorithm: Algorithm, optimizer: Optimizer | None, sample: B
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return Kept(state, tuple(zeros), jnp.bool_(True))
 
-    prepare, model = client.prepare, client.model
+    def of_state(function: Any) -> Any:
+        """The same function of a client that keeps its optimizers too."""
+        return (lambda message, kept, data: function(message, kept.state, data)) if function else None
+
     return algorithm._replace(
         client=client._replace(
             init=init,
             train=train,
-            model=lambda message, kept, data: model(message, kept.state, data),
-            prepare=(lambda message, kept, data: prepare(message, kept.state, data)) if prepare else None,
+            model=of_state(client.model),
+            prepare=of_state(client.prepare),
+            precision=of_state(client.precision),
+            described=of_state(client.described),
         )
     )

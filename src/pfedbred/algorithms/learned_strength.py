@@ -121,12 +121,16 @@ class LearnedStrength:
     def reply(self, ended: Ended, held: Held, kept: Tree, data: ClientData) -> tuple[Tree, Tree, Info]:
         """The local model with evidence; or the model alone, if evidence stays with the client."""
         evidence = self._evidence(ended.theta, ended.mean, held, data)
-        info: Info = {}
-        if self._parts != "entry":
-            info = {"strength" if name == "all" else f"strength_{name}": lam for name, lam in held.by_part.items()}
+        info = self.described(held)
         if self._own:
             return ended.w, blended(kept, evidence, _NEW), info
         return Report(ended.w, evidence), None, info
+
+    def described(self, held: Held) -> Info:
+        """lam_i of each part; nothing if every single param has its own."""
+        if self._parts == "entry":
+            return {}
+        return {"strength" if name == "all" else f"strength_{name}": lam for name, lam in held.by_part.items()}
 
     def of_client(self, client: Client) -> Client:
         """It draws signs for the curvature, and uploads more than it receives."""

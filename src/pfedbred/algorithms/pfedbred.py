@@ -180,12 +180,16 @@ def pfedbred(
         _, held = strength.received(message, state.strength, data)
         return prior_precision(held, state.theta, data)
 
+    def described(message: Tree, state: PersonalState, data: ClientData) -> Info:
+        return strength.described(strength.received(message, state.strength, data)[1])
+
     client = Client(
         lambda w: kept(w, w, strength.fresh(w)),
         train,
         model,
         draws=draws(work),
         precision=precision if personal == "theta" else None,
+        described=described if strength.learns else None,
     )
     server = averaging_server(task, beta)
     return Algorithm(strength.of_client(client), strength.of_server(server), task.model.apply)

@@ -42,13 +42,14 @@ from jax.flatten_util import ravel_pytree
 
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.curvature import head_curvature, head_jacobians
+from pfedbred.algorithms.ensemble import mixed, with_ensembles
 from pfedbred.algorithms.local_steps import drawn, more
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.errors import SettingError
 from pfedbred.types import Array, Tree
 
-Posterior = Literal["laplace", "sgld"]
-"""How uncertain a personal model is: see the module."""
+Posterior = Literal["laplace", "sgld", "ensemble"]
+"""How uncertain a personal model is: see the module, and :mod:`pfedbred.algorithms.ensemble`."""
 
 _BLOCK = 512  # params of a last layer whose covariance is a matrix
 _WEAKEST = 1e-3  # precision of a prior
@@ -76,6 +77,8 @@ def with_posterior(algorithm: Algorithm, task: Task, posterior: Posterior | None
     """The algorithm with a posterior of every P; unchanged without one."""
     if posterior is None:
         return algorithm
+    if posterior == "ensemble":
+        return with_ensembles(algorithm, task)
     client, predict = algorithm.client, algorithm.predict
     _check(algorithm, task)
 
@@ -196,5 +199,4 @@ def _mixed(task: Task, predict: Callable[[Tree, Array], Array], model: WithSampl
     """Outputs whose probabilities are the mean over the last layers drawn."""
     _, unravel = ravel_pytree({key: model.model[key] for key in _head(task, model.model)})
     every = jax.vmap(lambda head: predict({**model.model, **unravel(head)}, x))(model.heads)
-    found = task.kind.mix(jnp.full(len(every), -jnp.log(len(every))), jax.vmap(task.kind.shaped)(every))
-    return found.reshape(every.shape[1:]).astype(every.dtype)
+    return mixed(task, every)

@@ -97,6 +97,9 @@ class PriorStrength(Protocol):
     def reply(self, ended: Ended, held: Held, kept: Tree, data: ClientData) -> tuple[Tree, Tree, Info]:
         """A client's upload, what it keeps about the strength, and diagnostics."""
 
+    def described(self, held: Held) -> Info:
+        """Numbers by name for a record of each client: the strengths, if they are learned and few."""
+
     def of_client(self, client: Client) -> Client:
         """The client half of Algorithm 1, with what it must declare about its messages."""
 
@@ -140,6 +143,10 @@ class FixedStrength:
     def reply(self, ended: Ended, held: Held, kept: Tree, data: ClientData) -> tuple[Tree, Tree, Info]:
         """The upload is the local model."""
         return ended.w, None, {}
+
+    def described(self, held: Held) -> Info:
+        """Nothing."""
+        return {}
 
     def of_client(self, client: Client) -> Client:
         """Unchanged."""

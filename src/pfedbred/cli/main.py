@@ -118,7 +118,8 @@ def export_command(
     path, about = exporting.written(source, client, seed, out, format_, custom)
     personal = about["kind"] == "personal"
     whose = f"client {about['client']} ({about['client_name']})" if personal else "the global model"
-    print(printable(f"model: {path}, {whose}, seed {about['seed']}, {_when(about)}"))
+    of_seed = "" if about.get("members") else f"seed {about['seed']}, "
+    print(printable(f"model: {path}, {whose}, {of_seed}{_when(about)}"))
 
 
 @app.command("adapt")
@@ -241,6 +242,8 @@ def _csv(rows: Sequence[Sequence[str]]) -> str:
 
 def _when(about: Mapping[str, Any]) -> str:
     chosen = f", chosen on {about['chosen_on']} samples" if "chosen_on" in about else ""
+    if about.get("members"):
+        return f"ensemble of {len(about['members'])} seeds, after round {about['round']} at most{chosen}"
     return f"after round {about['round']}{chosen}"
 
 

@@ -174,6 +174,9 @@ class Backend(Protocol[S]):
     def diagnostics(self, state: S) -> dict[str, np.ndarray]:
         """The last round's diagnostics by seed; empty if they are not collected."""
 
+    def described(self, state: S) -> dict[str, np.ndarray]:
+        """What describes each evaluated client's state, by name, seed and client; empty without diagnostics."""
+
     def servers(self, state: S) -> Servers:
         """The server's side of the state."""
 
@@ -203,6 +206,9 @@ class Backend(Protocol[S]):
 
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> Outputs:
         """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
+
+    def scores(self, global_: Tree, personal: Tree) -> Evaluation:
+        """The metrics of these models, which begin with the seeds, on the samples of the evaluated clients."""
 
     def announce(self, state: S, round_: int, last: bool = False) -> None:
         """Tells clients that keep their own personal models which round is chosen: with the next round, or now."""

@@ -266,6 +266,19 @@ class Evaluator:
             tallies |= {f"{model}_{part}": sums for model, sums in zip(_MODELS, by_client, strict=True)}
         return tallies
 
+    def evaluate(self, global_: Tree, personal: Tree) -> Evaluation:
+        """The metrics of models that begin with the seeds."""
+
+        def seed(sets: list[EvaluationSet], both: tuple[Tree, Tree]) -> Packed:
+            return self.pack(self.tally(sets, *both))
+
+        if self._executor != "loop":
+            seed = jax.jit(seed, out_shardings=self._sharding)
+        models = devices.place((global_, personal), self._sharding)
+        seeds = len(jax.tree.leaves(global_)[0])
+        packed = [seed(self.sets, jax.tree.map(itemgetter(place), models)) for place in range(seeds)]
+        return self.summarise(jax.tree.map(lambda *leaves: jnp.stack(leaves), *packed))
+
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> Outputs:
         """What models predict that begin with the seeds: G, and P of each client for its own samples."""
         samples, offsets = self.sets[list(self.metrics).index(part)], self._offsets[part]

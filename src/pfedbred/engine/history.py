@@ -26,6 +26,7 @@ class Point(NamedTuple):
       scores: of both models.
       rejections: since the evaluation before.
       diagnostics: of the last round, by name and seed; empty if they are not collected.
+      described: what describes each client's state, by name, seed and client; empty if it is not collected.
     """
 
     round: int
@@ -33,6 +34,7 @@ class Point(NamedTuple):
     scores: Evaluation
     rejections: Rejections
     diagnostics: Mapping[str, np.ndarray] = {}  # never changed
+    described: Mapping[str, np.ndarray] = {}
 
 
 def curve(points: Sequence[Point], metric: str, model: Which, part: Part = "test") -> np.ndarray:

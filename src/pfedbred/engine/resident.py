@@ -109,6 +109,7 @@ class ResidentBackend:
         self._advance = self._compiled(self._rounds, in_place=True)
         self._tally = self._compiled(self._tally_one, at_once=_EVALUATED)
         self._models = self._compiled(self._models_one)
+        self._described = self._compiled(self._described_one)
         self.compile_seconds = 0.0
 
     store = "device"
@@ -168,6 +169,10 @@ class ResidentBackend:
         personal = self.round.model(shared, (everyone, state.clients))
         return self.round.algorithm(state.settings, state.round).server.model(state.server), personal
 
+    def _described_one(self, shards: Shards, nothing: Any, state: State) -> Info:
+        shared = Shared(shards, state.key, state.server, state.settings, state.round)
+        return self.round.described(shared, (jnp.arange(self.federation.clients), state.clients))
+
     # All seeds --------------------------------------------------------------------------------------------------
 
     def _compiled(
@@ -202,7 +207,7 @@ class ResidentBackend:
         self.plan = dataclasses.replace(self.plan, chunk=chunk)
         sizes = self.federation.train.sizes
         self.round = Round(self.algorithm, self.plan, self.executor, self.mesh, self._varying, sizes)
-        for program in (self._advance, self._tally, self._models):
+        for program in (self._advance, self._tally, self._models, self._described):
             program.forget_traces()
         return True
 
@@ -344,6 +349,13 @@ class ResidentBackend:
         """The last round's diagnostics by seed."""
         return {name: np.asarray(values, np.float64) for name, values in jax.device_get(dict(states.info)).items()}
 
+    def described(self, states: State) -> dict[str, np.ndarray]:
+        """What describes each client's state, by seed and client."""
+        if not self.round.describes:
+            return {}
+        found = self._described(self.shards, (), states)
+        return {name: np.asarray(devices.fetch(values), np.float64) for name, values in found.items()}
+
     def servers(self, states: State) -> Servers:
         """The server's side of the state."""
         return Servers(states.key, states.server, states.settings)
@@ -363,6 +375,10 @@ class ResidentBackend:
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> evaluation.Outputs:
         """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
         return self._evaluator.outputs(part, global_, personal)
+
+    def scores(self, global_: Tree, personal: Tree) -> evaluation.Evaluation:
+        """The metrics of these models, which begin with the seeds, on the samples of the evaluated clients."""
+        return self._evaluator.evaluate(global_, personal)
 
     def announce(self, states: State, round_: int, last: bool = False) -> None:
         """No client is elsewhere."""

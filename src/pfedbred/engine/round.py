@@ -155,6 +155,7 @@ class Round:
         self._everyone = None if sizes is None else plan.batching.per_pass(sizes)
         every = partial(executors.every, executor=executor, chunk=plan.chunk, mesh=mesh)
         self.prepare, self.train, self.model = map(every, (self.prepare_client, self.train_client, self.model_client))
+        self.described = every(self.described_client)
 
     def algorithm(self, settings: Mapping[str, Array], round_: Array | int = 0) -> Algorithm:
         """With these hyper-parameters, where the run has its own, and with those of the round."""
@@ -237,6 +238,18 @@ class Round:
         client = self.algorithm(shared.settings, shared.round).client
         data = self._data(shared, place, record.drawn, client.model_draws)
         return client.model(*self._met(shared, place, record), data)
+
+    @property
+    def describes(self) -> bool:
+        """Whether evaluations record what describes a client's state."""
+        return self._plan.diagnostics and self._usual.client.described is not None
+
+    def described_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Info:
+        """What describes a client's state."""
+        place, record = item
+        describe = self.algorithm(shared.settings, shared.round).client.described
+        assert describe is not None
+        return describe(*self._met(shared, place, record), self._data(shared, place, record.drawn, 0))
 
     # All clients of a round -------------------------------------------------------------------------------------
 

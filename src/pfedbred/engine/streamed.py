@@ -137,6 +137,9 @@ class StreamedBackend:
     def _models_of(self, shared: Shared, records: ClientRecord) -> Tree:
         return self.round.model(shared, (_places(shared), records))
 
+    def _described_of(self, shared: Shared, records: ClientRecord) -> Info:
+        return self.round.described(shared, (_places(shared), records))
+
     def _tally(self, shared: Shared, sets: list[evaluation.EvaluationSet], records: ClientRecord) -> evaluation.Packed:
         global_ = self.algorithm.server.model(shared.server)
         return self._evaluator.pack(self._evaluator.tally(sets, global_, self._models_of(shared, records)))
@@ -293,6 +296,17 @@ class StreamedBackend:
         """The last round's diagnostics by seed."""
         return {name: np.asarray(values, np.float64) for name, values in jax.device_get(dict(states.info)).items()}
 
+    def described(self, states: StreamedState) -> dict[str, np.ndarray]:
+        """What describes each evaluated client's state, by seed and client."""
+        if not self.round.describes:
+            return {}
+        found = []
+        for place in range(len(states.round)):
+            key, server, store = _one_seed(states, place)
+            shared = Shared(self._evaluated_shards, key, server, {}, states.round[place])
+            found.append(self._run(self._described_of, shared, store.read(self.evaluated.tolist())))
+        return {name: np.stack([np.asarray(each[name], np.float64) for each in found]) for name in found[0]}
+
     def save(self, states: StreamedState) -> Saved:
         """The state for a checkpoint, whatever store it is in."""
         arrays: dict[str, np.ndarray | Pieces] = {
@@ -361,6 +375,10 @@ class StreamedBackend:
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> evaluation.Outputs:
         """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
         return self._evaluator.outputs(part, global_, personal)
+
+    def scores(self, global_: Tree, personal: Tree) -> evaluation.Evaluation:
+        """The metrics of these models, which begin with the seeds, on the samples of the evaluated clients."""
+        return self._evaluator.evaluate(global_, personal)
 
     def announce(self, states: StreamedState, round_: int, last: bool = False) -> None:
         """No client is elsewhere."""

@@ -65,9 +65,10 @@ def build(experiment: Experiment, federation: Federation | Population | None = N
         backend = StreamedBackend(
             algorithm, task, federation, plan, store, folder=folder, evaluated=evaluated, varying=changes
         )
-        if experiment.coverage is not None and len(backend.evaluated) < federation.clients:
+        needs = "coverage" if experiment.coverage is not None else experiment.posterior == "ensemble" and "an ensemble"
+        if needs and len(backend.evaluated) < federation.clients:
             raise SettingError(
-                f"coverage needs the outputs of all clients: evaluate all {federation.clients:,} (scored_clients)"
+                f"{needs} needs the outputs of all clients: evaluate all {federation.clients:,} (scored_clients)"
             )
     _check_memory(experiment, backend)
     backend.trace(experiment.seeds)
@@ -80,6 +81,10 @@ def build_sweep(experiment: Experiment, federation: Federation | None) -> tuple[
     parts = _prepare(experiment, federation)
     if parts.experiment.coverage is not None:
         raise SettingError("a sweep keeps no models to calibrate: leave coverage out, and run its best point with it")
+    if parts.experiment.posterior == "ensemble":
+        raise SettingError(
+            "a sweep keeps no models for an ensemble: leave posterior out, and run its best point with it"
+        )
     if parts.store != "device":
         raise SettingError("a sweep keeps all clients on the device at every point: use fewer clients, or store device")
     assert isinstance(parts.federation, Federation)

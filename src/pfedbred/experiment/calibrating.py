@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from pfedbred.data.federation import Federation
+from pfedbred.data.federation import Federation, Part
 from pfedbred.data.population import Population
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.calibration import least_samples
+from pfedbred.engine.evaluation import Outputs
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.ensembling import as_ensembles, first_seed
 from pfedbred.runs.calibration import RunCalibration, calibrated
-from pfedbred.runs.chosen import Chosen
+from pfedbred.types import Tree
 
 S = TypeVar("S")
 
@@ -33,11 +35,18 @@ def check_coverage(experiment: Experiment, federation: Federation | Population) 
         )
 
 
-def calibrate_models(backend: Backend[S], state: S, chosen: Chosen, coverage: float) -> RunCalibration:
-    """Calibrates the models of the chosen rounds. All processes must call it."""
-    models = [
-        chosen.tree("global", (), backend.global_model(state)),
-        chosen.tree("personal", (), backend.personal_model(state, 0)),
-    ]
-    validation, test = (backend.outputs(part, *models) for part in ("validation", "test"))
-    return calibrated(validation, test, coverage)
+def calibrate_models(backend: Backend[S], models: tuple[Tree, Tree], coverage: float, ensemble: bool) -> RunCalibration:
+    """Calibrates G by seed, and P by seed and client; with ``ensemble`` each client's one of all seeds in place of P.
+
+    All processes must call it.
+    """
+    global_, personal = models
+
+    def outputs(part: Part) -> Outputs:
+        found = backend.outputs(part, global_, personal)
+        if ensemble:
+            together = backend.outputs(part, first_seed(global_), as_ensembles(personal))
+            found = found._replace(personal=together.personal)
+        return found
+
+    return calibrated(outputs("validation"), outputs("test"), coverage)

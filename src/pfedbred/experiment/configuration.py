@@ -80,6 +80,8 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         last = experiment.seed + experiment.seeds - 1
         if last >= 2**32:
             raise SettingError(f"seeds must be below 2**32, but the last one would be {last}")
+        if experiment.posterior == "ensemble" and experiment.seeds < 2:
+            raise SettingError(f"an ensemble needs 2 seeds or more, not {experiment.seeds}: use seeds 5, for example")
         if not data_elsewhere:
             experiment = experiment._with_data_defaults()
         experiment = experiment._with_metrics()

@@ -20,6 +20,7 @@ from pfedbred.experiment.building import Built
 from pfedbred.experiment.calibrating import calibrate_models
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.choosing import ChosenModels
+from pfedbred.experiment.ensembling import evaluate_ensembles, final_models
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
 
@@ -38,8 +39,10 @@ def train(
     ``folder`` is the run folder that the callbacks write into, if they do. ``keep_models`` is whether to keep the
     models of the rounds chosen on validation samples; by default if they are small.
     """
-    keep = keep_models if built.experiment.coverage is None else True  # models to calibrate, whether written or not
-    return _Training(built, [ChosenModels(keep), *callbacks], start, folder).run()
+    experiment = built.experiment
+    if experiment.coverage is not None or experiment.posterior == "ensemble":
+        keep_models = True  # to calibrate or to mix them, whether they are written or not
+    return _Training(built, [ChosenModels(keep_models), *callbacks], start, folder).run()
 
 
 class _Moment(NamedTuple):
@@ -48,6 +51,7 @@ class _Moment(NamedTuple):
     round: int
     rejections: Rejections
     diagnostics: dict[str, np.ndarray]
+    described: dict[str, np.ndarray]
 
 
 class _Training(Generic[S]):
@@ -141,7 +145,7 @@ class _Training(Generic[S]):
         self._asked = None
         before = total([point.rejections for point in progress.points], self._experiment.seeds)
         since = moment.rejections.since(before)
-        point = Point(moment.round, progress.seconds, result, since, moment.diagnostics)
+        point = Point(moment.round, progress.seconds, result, since, moment.diagnostics, moment.described)
         progress.points.append(point)
         for each in self._callbacks:
             each.on_evaluation(progress, point)
@@ -149,8 +153,9 @@ class _Training(Generic[S]):
             self._diverged = moment.round
 
     def _moment(self) -> _Moment:
-        backend, progress = self._backend, self._progress
-        return _Moment(progress.round, backend.rejections(progress.state), backend.diagnostics(progress.state))
+        backend, state = self._backend, self._progress.state
+        found = backend.rejections(state), backend.diagnostics(state), backend.described(state)
+        return _Moment(self._progress.round, *found)
 
     def _tick(self) -> None:
         self._progress.seconds = time.perf_counter() - self._clock
@@ -160,9 +165,13 @@ class _Training(Generic[S]):
         progress, joined = self._progress, None
         if self._newcomers and not self._stopped:
             joined = join(self._backend, progress.state, self._newcomers, self._experiment.joining_rounds)
-        coverage, calibration = self._experiment.coverage, None
-        if coverage is not None and progress.chosen and not self._stopped and self._diverged is None:
-            calibration = calibrate_models(self._backend, progress.state, progress.chosen, coverage)
+        coverage, calibration, ensemble = self._experiment.coverage, None, None
+        together = self._experiment.posterior == "ensemble"
+        if (coverage is not None or together) and not self._stopped and self._diverged is None:
+            models = final_models(self._backend, progress.state, progress.chosen)
+            ensemble = evaluate_ensembles(self._backend, models) if together else None
+            if coverage is not None:
+                calibration = calibrate_models(self._backend, models, coverage, together)
         self._tick()
         return Run(
             self._experiment,
@@ -180,6 +189,7 @@ class _Training(Generic[S]):
             self._folder,
             progress.chosen,
             calibration,
+            ensemble,
         )
 
 

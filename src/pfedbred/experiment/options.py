@@ -312,7 +312,8 @@ class ProtocolOptions:
     )
     posterior: Posterior | None = option(
         None,
-        "let personal models predict with a posterior of their last layer: laplace, or sgld (draws from it)",
+        "let personal models predict with a posterior: of their last layer by laplace or sgld (draws from it), or the "
+        "ensemble of the run's seeds, when training is over",
         deployed=True,
         sent=True,
         later=True,

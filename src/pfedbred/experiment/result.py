@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from pfedbred.engine.backend import Backend
-from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.evaluation import Evaluation, ModelScores
 from pfedbred.engine.history import Part, Point, Which, curve
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
@@ -51,6 +51,8 @@ class Run(Generic[S]):
       folder: the run folder, if it has one.
       chosen: the rounds chosen on validation samples, and their models; None without such samples.
       calibration: of the chosen models; None if no ``coverage`` was asked for, or the run diverged.
+      ensemble: the scores of each client's ensemble of all seeds, as if it were one seed, at the chosen rounds or else
+        the last; None without ``posterior="ensemble"``.
     """
 
     experiment: Experiment
@@ -68,6 +70,7 @@ class Run(Generic[S]):
     folder: Path | None = None
     chosen: Chosen | None = None
     calibration: RunCalibration | None = None
+    ensemble: ModelScores | None = None
     _models: Models | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
@@ -111,17 +114,20 @@ class Run(Generic[S]):
         last = self.backend.personal_model(self.state, client, seed)
         return self._whole(self._kept("personal", (seed, client), last) if self._is_chosen(at) else last)
 
-    def trained(self, client: int | str | None = None, seed: int = 0) -> TrainedModel:
-        """A client's P, by its number or name, or G: as :func:`pfedbred.load_model` would load it from a file."""
+    def trained(self, client: int | str | None = None, seed: int | None = None) -> TrainedModel:
+        """A client's P, by its number or name, or G: as :func:`pfedbred.load_model` would load it from a file.
+
+        ``seed`` is a position, by default the first; a P that is an ensemble is of all seeds.
+        """
         if self._models is None:
             from pfedbred.experiment.saving import Models  # which writes and reads them
 
             self._models = Models(self)
-        if not 0 <= seed < self.experiment.seeds:
+        if seed is not None and not 0 <= seed < self.experiment.seeds:
             raise SettingError(f"seed must be a position from 0 to {self.experiment.seeds - 1}, not {seed}")
         return self._models.get(client, seed)
 
-    def predict(self, x: Any, client: int | str | None = None, seed: int = 0) -> list[Any]:
+    def predict(self, x: Any, client: int | str | None = None, seed: int | None = None) -> list[Any]:
         """Labels or numbers for samples as the data holds them, by a client's P, or by G if no client is given.
 
         A row of a table is its cells, or a mapping by the columns' names; texts are texts.
@@ -135,7 +141,7 @@ class Run(Generic[S]):
         """
         return self.trained(client, seed).predict(x)
 
-    def probabilities(self, x: Any, client: int | str | None = None, seed: int = 0) -> np.ndarray:
+    def probabilities(self, x: Any, client: int | str | None = None, seed: int | None = None) -> np.ndarray:
         """(n, labels) the probability of each label, likewise; calibrated if the run has ``coverage``."""
         return self.trained(client, seed).probabilities(x, calibrated=self.calibration is not None)
 
@@ -208,6 +214,7 @@ class Run(Generic[S]):
             finished_early=self.finished_early,
             newcomers=self.newcomers,
             calibration=None if self.calibration is None else self.calibration.content(),
+            ensemble=self.ensemble,
             evaluated=None
             if evaluated is None
             else {"clients": len(evaluated), "took_part": participated, "numbers": evaluated.tolist()},

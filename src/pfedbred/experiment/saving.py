@@ -46,14 +46,15 @@ class Models:
         self._run = run
         self._folder = Path(tempfile.mkdtemp(prefix="pfedbred-models-"))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._loaded: dict[tuple[int | str | None, int], saved_models.TrainedModel] = {}
+        self._loaded: dict[tuple[int | str | None, int | None], saved_models.TrainedModel] = {}
         ModelWriter(self._folder, keep=True).on_end(run)
 
-    def get(self, client: int | str | None, seed: int) -> saved_models.TrainedModel:
-        """A client's P, or G; for the seed at that position."""
+    def get(self, client: int | str | None, seed: int | None) -> saved_models.TrainedModel:
+        """A client's P, or G; for the seed at that position, or as :func:`saved_models.taken` chooses."""
         if (client, seed) not in self._loaded:
             experiment, out = self._run.experiment, self._folder / "model.safetensors"
-            saved_models.export(self._folder, client=client, seed=experiment.seed_list[seed], out=out)
+            number = None if seed is None else experiment.seed_list[seed]
+            saved_models.export(self._folder, client=client, seed=number, out=out)
             network = None if isinstance(experiment.model, str) else experiment.model
             algorithm = None if isinstance(experiment.algorithm, str) else experiment.algorithm
             self._loaded[client, seed] = saved_models.load_model(out, network, algorithm)

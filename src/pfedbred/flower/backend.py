@@ -112,6 +112,10 @@ class DeployedBackend:
         """The last round's diagnostics."""
         return {name: np.asarray([value]) for name, value in state.info.items()}
 
+    def described(self, state: DeployedState) -> dict[str, np.ndarray]:
+        """Nothing: clients keep their state to themselves."""
+        return {}
+
     def servers(self, state: DeployedState) -> Servers:
         """The server's side of the state."""
         server = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state.server)
@@ -151,6 +155,10 @@ class DeployedBackend:
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> NoReturn:
         """Outputs stay with the clients, as their samples do."""
         raise SettingError("what models predict stays with the clients of a real federation: it cannot be had here")
+
+    def scores(self, global_: Tree, personal: Tree) -> NoReturn:
+        """Clients evaluate their models themselves."""
+        raise SettingError("the samples stay with the clients of a real federation: models cannot be evaluated here")
 
     def announce(self, state: DeployedState, round_: int, last: bool = False) -> None:
         """Tells clients with their next request, or now if there is none, whose round's personal model to keep."""

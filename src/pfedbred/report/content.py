@@ -32,6 +32,7 @@ Content = dict[str, Any]
 _MODELS: dict[str, Which] = {"G": "global", "P": "personal"}
 _MOST_POINTS = 400  # of a curve
 _MOST_CLIENTS = 1_000  # of a run
+_MOST_CELLS = 100  # of a map of clients and rounds, along each side
 
 
 class Command(Protocol):
@@ -85,7 +86,9 @@ def add_record(
             "metrics": metrics,
             "clients": list(names),
             "diagnostics": _diagnostics(run, kept),
+            "described": _described(run, names, clients),
             "uncertainty": page_content(run.summary, clients),
+            "ensemble": _ensemble(run),
             "reproduce": {
                 "command": command(run.experiment) if command else None,
                 "settings": _settings(run.experiment),
@@ -108,6 +111,15 @@ def _metric(run: RunRecord, name: str, model: Which, kept: np.ndarray, clients: 
         **_over_seeds(run.curve(name, model)[kept], percent),
         "clients": [_number(each, percent, digits=1) for each in of_clients[clients]],
     }
+
+
+def _ensemble(run: RunRecord) -> dict[str, Any] | None:
+    """The ensembles of the run's seeds, each metric's value and the worst tenth of the first one's."""
+    found = run.summary.get("ensemble")
+    if not found:
+        return None
+    values = {name: _number(found["metrics"][name]["value"], info["percent"]) for name, info in run.metrics.items()}
+    return {"values": values, "worst_tenth": _number(found["worst_tenth"], run.metrics[run.primary]["percent"])}
 
 
 def _estimate(run: RunRecord, figure: Figure, name: str, model: Which) -> dict[str, float | None]:
@@ -142,6 +154,31 @@ def _diagnostics(run: RunRecord, kept: np.ndarray) -> dict[str, Any]:
     return {
         name: _over_seeds(np.stack([each.get(name, missing) for each in found]), percent=False)
         for name in dict.fromkeys(name for each in found for name in each)
+    }
+
+
+def _described(run: RunRecord, names: Sequence[str], clients: np.ndarray) -> dict[str, Any] | None:
+    """What describes clients at each evaluation, as maps: a row for each client, means over seeds of the logarithm.
+
+    Clients are sorted by their last values, the same way in all maps.
+    """
+    found = [(point.round, point.described) for point in run.points if point.described]
+    if not found or not len(clients):
+        return None
+    kept = [found[i] for i in evenly_spaced(len(found), _MOST_CELLS)]
+    shown = evenly_spaced(len(clients), _MOST_CELLS)
+    maps = {
+        name: np.stack([np.log10(each[name]).mean(axis=0)[clients[shown]] for _, each in kept], axis=1)
+        for name in kept[-1][1]
+    }
+    order = np.argsort(np.mean([rows[:, -1] for rows in maps.values()], axis=0), kind="stable")
+    return {
+        "rounds": [round_ for round_, _ in kept],
+        "clients": [names[shown[i]] for i in order],
+        "maps": {
+            name: [[_number(10**each, percent=False) for each in row] for row in rows[order]]
+            for name, rows in maps.items()
+        },
     }
 
 

@@ -19,7 +19,7 @@ from pfedbred.engine.screening import diverged, stalled
 from pfedbred.errors import printable
 from pfedbred.report.console import console, counted, new_table, print_table, shown_estimate
 from pfedbred.report.outcomes import show_figures
-from pfedbred.report.uncertainty import show_calibration
+from pfedbred.report.uncertainty import show_calibration, show_ensembles
 from pfedbred.runs.figures import EXPLAINED, Figure
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.schema import primary_info, primary_metric
@@ -151,9 +151,10 @@ def show_rejections(summaries: Sequence[Mapping[str, Any]], most: int = 5) -> No
 
 
 def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """The outcome of runs: the figures of G and of P, other metrics, clients that joined, and the calibration."""
+    """The outcome of runs: figures of G and P, other metrics, ensembles, clients that joined, and the calibration."""
     show_figures(summaries, _explained(summaries[0]))
     _show_other_metrics(summaries, "chosen" if "chosen_round" in summaries[0]["personal"] else "best")
+    show_ensembles(summaries)
     _show_newcomers(summaries)
     show_calibration(summaries)
 

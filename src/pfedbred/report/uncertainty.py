@@ -10,6 +10,7 @@ import numpy as np
 from pfedbred.errors import SettingError
 from pfedbred.report.console import new_table, print_table, shown_estimate, shown_number
 from pfedbred.runs.calibration import FIGURES, FigureInfo, shown_figures
+from pfedbred.runs.schema import primary_info
 
 _LETTERS = {"G": "global", "P": "personal"}
 
@@ -37,15 +38,33 @@ def show_calibration(summaries: Sequence[Mapping[str, Any]]) -> None:
     for summary in having:
         for letter, model in _LETTERS.items():
             figures, cells = summary["calibration"][model]["figures"], []
+            seeds = 1 if model == "personal" and summary.get("ensemble") else summary["seeds"]  # one ensemble of all
             for name, info in shown.items():
                 if info.before:
                     cells.append(" → ".join(_mean(figures[each], info) for each in (f"{name}_before", name)))
                 else:
-                    cells.append(shown_estimate(figures[name]["mean"], summary["seeds"], info.percent))
+                    cells.append(shown_estimate(figures[name]["mean"], seeds, info.percent))
                 if info is FIGURES["coverage"]:
-                    cells.append(shown_estimate(figures[name]["worst_tenth"], summary["seeds"], info.percent))
+                    cells.append(shown_estimate(figures[name]["worst_tenth"], seeds, info.percent))
             table.add_row(summary["algorithm"] if letter == "G" else "", letter, *cells)
     print_table(table)
+
+
+def show_ensembles(summaries: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each run whose personal models are ensembles of its seeds, with all metrics on the test samples."""
+    for summary in summaries:
+        found, infos = summary.get("ensemble"), summary.get("metric_info", {})
+        if not found:
+            continue
+        values = [_with_title(each["value"], infos[name]) for name, each in found["metrics"].items() if name in infos]
+        worst = _with_title(found["worst_tenth"], primary_info(summary))
+        what = f"{summary['algorithm']}, P as an ensemble of {summary['seeds']} seeds"
+        print(f"{what}: {', '.join(values)}; worst tenth: {worst}")
+
+
+def _with_title(value: float | None, info: Mapping[str, Any]) -> str:
+    shown = "-" if value is None else shown_number(value, info["percent"]) + (" %" if info["percent"] else "")
+    return f"{info['title']} {shown}"
 
 
 def _mean(figure: Mapping[str, Any], info: FigureInfo) -> str:

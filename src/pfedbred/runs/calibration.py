@@ -16,7 +16,7 @@ from pfedbred.engine.reliability import Bins, Reliability, measure
 from pfedbred.errors import SettingError
 from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, expect
 from pfedbred.io.strict import finite_or_none
-from pfedbred.runs.summary import over_seeds
+from pfedbred.runs.summary import over_seeds, rounded_by_client
 
 _VERSION = 1
 _MODELS: tuple[Which, ...] = ("global", "personal")
@@ -51,8 +51,8 @@ class RunCalibration:
     Attributes:
       coverage: what was asked for.
       own: of each client, whether it has validation samples enough to be calibrated alone.
-      fitted: by model, its calibration for each seed.
-      measured: by model, what was measured on test samples for each seed.
+      fitted: by model, its calibration for each seed; one for a P that is an ensemble of all seeds.
+      measured: by model, what was measured on test samples, likewise.
     """
 
     coverage: float
@@ -78,7 +78,7 @@ class RunCalibration:
         first = self.measured[model][0]
         return {
             "figures": {name: self._figure_content(model, name) for name in first.figures},
-            "temperatures": _by_client(np.stack([each.temperature[:-1] for each in self.fitted[model]])),
+            "temperatures": rounded_by_client(np.stack([each.temperature[:-1] for each in self.fitted[model]])),
             "reliability": None
             if first.before is None
             else {when: _diagram([getattr(each, when) for each in self.measured[model]]) for when in _WHEN},
@@ -93,7 +93,7 @@ class RunCalibration:
         return {
             "mean": over_seeds(tested.mean(-1)),
             "worst_tenth": over_seeds(worst_tenth(tested, figure_info(name).higher_is_better)),
-            "clients": _by_client(values),
+            "clients": rounded_by_client(values),
         }
 
     def facts(self) -> dict[str, Any]:
@@ -134,11 +134,6 @@ def calibrated(validation: Outputs, test: Outputs, coverage: float) -> RunCalibr
         ]
     own = np.diff(validation.offsets) >= own_samples(coverage)
     return RunCalibration(coverage, own, fitted, measured)
-
-
-def _by_client(values: np.ndarray) -> list[float | None]:
-    """Means over seeds, with six digits."""
-    return [None if each is None else float(f"{each:.6g}") for each in _finite(values.mean(axis=0))]
 
 
 def _finite(values: np.ndarray) -> list[float | None]:
@@ -213,9 +208,9 @@ def of_one(kept: Mapping[str, Any], seed: int, client: int | None) -> dict[str, 
     return {"coverage": kept["coverage"], "own": client is not None and kept["own"][client], **each}
 
 
-def check_kept(kept: Mapping[str, Any], seeds: int, clients: int, where: Any) -> None:
-    """Rejects a calibration that is not of so many seeds and clients."""
+def check_kept(kept: Mapping[str, Any], seeds: int, clients: int, ensemble: bool, where: Any) -> None:
+    """Rejects a calibration that is not of so many seeds and clients; of an ``ensemble`` of seeds, P has only one."""
     sizes = {len(kept["own"]), *(len(row) for kind in _KINDS for row in kept["personal"][kind])}
-    rows = {len(kept[model][kind]) for model in _MODELS for kind in _KINDS}
-    if rows != {seeds} or sizes != {clients}:
+    rows = {model: {len(kept[model][kind]) for kind in _KINDS} for model in _MODELS}
+    if rows != {"global": {seeds}, "personal": {1 if ensemble else seeds}} or sizes != {clients}:
         raise SettingError(f"{where} is damaged: its calibration is not of these seeds and clients")

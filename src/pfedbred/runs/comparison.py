@@ -93,7 +93,7 @@ def pooled(runs: Sequence[RunRecord]) -> RunRecord:
         return runs[0]
     first = runs[0].summary
     summary: dict[str, Any] = {
-        **{name: value for name, value in first.items() if name != "calibration"},  # of one split's clients
+        **{name: value for name, value in first.items() if name not in ("calibration", "ensemble")},  # of one split
         "seeds": sum(run.summary["seeds"] for run in runs),
         "splits": len(runs),
         "seconds": {**first["seconds"], "round": float(np.median([run.summary["seconds"]["round"] for run in runs]))},

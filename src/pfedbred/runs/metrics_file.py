@@ -1,9 +1,10 @@
 """metrics.jsonl: one line per evaluation.
 
 A line holds the round, the seconds since the start, and for each model and part of the data any metric ``m`` as a list
-over seeds, and by client as ``client_m``. The part ``validation`` is there if samples are kept for it. Version 2 has
-the key ``schema``; lines without it are of version 1, which knew accuracy and loss only and wrote ``left_out`` for
-``rejected``.
+over seeds, and by client as ``client_m``. With diagnostics there are their means over clients (``diagnostics``) and,
+of methods that describe their clients' state, numbers by client (``client_diagnostics``). The part ``validation`` is
+there if samples are kept for it. Version 2 has the key ``schema``; lines without it are of version 1, which knew
+accuracy and loss only and wrote ``left_out`` for ``rejected``.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class MetricsFile:
         }
         if point.diagnostics:
             line["diagnostics"] = {name: _numbers(values, None) for name, values in point.diagnostics.items()}
+        if point.described:
+            line["client_diagnostics"] = {name: _numbers(values, 4) for name, values in point.described.items()}
         text = json.dumps(line, allow_nan=False).encode() + b"\n"
         self._file.write(text)
         self._file.flush()
@@ -155,6 +158,9 @@ def _check_alike(first: Point, point: Point, where: str) -> None:
     for name, values in point.diagnostics.items():
         if values.shape != seeds:
             raise SettingError(f"{where} is damaged: the diagnostic {name!r} has {len(values)} seeds, not {seeds[0]}")
+    for name, values in point.described.items():
+        if values.shape != (*seeds, *next(iter(clients), ())):
+            raise SettingError(f"{where} is damaged: the diagnostic {name!r} is not of all seeds and clients")
 
 
 def _by_name(point: Point) -> list[tuple[int, Part, str]]:
@@ -187,6 +193,10 @@ def _point(line: Any, where: str) -> Point:
     expect(line, _LINE, where)
     diagnostics = line.get("diagnostics", {})
     expect(diagnostics, Each([Maybe(NUMBER)]), where, "'diagnostics'")
+    described = line.get("client_diagnostics", {})
+    expect(described, Each([[Maybe(NUMBER)]]), where, "'client_diagnostics'")
+    if any(len({len(row) for row in rows}) > 1 for rows in described.values()):
+        raise SettingError(f"{where} is damaged: not all of its diagnostics have the same clients")
     models = [_model_scores(line[model], where) for model in _MODELS]
     return Point(
         line["round"],
@@ -194,6 +204,7 @@ def _point(line: Any, where: str) -> Point:
         Evaluation(*models),
         Rejections(line["rejected"], line["skipped"], line["skipped_in_row"]),
         {name: np.array(values, float) for name, values in diagnostics.items()},
+        {name: np.array(values, float) for name, values in described.items()},
     )
 
 

@@ -63,10 +63,19 @@ FACTS = {
     "train_only": Fact(Maybe([str]), option=True, earlier=None),
     "posterior": Fact(Maybe(str), option=True, earlier=None),
 }
-_EARLIER = {"calibration": None, **{name: fact.earlier for name, fact in FACTS.items() if fact.earlier is not ...}}
+_EARLIER = {
+    "calibration": None,
+    "members": None,
+    **{name: fact.earlier for name, fact in FACTS.items() if fact.earlier is not ...},
+}
 _TEXTS = {"format", "kind", "client_name", "chosen_on", *(name for name, fact in FACTS.items() if fact.text)}
 _OF_RUN = {"seeds": Some(COUNT), "clients": COUNT, "client_names": Maybe([str]), "calibration": Maybe(calibration.KEPT)}
-_OF_MODEL = {"kind": str, "seed": COUNT, "calibration": Maybe(calibration.EXPORTED)}
+_OF_MODEL = {
+    "kind": str,
+    "seed": COUNT,
+    "calibration": Maybe(calibration.EXPORTED),
+    "members": Maybe(Some(COUNT)),  # the seeds of an ensemble
+}
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
@@ -129,7 +138,8 @@ def _check_calibration(facts: Mapping[str, Any], expected: str, path: Path) -> N
     if found is None:
         return
     if expected == KEPT:
-        calibration.check_kept(found, len(facts["seeds"]), facts["clients"], path)
+        ensemble = facts["posterior"] == "ensemble"
+        calibration.check_kept(found, len(facts["seeds"]), facts["clients"], ensemble, path)
     elif found["temperature"] is not None and not found["temperature"] > 0:
         raise SettingError(f"{path} is damaged: its temperature is {found['temperature']}")
 

@@ -85,6 +85,9 @@ def detailed(model: TrainedModel, samples: GivenSamples, predicted: Sequence[str
     if asked.intervals:
         ends = model.intervals(samples.x, encoded=samples.encoded)
         columns |= {name: [f"{each:.7g}" for each in own] for name, own in zip(("from", "to"), ends.T, strict=True)}
+        if model.about["members"]:
+            apart = model.deviations(samples.x, encoded=samples.encoded)
+            columns["deviation"] = [f"{each:.7g}" for each in apart]
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]
 
 

@@ -20,6 +20,7 @@ from pfedbred import algorithms, models, tasks
 from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.batch_statistics import with_statistics
+from pfedbred.algorithms.ensemble import Members, outputs_of_members
 from pfedbred.algorithms.exchange import exchange
 from pfedbred.algorithms.posterior import with_posterior
 from pfedbred.data.columns import Encoding, numbers_of, restored
@@ -192,15 +193,20 @@ def taken(
     file, facts = model_file.read(folder / MODELS, model_file.KEPT, _instead_of_models(folder))
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
     chosen, kept = facts.pop("chosen_rounds", None), facts.pop("calibration")
+    facts.pop("members")  # of one model
     if isinstance(client, str):
         client = client_number(client, names or [str(number) for number in range(clients)])
+    ensemble = facts["posterior"] == "ensemble" and client is not None
+    if ensemble and seed is not None:
+        raise SettingError("the run's personal models are ensembles of all seeds: leave the seed out")
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:
         raise SettingError(f"the run has no seed {seed}; its seeds are {', '.join(map(str, seeds))}")
     if client is not None and not 0 <= client < clients:
         raise SettingError(f"there is no client {client}; clients are 0 to {clients - 1}")
     kind = "global" if client is None else "personal"
-    place = [seeds.index(seed)] if client is None else [seeds.index(seed), client]
+    first = slice(None) if ensemble else slice(seeds.index(seed), seeds.index(seed) + 1)
+    place = [first] if client is None else [first, slice(client, client + 1)]
     arrays = {}
     for name in file.keys():  # noqa: SIM118  (not a mapping)
         if name.startswith("input.own."):
@@ -213,13 +219,18 @@ def taken(
         elif name.startswith(f"{kind}."):
             if tuple(file.get_slice(name).get_shape()[: len(place)]) != (len(seeds), clients)[: len(place)]:
                 raise SettingError(f"{folder / MODELS} is damaged: {name!r} is not of these seeds and clients")
-            part = file.get_slice(name)[tuple(slice(each, each + 1) for each in place)]
-            arrays[name.removeprefix(f"{kind}.")] = part.reshape(part.shape[len(place) :])
+            part = file.get_slice(name)[tuple(place)]
+            arrays[name.removeprefix(f"{kind}.")] = part.reshape(
+                (len(seeds),) * ensemble + tuple(part.shape[len(place) :])
+            )
     about = {**facts, "format": model_file.EXPORTED, "kind": kind, "seed": seed}
+    if ensemble:
+        about["members"] = seeds
     if chosen:
-        about |= {"round": chosen[kind][seeds.index(seed)], "chosen_on": _CHOSEN_ON}
+        round_ = max(chosen[kind]) if ensemble else chosen[kind][seeds.index(seed)]
+        about |= {"round": round_, "chosen_on": _CHOSEN_ON}
     if kept is not None:
-        about["calibration"] = of_one(kept, seeds.index(seed), client)
+        about["calibration"] = of_one(kept, 0 if ensemble else seeds.index(seed), client)
     if client is not None:
         about["client"] = client
         about["client_name"] = names[client] if names else str(client)
@@ -330,6 +341,17 @@ class TrainedModel:
         likely = np.exp(calibration.log_probabilities(self._scores(x, encoded), temperature))
         return likely[:, : self.about["classes"]]
 
+    def deviations(self, x: Any, *, encoded: bool = False) -> np.ndarray:
+        """(n,) by how much the members of an ensemble differ: the standard deviation of the numbers they predict."""
+        if not isinstance(self.params, Members) or self.task.kind.labels != "numbers":
+            raise SettingError(
+                "deviations are of the numbers that the members of an ensemble predict: posterior=ensemble"
+            )
+        samples = jnp.asarray(self.samples(x, encoded=encoded))
+        inputs = Inputs(samples, self._shift, self._scale).take(slice(None))
+        every = outputs_of_members(self.algorithm, self.params, inputs)
+        return np.asarray(jax.vmap(self.task.scores)(every)).std(axis=0)
+
     def sets(self, x: Any, *, encoded: bool = False) -> list[tuple[Any, ...]]:
         """The labels that each sample may have, the most likely first, by name if they have names.
 
@@ -376,6 +398,11 @@ def _encoding(about: Mapping[str, Any], arrays: dict[str, np.ndarray], path: Pat
     return encoding
 
 
+def _several(structure: Tree, count: int) -> Tree:
+    """Shapes and types of so many models."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), structure)
+
+
 def _constant(algorithm: Any, about: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that had a schedule in training, on which no model's shape depends."""
     if isinstance(algorithm, Algorithm):
@@ -398,7 +425,7 @@ def restored_model(
     arrays: Mapping[str, np.ndarray], about: Mapping[str, Any], path: Path, model: Any = None, algorithm: Any = None
 ) -> TrainedModel:
     """The model of these arrays, as :func:`load_model` gives it; ``path`` is where they are from, for errors."""
-    arrays, about = dict(arrays), {"calibration": None, **about}
+    arrays, about = dict(arrays), {"calibration": None, "members": None, **about}
     given = {name: arrays.pop(f"input.{name}", None) for name in ("shift", "scale", "vectors")}
     encoding = None if about["columns"] is None else _encoding(about, arrays, path)
     vocabulary = about["vocabulary"]
@@ -420,6 +447,10 @@ def restored_model(
     sample = Batch(jnp.zeros((1, *shape), jnp.int32 if text else jnp.float32), kind.blank_labels(about["classes"]))
     expected = exchange(made, task, sample)
     structure = expected.global_ if about["kind"] == "global" else expected.personal
+    if about["members"]:
+        structure = Members(_several(structure, len(about["members"])))
+    if about["members"]:
+        arrays = {f"models.{name}": array for name, array in arrays.items()}
     for name, leaf in tensors.named(structure).items():
         if name not in arrays or arrays[name].shape != leaf.shape:
             raise SettingError(

@@ -37,6 +37,7 @@ FINISHED = {
 METRIC = {"final": _ANY_OVER_SEEDS, "best": _ANY_OVER_SEEDS, "best_round": [COUNT]}
 _CHOSEN = {"chosen_round": Some(COUNT), "metrics": Each({"chosen": _ANY_OVER_SEEDS})}
 METRIC_INFO = {"title": str, "percent": bool, "higher_is_better": bool}
+_ENSEMBLE = {"metrics": Each({"value": Maybe(NUMBER), "clients": [Maybe(NUMBER)]}), "worst_tenth": Maybe(NUMBER)}
 _FIRST_METRICS = {
     "accuracy": {"title": "accuracy", "percent": True, "higher_is_better": True},
     "loss": {"title": "loss", "percent": False, "higher_is_better": False},
@@ -78,6 +79,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     first = primary_metric(summary)
     over_seeds = _OVER_SEEDS if first == "accuracy" else _ANY_OVER_SEEDS
     check_content(summary.get("calibration"), path)
+    expect(summary.get("ensemble"), Maybe(_ENSEMBLE), path, "'ensemble'")
     expect(summary.get("finished_early"), Maybe({"reason": str, "round": COUNT}), path, "'finished_early'")
     for model in ("global", "personal"):
         expect(summary[model], {f"best_{first}": over_seeds, "final_worst_decile": over_seeds}, path, f"{model!r}")

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.evaluation import Evaluation, ModelScores
 from pfedbred.engine.history import Point, Which, curve, has_validation
 from pfedbred.engine.metrics import Metric
 from pfedbred.engine.screening import Rejections
+from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.figures import by_seed, places
 from pfedbred.runs.provenance import provenance
 from pfedbred.runs.statistics import mean_and_std
@@ -67,6 +68,26 @@ def newcomers_outcome(newcomers: Sequence[Evaluation] | None, metric: str) -> di
     }
 
 
+def ensemble_outcome(ensemble: ModelScores) -> dict[str, Any]:
+    """The clients' ensembles on the test samples: each metric, its value of each client, and the worst tenth of them.
+
+    There is one ensemble for all seeds, and so no deviation over seeds.
+    """
+    test = ensemble.test
+    return {
+        "metrics": {
+            name: {"value": finite_or_none(test.values[name][0]), "clients": rounded_by_client(values)}
+            for name, values in test.clients.items()
+        },
+        "worst_tenth": finite_or_none(test.worst_decile[0]),
+    }
+
+
+def rounded_by_client(values: np.ndarray) -> list[float | None]:
+    """Means over seeds, with six digits."""
+    return [None if each is None else float(f"{each:.6g}") for each in map(finite_or_none, values.mean(axis=0))]
+
+
 def summary(
     *,
     names: Mapping[str, str],
@@ -82,6 +103,7 @@ def summary(
     evaluated: Mapping[str, Any] | None,
     chunk: int | None = None,
     calibration: Mapping[str, Any] | None = None,
+    ensemble: ModelScores | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json.
 
@@ -99,6 +121,7 @@ def summary(
       evaluated: where not all clients are evaluated: how many are, and how many of them have taken part.
       chunk: how many clients ran at a time, if not all.
       calibration: of the models, if they were calibrated.
+      ensemble: of the personal models of all seeds, if they are to be one.
     """
     return {
         **names,
@@ -123,6 +146,7 @@ def summary(
         "newcomers": newcomers_outcome(newcomers, metrics[0].name),
         "scored": evaluated,
         **({"calibration": dict(calibration)} if calibration else {}),
+        **({"ensemble": ensemble_outcome(ensemble)} if ensemble else {}),
         **provenance(),
         "experiment": dict(experiment),
     }

@@ -49,10 +49,15 @@ addSection(() => {
     const rows = runs.map((run) => [run.name, run.dataset, run.model, ...figures(run, "G"), ...figures(run, "P"),
       ...(worst ? [shownValue(ofMetric(run)?.P.worst_tenth, metric)] : []), String(run.seeds), String(run.rounds.at(-1)),
       ...(rejected ? [String(run.rejected)] : []), run.milliseconds.toPrecision(3)]);
+    // A run's ensemble is one model of all its seeds, at the figure to quote; it has no interval, and no G.
+    const none = shown.map(() => "–"), primary = (run) => ofMetric(run)?.P.worst_tenth !== undefined;
+    const together = runs.filter((run) => run.ensemble && ofMetric(run)).map((run) => [`${run.name}, ensemble of its seeds${validated ? "" : " (last round)"}`, run.dataset, run.model, ...none,
+      ...shown.map((_, place) => (place ? "–" : shownValue(run.ensemble.values[metric.name], metric))),
+      ...(worst ? [primary(run) ? shownValue(run.ensemble.worst_tenth, metric) : "–"] : []), String(run.seeds), String(run.rounds.at(-1)), ...(rejected ? ["–"] : []), "–"]);
     const columns = ["method", "data", "model", ...titles("G"), ...titles("P"), ...(worst ? ["worst tenth" + unit(metric)] : []),
       "seeds", "rounds", ...(rejected ? ["rejected updates"] : []), "ms per round"];
-    const isBest = (r, c) => c === 3 + shown.length && runs.length > 1 && first !== null && quoted(runs[r], "P") === quoted(first, "P");
-    holder.replaceChildren(table(columns, rows, `Outcome of each run: ${metric.title}`, isBest));
+    const isBest = (r, c) => r < runs.length && c === 3 + shown.length && runs.length > 1 && first !== null && quoted(runs[r], "P") === quoted(first, "P");
+    holder.replaceChildren(table(columns, [...rows, ...together], `Outcome of each run: ${metric.title}`, isBest));
   };
   onMetric.push(show);
   show();
@@ -115,6 +120,36 @@ addSection(() => {
     draw, () => numbers(["client", "G" + unit(metric), "P" + unit(metric), "difference"], rows(), `${metric.title} of each client, ${current.name}`));
   const update = () => { words.textContent = summary(); show(); };
   onMetric.push(update);
+});
+
+addSection(() => {
+  const having = runs.filter((run) => run.described);
+  if (!having.length) return;
+  const element = section("strengths", "Strength of the prior, client by client", "How strongly the learned prior holds each client's personal model, at every "
+    + "evaluation: lambda, geometric mean over seeds, a map for each layer that has its own. Clients are sorted by their strength at the end.");
+  const title = (name) => (name === "strength" ? "all layers" : name.replace(/^strength_/, "layer "));
+  having.forEach((run, place) => {
+    if (having.length > 1) element.append(make("h3", { text: run.name }));
+    const grid = element.appendChild(make("div", { class: "grid" }));
+    const { rounds, clients, maps } = run.described;
+    Object.entries(maps).forEach(([name, rows], index) => {
+      const logs = rows.map((row) => row.map((value) => (value > 0 ? Math.log10(value) : null)));
+      const all = logs.flat().filter((value) => value !== null), low = Math.min(...all), high = Math.max(...all, low + 0.01);
+      const marks = [0, 1, 2, 3, 4].map((part) => low + (part / 4) * (high - low));
+      const last = rows.map((row) => row.at(-1)).filter((value) => value !== null);
+      const words = `${run.name}, ${title(name)}: lambda from ${Math.min(...last).toPrecision(3)} to ${Math.max(...last).toPrecision(3)} over ${clients.length} clients at the end.`;
+      chart(grid, `strength-${place}-${index}`, () => words, () => ({
+        data: [{ type: "heatmap", x: rounds, y: clients.map((_, client) => client), z: logs, zmin: low, zmax: high, colorscale: "Viridis", hoverongaps: false,
+          customdata: rows.map((row, client) => row.map((value) => [plain(clients[client]), value])),
+          hovertemplate: "client %{customdata[0]}, round %{x}: %{customdata[1]:.4g}<extra></extra>",
+          colorbar: { title: { text: "lambda" }, thickness: 12, tickvals: marks, ticktext: marks.map((mark) => (10 ** mark).toPrecision(2)) } }],
+        layout: { height: 320, title: { text: plain(title(name)), font: { size: 14 } }, xaxis: { title: { text: "round" }, showgrid: false, zeroline: false },
+          yaxis: { title: { text: "client" }, showgrid: false, zeroline: false, showticklabels: clients.length <= 20, tickmode: "array",
+            tickvals: clients.map((_, client) => client), ticktext: clients.map((client) => plain(client.length > 10 ? client.slice(0, 9) + "…" : client)) } },
+      }), () => numbers(["client", `lambda in round ${rounds.at(-1)}`], rows.map((row, client) => [clients[client], row.at(-1)?.toPrecision(4) ?? "–"]),
+        `${title(name)}: lambda of each client at the end, ${run.name}`));
+    });
+  });
 });
 
 addSection(() => {
