@@ -9,7 +9,7 @@ from pfedbred import paper
 from pfedbred.engine import metrics
 from pfedbred.errors import SettingError
 from pfedbred.experiment.space import Range
-from pfedbred.paper import fair, fair_report
+from pfedbred.paper import eta, fair, fair_report
 from pfedbred.paper.fair import Arena, Contender
 
 
@@ -46,11 +46,10 @@ def test_the_best_is_bold_and_what_cannot_be_told_apart_is_marked(tmp_path):
         "good": {0: record([0.90, 0.91]), 1: record([0.92, 0.93]), 2: record([0.91, 0.92])},
         "near": {0: record([0.89, 0.92]), 1: record([0.93, 0.92]), 2: record([0.90, 0.91])},
         "bad": {0: record([0.50, 0.51]), 1: record([0.52, 0.53]), 2: record([0.51, 0.52])},
-        "lost": {0: record([None, 0.9])},
-        "none": {},
+        "lost": {split: record([None, 0.9]) for split in range(3)},
     }
     said = []
-    fair_report.write_report(tmp_path, {"data": (arena, records)}, said.append)
+    fair_report.write_report(tmp_path, {"data": (arena, records)}, 3, said.append)
     rows = [line for line in (tmp_path / "fair.md").read_text().splitlines() if line.startswith("| ")][1:]
     assert [row.split("|")[1].strip() for row in rows] == ["good", "near", "bad", "lost"]
     assert "**91.50 ± " in rows[0]
@@ -65,9 +64,27 @@ def test_the_best_is_bold_and_what_cannot_be_told_apart_is_marked(tmp_path):
 def test_lower_errors_are_better(tmp_path):
     arena = Arena("numbers", "school", "mclr", 2, "rmse")
     records = {"far": {0: record([3.0, 3.0])}, "close": {0: record([2.0, 2.0])}}
-    fair_report.write_report(tmp_path, {"numbers": (arena, records)}, lambda text: None)
+    fair_report.write_report(tmp_path, {"numbers": (arena, records)}, 1, lambda text: None)
     text = (tmp_path / "fair.md").read_text()
     assert text.index("| close | **2.000") < text.index("| far | 3.000")
+
+
+def test_an_incomplete_data_set_has_no_best_method_and_no_rank(tmp_path):
+    """However far it is from complete: one method without one of its splits, or without any."""
+    arena = Arena("data", "digits", "mclr", 2)
+    both = {split: record([0.9, 0.91]) for split in range(2)}
+    whole = {"one": both, "two": both}
+    found = dict.fromkeys(("a", "b", "c"), (arena, whole))
+    for records in ({"one": both, "two": {1: record([0.8, 0.8])}}, {"one": both, "two": {}}):
+        fair_report.write_report(tmp_path, found | {"d": (arena, records)}, 2, lambda text: None)
+        text = (tmp_path / "fair.md").read_text()
+        assert "Over 3 data sets." in text
+        last = text.split("## data")[4].split("## Average ranks")[0]
+        gone = 2 - len(records["two"])
+        assert f"Incomplete: {4 - gone} of 4 records" in last
+        assert f"Splits that are missing: two ({gone})." in last
+        assert "**" not in last
+        assert "Incomplete" not in text.split("## data")[1]
 
 
 def test_nothing_recorded_is_one_clear_line(tmp_path):
@@ -85,7 +102,7 @@ def test_every_arena_and_contender_can_be_asked_for():
 @pytest.mark.full
 def test_a_small_comparison_from_trials_to_the_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(fair, "_TRIALS", 2)
-    monkeypatch.setattr(fair, "_SPLITS", (0, 1))
+    monkeypatch.setattr(fair, "SPLITS", (0, 1))
     small = {"split": "dirichlet(0.5)", "clients": 4}
     arenas = {name: Arena(name, "digits", "mclr", 3, options=small) for name in ("one", "two", "three")}
     monkeypatch.setattr(fair, "ARENAS", arenas)
@@ -103,3 +120,27 @@ def test_a_small_comparison_from_trials_to_the_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(fair, "sweep", None)  # nothing is run again
     fair.run_fair(request)
     assert sum("already done" in line for line in said) == 12
+
+
+@pytest.mark.full
+def test_the_memorys_weight_is_compared_with_the_printed_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(fair, "_TRIALS", 2)
+    arena = Arena("data", "digits", "mclr", 2, options={"split": "dirichlet(0.5)", "clients": 4})
+    for module in (fair, eta):
+        monkeypatch.setattr(module, "ARENAS", {"data": arena})
+        monkeypatch.setattr(module, "SPLITS", (0, 1))
+    said = []
+    eta.run_eta(paper.Request(tmp_path, paper.Federations(), seeds=2, columns=["data"], say=said.append))
+    kept = {
+        row: json.loads((tmp_path / "cells" / table / "data" / f"{name}-0.json").read_text())
+        for row, (table, name, _) in eta.ROWS.items()
+    }
+    assert "eta" not in kept["0.05"]["settings"]
+    assert kept["off"]["settings"]["eta"] == 0
+    assert 0.005 <= kept["chosen"]["settings"]["eta"] <= 1
+    rows = [line.split("|") for line in (tmp_path / "eta.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert [row[1].strip() for row in rows] == ["0.05", "off", "chosen"]
+    assert f"{kept['chosen']['settings']['eta']:.3g}, " in rows[2][6]
+    two = json.loads((tmp_path / "eta.json").read_text())["data"]
+    less = np.mean([np.subtract(two["off"][s]["P"], two["0.05"][s]["P"]) for s in "01"])
+    assert float(rows[1][3].split("±")[0]) == pytest.approx(100 * less, abs=0.006)

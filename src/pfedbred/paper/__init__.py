@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pfedbred.paper import figures
 from pfedbred.paper.columns import ALL, COLUMNS, Federations
 from pfedbred.paper.complexity import run_complexity
+from pfedbred.paper.eta import run_eta
 from pfedbred.paper.fair import run_fair
 from pfedbred.paper.records import Request
 from pfedbred.paper.table import run_table
@@ -52,6 +53,9 @@ ARTIFACTS: dict[str, Artifact] = {
     ),
     "fair": Artifact(
         "Beyond the paper: many methods and data sets, each tuned alike on validation samples", run_fair, runs=True
+    ),
+    "eta": Artifact(
+        "Beyond the paper: mg with eta off, as printed, or chosen on validation samples", run_eta, runs=True
     ),
     "hyper": Artifact(
         "accuracy by eta and lambda: parallel coordinates and a heat map", figures.draw_hyper, has_rows=False

@@ -30,7 +30,7 @@ from pfedbred.paper.records import Request, chosen, load_or_measure, read_measur
 from pfedbred.runs.figures import places
 
 _VALIDATION, _NEW, _TRIALS, _COVERAGE = 0.2, 0.1, 12, 0.9
-_SPLITS = (0, 1, 2)
+SPLITS = (0, 1, 2)
 _STEP, _LAM = Range(0.003, 0.3, log=True), Range(0.01, 10.0, log=True)
 _MAIN = Range(0.003, 0.06, log=True)
 
@@ -133,27 +133,25 @@ def run_fair(request: Request) -> None:
     arenas = chosen("column", ARENAS, request.columns)
     rows = chosen("row", CONTENDERS, request.rows)
     if request.run:
-        for arena, split, row in product(arenas, _SPLITS, rows):
+        for arena, split, row in product(arenas, SPLITS, rows):
             try:
-                _measured(arena, split, row, request)
+                measured("fair", arena, split, row, CONTENDERS[row], request)
             except SettingError as problem:  # the others may still run
                 request.say(f"fair {arena} {row}, split {split}: cannot be run: {problem}")
-    found = {
-        arena: {
-            row: {
-                split: record
-                for split in _SPLITS
-                if (record := read_measured(record_file(request.out, "fair", arena, f"{row}-{split}"), RECORD))
-            }
-            for row in CONTENDERS
-        }
-        for arena in ARENAS
-    }
-    write_report(request.out, {name: (ARENAS[name], records) for name, records in found.items()}, request.say)
+    found = {arena: {row: recorded("fair", arena, row, request) for row in CONTENDERS} for arena in ARENAS}
+    arenas_found = {name: (ARENAS[name], records) for name, records in found.items()}
+    write_report(request.out, arenas_found, len(SPLITS), request.say)
 
 
-def _measured(name: str, split: int, row: str, request: Request) -> None:
-    arena, contender = ARENAS[name], CONTENDERS[row]
+def recorded(table: str, name: str, row: str, request: Request) -> dict[int, dict[str, Any]]:
+    """The records of a row by split, those that there are."""
+    files = {split: record_file(request.out, table, name, f"{row}-{split}") for split in SPLITS}
+    return {split: record for split, file in files.items() if (record := read_measured(file, RECORD))}
+
+
+def measured(table: str, name: str, split: int, row: str, contender: Contender, request: Request) -> None:
+    """Measures one row on one split of an arena, unless a table of that name has a record of it."""
+    arena = ARENAS[name]
     rounds = request.rounds or arena.rounds
     wanted = {
         "algorithm": contender.algorithm,
@@ -168,7 +166,7 @@ def _measured(name: str, split: int, row: str, request: Request) -> None:
         "held_out": _NEW,
         "coverage": _COVERAGE,
     }
-    what = f"fair {name} {row}, split {split}"
+    what = f"{table} {name} {row}, split {split}"
 
     def measure() -> dict[str, Any]:
         request.stop_if_wanted(what)
@@ -198,7 +196,7 @@ def _measured(name: str, split: int, row: str, request: Request) -> None:
         finished = run(best, federation=held)
         return {"settings": settings, **_figures(finished, arena), "trial_scores": _plain(tried.scores("personal"))}
 
-    record, fresh = load_or_measure(record_file(request.out, "fair", name, f"{row}-{split}"), wanted, measure, RECORD)
+    record, fresh = load_or_measure(record_file(request.out, table, name, f"{row}-{split}"), wanted, measure, RECORD)
     values = [each for each in record["P"] if each is not None]
     shown = f"{np.mean(values):.4g}" if values else "diverged"
     request.say(f"{what}: {arena.metric} of P {shown}, {record['seconds']:.0f} s{'' if fresh else ', already done'}")

@@ -61,8 +61,14 @@ def ranks(values: Mapping[str, Mapping[str, float]]) -> Ranks | None:
     return Ranks(names, by_set.mean(axis=0), float(critical), n)
 
 
-def write_report(out: Path, found: Mapping[str, tuple[Compared, Records]], say: Callable[[str], None]) -> None:
-    """Writes ``fair.md``, ``fair.json`` and, with three data sets or more, ``fair.png``."""
+def write_report(
+    out: Path, found: Mapping[str, tuple[Compared, Records]], splits: int, say: Callable[[str], None]
+) -> None:
+    """Writes ``fair.md``, ``fair.json`` and, with three complete data sets or more, ``fair.png``.
+
+    A data set is complete if every method has a record of all ``splits``. Of another one the page says what is missing,
+    and names no best method.
+    """
     lines = [
         "# A fair comparison",
         "",
@@ -80,8 +86,11 @@ def write_report(out: Path, found: Mapping[str, tuple[Compared, Records]], say: 
         measured = {row: by_split for row, by_split in records.items() if by_split}
         if not measured:
             continue
-        table, scores[key] = _table(about, measured)
-        lines += [f"## {about.title}", "", *table, ""]
+        missing = {row: splits - len(by_split) for row, by_split in records.items() if len(by_split) < splits}
+        table, known = _table(about, measured, complete=not missing)
+        if not missing:
+            scores[key] = known
+        lines += [f"## {about.title}", "", *_incomplete(missing, splits * len(records)), *table, ""]
         plain[key] = {row: {str(split): dict(each) for split, each in by.items()} for row, by in measured.items()}
     if not plain:
         raise SettingError(f"{out} has no records of the fair comparison")
@@ -104,7 +113,19 @@ def write_report(out: Path, found: Mapping[str, tuple[Compared, Records]], say: 
     say("\n".join(["", *lines, f"table: {out / 'fair.md'}"]))
 
 
-def _table(about: Compared, records: Records) -> tuple[list[str], dict[str, float]]:
+def _incomplete(missing: Mapping[str, int], records: int) -> list[str]:
+    """What an incomplete data set lacks, in words."""
+    if not missing:
+        return []
+    rows = [f"{row} ({count})" for row, count in missing.items()]
+    return [
+        f"Incomplete: {records - sum(missing.values())} of {records} records. Means are over the splits that a method",
+        f"has, and cannot be compared. Splits that are missing: {', '.join(rows)}.",
+        "",
+    ]
+
+
+def _table(about: Compared, records: Records, complete: bool) -> tuple[list[str], dict[str, float]]:
     """The table of one data set, and the score of each method, the higher the better."""
     metric = METRICS[about.metric]
     sign, scale = (1 if metric.higher_is_better else -1), 100 if metric.percent else 1
@@ -115,7 +136,7 @@ def _table(about: Compared, records: Records) -> tuple[list[str], dict[str, floa
 
     means = {row: sign * float(np.mean(values(row, "P"))) for row in records}
     known = {row: value for row, value in means.items() if np.isfinite(value)}
-    best = max(known, key=lambda row: known[row]) if known else None
+    best = max(known, key=lambda row: known[row]) if known and complete else None
     unit = f"{metric.title}{' (%)' if metric.percent else ''}"
     size = "labels in a set" if metric.task == "classification" else "interval width"
     lines = [
@@ -124,22 +145,23 @@ def _table(about: Compared, records: Records) -> tuple[list[str], dict[str, floa
     ]
     for row in sorted(records, key=lambda row: -known.get(row, -np.inf)):
         own = estimate(values(row, "P"))
-        shown, difference = _shown(own, scale), ""
+        mean, difference = shown(own, scale), ""
         if row == best:
-            shown = f"**{shown}**"
-        elif best is not None and records[row].keys() == records[best].keys():
+            mean = f"**{mean}**"
+        elif best is not None:
             less = paired_difference(values(row, "P"), values(best, "P"))
-            difference = _shown(less, scale) + (" ≈" if less.told_apart is False else "")
-        rest = [_shown(estimate(values(row, name)), scale, interval=False) for name in ("G", "worst", "new")]
+            difference = shown(less, scale) + (" ≈" if less.told_apart is False else "")
+        rest = [shown(estimate(values(row, name)), scale, interval=False) for name in ("G", "worst", "new")]
         rest += [
-            _shown(estimate(values(row, name)), factor, interval=False)
+            shown(estimate(values(row, name)), factor, interval=False)
             for name, factor in (("loss", 1), ("nll", 1), ("coverage", 100), ("size", 1))
         ]
-        lines.append(f"| {row} | {shown} | {difference} | {' | '.join(rest)} |")
+        lines.append(f"| {row} | {mean} | {difference} | {' | '.join(rest)} |")
     return lines, known
 
 
-def _shown(value: Estimate, scale: float, interval: bool = True) -> str:
+def shown(value: Estimate, scale: float, interval: bool = True) -> str:
+    """A mean, in percent with a scale of 100, with its interval."""
     if value.mean is None:
         return "-"
     digits = 2 if scale == 100 else 3
