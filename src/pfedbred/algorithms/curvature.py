@@ -24,6 +24,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from pfedbred.algorithms.base import Task
+from pfedbred.bregman.dense import eigenvectors
 from pfedbred.bregman.evidence import Curvature
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.types import Array, Tree
@@ -91,7 +92,7 @@ def _roots(task: Task, outputs: Array, labels: Array) -> Array:
     def loss(output: Array, label: Array) -> Array:
         return task.losses(output[None], label[None])[0]
 
-    values, vectors = jnp.linalg.eigh(jax.vmap(jax.hessian(loss))(outputs, labels))
+    values, vectors = jax.vmap(eigenvectors)(jax.vmap(jax.hessian(loss))(outputs, labels))
     rounding = 10 * jnp.finfo(values.dtype).eps * jnp.max(values, axis=1, keepdims=True)
     roots = jnp.sqrt(jnp.where(values > rounding, values, 0))
     return jnp.einsum("bik,bk,bjk->bij", vectors, roots, vectors)

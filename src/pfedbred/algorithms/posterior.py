@@ -44,6 +44,7 @@ from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.curvature import head_curvature, head_jacobians
 from pfedbred.algorithms.ensemble import mixed, with_ensembles
 from pfedbred.algorithms.local_steps import drawn, more
+from pfedbred.bregman.dense import cholesky, inverse
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.errors import SettingError
 from pfedbred.types import Array, Tree
@@ -144,7 +145,7 @@ def _covariance(curvature: Array, precision: Array) -> Array:
         return 1 / (curvature + precision)
     root = jnp.sqrt(precision)  # scaled as in bregman.evidence.effective_in_block
     inner = curvature / root / root[:, None] + jnp.eye(len(root), dtype=curvature.dtype)
-    return jnp.linalg.inv(inner) / root / root[:, None]
+    return inverse(inner) / root / root[:, None]
 
 
 def _by_evidence(curvature: Array, head: Array) -> Array:
@@ -171,7 +172,7 @@ def _langevin(
     head, unravel = ravel_pytree({key: personal[key] for key in keys})
     if covariance.ndim == 1:
         raise SettingError(f"the posterior sgld is for last layers of at most {_BLOCK} params, not {len(head)}")
-    root, size = jnp.linalg.cholesky(covariance), data.size.astype(head.dtype)
+    root, size = cholesky(covariance), data.size.astype(head.dtype)
 
     def slope(head: Array, batch: Batch) -> Array:
         def loss(head: Array) -> Array:

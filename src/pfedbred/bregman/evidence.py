@@ -36,6 +36,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pfedbred.bregman.dense import inverse
 from pfedbred.types import Array, Tree
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
@@ -101,5 +102,5 @@ def effective_in_block(block: Array, precision: Array) -> Array:
     root = jnp.sqrt(precision)
     # H + diag p = root (root^-1 H root^-1 + I) root, whose inner matrix is well conditioned however p is scaled.
     scaled = block / root / root[:, None]
-    inverse = jnp.linalg.inv(scaled + jnp.eye(len(root), dtype=block.dtype))
-    return jnp.clip(1 - jnp.diagonal(inverse), 0, 1)
+    inverted = inverse(scaled + jnp.eye(len(root), dtype=block.dtype))
+    return jnp.clip(1 - jnp.diagonal(inverted), 0, 1)
