@@ -1,4 +1,4 @@
-"""Shapes of plain values from files, checked with a one-line error that names the part that is wrong.
+"""Shapes of plain values from files, checked with a one-line error that names the wrong part.
 
 jsonschema and pydantic do this for long-lived public schemas; here a shape is a literal next to the code that reads it,
 and the message must name the file and the part in one line.
@@ -13,19 +13,19 @@ from pfedbred.errors import SettingError
 
 
 class Maybe(NamedTuple):
-    """That shape, or None."""
+    """The given shape, or None."""
 
     shape: Any
 
 
 class Some(NamedTuple):
-    """A non-empty list of that shape."""
+    """A non-empty list with entries of the given shape."""
 
     shape: Any
 
 
 class Each(NamedTuple):
-    """A mapping with any keys and values of that shape."""
+    """A mapping with any keys, and values of the given shape."""
 
     shape: Any
 
@@ -35,10 +35,10 @@ _WORDS = {str: "a text", dict: "a mapping", bool: "true or false"}
 
 
 def expect(value: Any, shape: Any, where: Any, what: str = "its content") -> None:
-    """Rejects a value that does not have this ``shape``, naming the part that is wrong.
+    """Rejects a value that does not have this ``shape``, naming the wrong part.
 
-    A shape is a class; NUMBER, FRACTION or COUNT; a list with the shape of all entries; a dict with the shapes of the
-    entries that must be there, beside which there may be others; a Maybe, a Some or an Each.
+    A shape is a class; NUMBER, FRACTION or COUNT; a list with the shape of all entries; a dict with the shapes of
+    required entries (others are allowed); a Maybe, a Some or an Each.
     """
     if isinstance(shape, Maybe):
         if value is not None:
