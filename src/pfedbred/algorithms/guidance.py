@@ -58,7 +58,7 @@ GUIDANCE: dict[str, str] = {
     "delta": "1e-4 to 0.01, the difference quotient's step. Too small: rounding; too large: a poor derivative.",
     "epsilon": "0.1 to 1. Below 1 the global model moves part of the way.",
 }
-"""By setting, or by method.setting where it means something else there."""
+"""By setting, or by method.setting where its meaning differs."""
 
 
 def guidance(method: str, setting: str) -> str:

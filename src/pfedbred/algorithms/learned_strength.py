@@ -45,8 +45,8 @@ from pfedbred.types import Array, Key, Tree
 Parts = Literal["all", "layer", "entry"]
 """Which params share one strength: all, those of a layer, or none (one for each entry)."""
 
-_FARTHEST = 1e4  # how far lam may move from its initial value, as a factor
-_NEW = 0.3  # weight of a round's evidence in the moving average
+_MAX_FACTOR = 1e4  # how far lam may move from its initial value, as a factor
+_EVIDENCE_WEIGHT = 0.3  # weight of a round's evidence in the moving average
 _BLOCK = 256  # params of the largest head whose curvature is computed in full
 
 
@@ -96,7 +96,7 @@ class LearnedStrength:
 
     def fresh(self, w: Tree) -> Tree:
         """No evidence yet, if each client learns its own strength."""
-        return self._nothing(w) if self._own else None
+        return self._no_evidence(w) if self._own else None
 
     def received(self, message: Tree, kept: Tree, data: ClientData) -> tuple[Tree, Held]:
         """lam = tau / n_i within its limits; the initial lam before anything is known."""
@@ -105,7 +105,7 @@ class LearnedStrength:
 
         def lam(total: Array) -> Array:
             each = jnp.where(total > 0, total / size, self._start)
-            return jnp.clip(each, self._start / _FARTHEST, self._start * _FARTHEST)
+            return jnp.clip(each, self._start / _MAX_FACTOR, self._start * _MAX_FACTOR)
 
         by_part = jax.tree.map(lam, known)
         if self._parts == "all":
@@ -127,7 +127,7 @@ class LearnedStrength:
         if self._parts != "entry":
             info = {"strength" if name == "all" else f"strength_{name}": lam for name, lam in held.by_part.items()}
         if self._own:
-            return ended.w, blended(kept, evidence, _NEW), info
+            return ended.w, blended(kept, evidence, _EVIDENCE_WEIGHT), info
         return Report(ended.w, evidence), None, info
 
     def of_client(self, client: Client) -> Client:
@@ -149,12 +149,12 @@ class LearnedStrength:
 
         def init(key: Key, clients: int) -> ServerState:
             state = server.init(key, clients)
-            return ServerState(state.model, self._nothing(state.model))
+            return ServerState(state.model, self._no_evidence(state.model))
 
         def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
             after = server.aggregate(ServerState(state.model), uploads._replace(upload=uploads.upload.model))
             evidence = uploads.average(lambda upload: upload.evidence, around=state.extra, weighted=False, draw=1)
-            return ServerState(after.model, blended(state.extra, evidence, _NEW))
+            return ServerState(after.model, blended(state.extra, evidence, _EVIDENCE_WEIGHT))
 
         return server._replace(
             init=init,
@@ -180,7 +180,7 @@ class LearnedStrength:
         """n_i lam of each part; 0 if it is not known."""
         return strength(evidence, dispersed=self._dispersed)
 
-    def _nothing(self, params: Tree) -> Evidence:
+    def _no_evidence(self, params: Tree) -> Evidence:
         zeros = self._pool(optax.tree.zeros_like(params))
         zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
         return Evidence(zeros, zeros, zero, zero)

@@ -51,9 +51,9 @@ Posterior = Literal["laplace", "sgld"]
 """How the posterior is found: see the module."""
 
 _BLOCK = 512  # params of a last layer whose covariance is a matrix
-_WEAKEST = 1e-3  # precision of a prior
+_MIN_PRECISION = 1e-3  # the weakest prior
 _UPDATES = 10  # of the precision of a prior around zero
-_SAMPLES, _APART, _FIRST = 20, 10, 50  # last layers drawn, steps between them, and steps before the first
+_SAMPLES, _THINNING, _WARMUP = 20, 10, 50  # last layers drawn, steps between them, and steps before the first
 _STEP = 0.1  # of Langevin dynamics, where the posterior is about standard normal
 _PURPOSE = 0x5D  # keeps its noise independent of what a network draws from the same key
 
@@ -113,7 +113,7 @@ def with_posterior(algorithm: Algorithm, task: Task, posterior: Posterior | None
         return outputs / jnp.sqrt(1 + jnp.pi / 8 * variances.astype(outputs.dtype))
 
     if posterior == "sgld":
-        steps = _FIRST + _SAMPLES * _APART
+        steps = _WARMUP + _SAMPLES * _THINNING
         client = client._replace(model_draws=more(client.model_draws, steps), random=True)
     return algorithm._replace(client=client._replace(model=model), predict=predict_uncertain)
 
@@ -136,7 +136,7 @@ def _head(task: Task, params: Tree) -> list[str]:
 
 def _covariance(curvature: Array, precision: Array) -> Array:
     """(H + diag T)^-1, a matrix if H is one; a flat prior, T = 0, is replaced by a very weak one."""
-    precision = jnp.maximum(precision, _WEAKEST)
+    precision = jnp.maximum(precision, _MIN_PRECISION)
     if curvature.ndim == 1:
         return 1 / (curvature + precision)
     root = jnp.sqrt(precision)  # scaled as in bregman.evidence.effective_in_block
@@ -188,8 +188,8 @@ def _langevin(
         moved = chain.step(jax.random.fold_in(noise, number), place, data.batch(first + number), _STEP)
         return moved.astype(place.dtype), moved.astype(place.dtype)
 
-    _, places = jax.lax.scan(step, jnp.zeros_like(head), jnp.arange(_FIRST + _SAMPLES * _APART))
-    return head + places[_FIRST + _APART - 1 :: _APART] @ root.T
+    _, places = jax.lax.scan(step, jnp.zeros_like(head), jnp.arange(_WARMUP + _SAMPLES * _THINNING))
+    return head + places[_WARMUP + _THINNING - 1 :: _THINNING] @ root.T
 
 
 def _mixed(task: Task, predict: Callable[[Tree, Array], Array], model: WithSamples, x: Array) -> Array:

@@ -27,7 +27,7 @@ class Learning(NamedTuple):
 
 
 def parse_learning(text: str) -> Learning:
-    """From a text such as ``learned``, ``learned(layer)`` or ``learned(layer, 5)``."""
+    """Parses a text such as ``learned``, ``learned(layer)`` or ``learned(layer, 5)``."""
     name, values = parse_call("lam", text)
     found = dict(zip(Learning._fields, values, strict=False))
     start = parse_number(found.get("start", str(START)))

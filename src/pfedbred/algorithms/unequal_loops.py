@@ -147,8 +147,8 @@ class _Group(NamedTuple):
         """One step of all clients; those that are done remain unchanged."""
         axes = jax.tree.map(lambda own: 0 if own else None, self.differs.around)
         after = jax.vmap(self.program.step, in_axes=(axes, None, 0, 0))(self.given.around, r, read, carry)
-        goes_on = r < self.counts
-        return jax.tree.map(lambda new, old: _where(goes_on, new, old), after, carry)
+        active = r < self.counts
+        return jax.tree.map(lambda new, old: _where(active, new, old), after, carry)
 
     def inputs(self, first: Any, count: int) -> Tree:
         """The inputs of ``count`` steps, with clients along the first axis and steps along the second."""

@@ -34,7 +34,7 @@ from pfedbred.runs.prediction import PERSONAL
 from pfedbred.types import Tree
 
 _KIND = tensors.Kind("pfedbred record 1", "client's record", "without it, the client starts from scratch")
-_PATIENCE = 30.0  # seconds
+_TIMEOUT = 30.0  # seconds
 LATEST = "latest.safetensors"
 
 
@@ -75,7 +75,7 @@ class Home:
         """The client's identity, which outlasts its node."""
         path = self.folder / "client.json"
         if not path.exists():
-            with locks.locked(self.folder, _PATIENCE):  # two servers may ask at the same time
+            with locks.locked(self.folder, _TIMEOUT):  # two servers may ask at the same time
                 if not path.exists():
                     write_json(path, {"client": secrets.token_hex(16)})
         with suppress(OSError):

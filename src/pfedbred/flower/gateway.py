@@ -29,7 +29,7 @@ from pfedbred.flower.certificates import Authority
 _ADDRESS = re.compile(r"[\w.-]+:\d{1,5}|\[[\da-fA-F:]+\]:\d{1,5}")
 _CALL = re.compile(r"/v1/fleet/[a-z-]+")  # the interface for SuperNodes
 _LARGEST = 2**30  # bytes of a request; the SuperLink reads all of it before it checks the sender
-_PATIENCE = 60.0  # seconds for the SuperLink to reply
+_TIMEOUT = 60.0  # seconds for the SuperLink to reply
 _HEADERS = ("content-type", "accept")  # and Flower's own: a message's signer and the sender's version
 
 
@@ -64,7 +64,7 @@ def application(superlink: str, trusted: ssl.SSLContext) -> Starlette:
     client = httpx.AsyncClient(
         base_url=f"https://{superlink}",
         verify=trusted,
-        timeout=_PATIENCE,
+        timeout=_TIMEOUT,
         limits=httpx.Limits(keepalive_expiry=2),  # seconds; the SuperLink closes idle connections after five
         trust_env=False,  # the SuperLink is not behind a proxy
     )

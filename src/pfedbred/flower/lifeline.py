@@ -17,7 +17,7 @@ import threading
 import time
 
 _PR_SET_PDEATHSIG = 1
-_PATIENCE = 10.0  # seconds for the command and its children to end gracefully
+_TIMEOUT = 10.0  # seconds for the command and its children to end gracefully
 
 
 def main(command: list[str]) -> int:
@@ -44,7 +44,7 @@ def _end_with_input(closed: threading.Event) -> None:
         pass
     closed.set()
     os.killpg(0, signal.SIGTERM)
-    time.sleep(_PATIENCE)
+    time.sleep(_TIMEOUT)
     os.killpg(0, signal.SIGKILL)  # the command's children may outlive it; this ends this process, too
 
 

@@ -21,7 +21,7 @@ from pfedbred.io.atomic import open_private, write_text, writing_into
 from pfedbred.io.folders import ensure_folder
 
 CONNECTION = "federation"
-_PATIENCE = 60.0  # seconds for a process to start
+_TIMEOUT = 60.0  # seconds for a process to start
 _LIFELINE = Path(__file__).with_name("lifeline.py")
 
 _APP = """\
@@ -117,7 +117,7 @@ def _listening(address: str) -> list[str]:
 
 def _wait_for_port(started: Started, address: str) -> None:
     host, _, port = address.rpartition(":")
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while time.monotonic() < end and started.process.poll() is None:
         with socket.socket() as tried:
             if tried.connect_ex((host, int(port))) == 0:

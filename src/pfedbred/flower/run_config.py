@@ -22,14 +22,14 @@ _EXPERIMENT_KEYS = {_key(name): name for name in field_names(deployed=True)}
 _defaults = {_key(each.name): each.default for each in dataclasses.fields(Experiment)}
 
 
-def _nothing(name: str) -> Any:
+def _omitted(name: str) -> Any:
     """The value of an omitted key."""
     return 0 if settings_.is_whole_number(settings_.hints(Experiment)[name]) else ""
 
 
 DEFAULTS: dict[str, Any] = {
     "out": "",
-    **{key: _nothing(name) if _defaults[key] is None else _defaults[key] for key, name in _EXPERIMENT_KEYS.items()},
+    **{key: _omitted(name) if _defaults[key] is None else _defaults[key] for key, name in _EXPERIMENT_KEYS.items()},
     "validation": 0.0,
     "settings": "",
     "participation": "sample",
@@ -42,7 +42,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """Every key of the run config, with its value in a new app. 0 and "" leave it to the experiment or the clients."""
 
-_OPEN_AT_ZERO = [key for key, value in DEFAULTS.items() if value == 0 and _defaults.get(key) is None]
+_OMITTED_AT_ZERO = [key for key, value in DEFAULTS.items() if value == 0 and _defaults.get(key) is None]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     for key in config:
         if key not in DEFAULTS:
             raise SettingError(f"the run config has an unknown key {key!r}{nearest(key, DEFAULTS)}")
-    given = {key: value for key, value in config.items() if value != "" and (key not in _OPEN_AT_ZERO or value != 0)}
+    given = {key: value for key, value in config.items() if value != "" and (key not in _OMITTED_AT_ZERO or value != 0)}
 
     def number(key: str, hint: Any, default: Any) -> Any:
         return settings_.check(key, given[key], hint) if key in given else default

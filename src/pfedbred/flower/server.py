@@ -33,7 +33,7 @@ from pfedbred.runs import layout
 from pfedbred.runs.checkpoints import Checkpoint
 from pfedbred.runs.record import RunRecord
 
-_PATIENCE = 60.0  # seconds for an earlier server to notice that it should stop
+_TIMEOUT = 60.0  # seconds for an earlier server to notice that it should stop
 
 
 class Coordinator:
@@ -57,7 +57,7 @@ class Coordinator:
         folder = self._folder
         if not layout.started(ensure_folder(folder)) and not layout.is_free(folder):
             raise SettingError(f"{folder} is not empty and holds no run: choose another folder for out")
-        with open_folder(folder, resume=True, patience=_PATIENCE):
+        with open_folder(folder, resume=True, patience=_TIMEOUT):
             if layout.finished(folder):
                 raise SettingError(f"{folder} holds a finished run: choose another folder for out")
             self._admit_clients()

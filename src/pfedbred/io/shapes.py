@@ -44,29 +44,31 @@ def expect(value: Any, shape: Any, where: Any, what: str = "its content") -> Non
         if value is not None:
             expect(value, shape.shape, where, what)
     elif isinstance(shape, dict):
-        _must(isinstance(value, Mapping), what, "a mapping", value, where)
+        _require(isinstance(value, Mapping), what, "a mapping", value, where)
         for name, inner in shape.items():
             if name not in value:
                 raise SettingError(f"{where} is damaged, or of another version: {what} has no {name!r}")
             expect(value[name], inner, where, repr(name))
     elif isinstance(shape, Each):
-        _must(isinstance(value, Mapping), what, "a mapping", value, where)
+        _require(isinstance(value, Mapping), what, "a mapping", value, where)
         expect(list(value.values()), [shape.shape], where, what)
     elif isinstance(shape, list):
-        _must(isinstance(value, list), what, "a list", value, where)
+        _require(isinstance(value, list), what, "a list", value, where)
         for each in value:
             expect(each, shape[0], where, f"an entry of {what}")
     elif isinstance(shape, Some):
-        _must(isinstance(value, list) and bool(value), what, "a list that is not empty", value, where)
+        _require(isinstance(value, list) and bool(value), what, "a list that is not empty", value, where)
         expect(value, [shape.shape], where, what)
     elif shape == FRACTION:
-        _must(_is_number(value) and 0 <= value <= 1, what, FRACTION, value, where)
+        _require(_is_number(value) and 0 <= value <= 1, what, FRACTION, value, where)
     elif shape == NUMBER:
-        _must(_is_number(value), what, NUMBER, value, where)
+        _require(_is_number(value), what, NUMBER, value, where)
     elif shape == COUNT:
-        _must(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63, what, COUNT, value, where)
+        _require(
+            isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63, what, COUNT, value, where
+        )
     else:
-        _must(isinstance(value, shape), what, _WORDS[shape], value, where)
+        _require(isinstance(value, shape), what, _WORDS[shape], value, where)
 
 
 def _is_number(value: Any) -> bool:
@@ -75,7 +77,7 @@ def _is_number(value: Any) -> bool:
     return -1e300 < value < 1e300
 
 
-def _must(holds: bool, what: str, words: str, value: Any, where: Any) -> None:
+def _require(holds: bool, what: str, words: str, value: Any, where: Any) -> None:
     if not holds:
         found = repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
         raise SettingError(f"{where} is damaged, or of another version: {what} must be {words}, not {found}")

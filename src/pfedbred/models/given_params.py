@@ -13,7 +13,7 @@ from pfedbred.errors import SettingError, nearest
 from pfedbred.models.base import Model, WithStatistics
 from pfedbred.types import Array, Key, Tree
 
-_SHOWN = 3  # the most differences that an error lists
+_SHOWN = 3  # the most differences listed in an error
 
 
 def starting_from(
@@ -26,7 +26,7 @@ def starting_from(
       arrays: arrays by path in the params, such as ``hidden.weight``.
       parts: names of parts, as in :class:`Model`'s ``head``, that are taken; the others are drawn at random. By default
         the arrays must cover the whole network.
-      where: where they come from, for errors.
+      where: what errors call the arrays.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if parts is None:
@@ -49,7 +49,7 @@ def training_only(
       model: the network.
       names: the parts that are trained, named as in :class:`Model`'s ``head``.
       arrays: the constants, by path in the params; others are ignored.
-      where: where they come from, for errors.
+      where: what errors call the arrays.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     trained = keys_of(shapes, names, "train_only")
