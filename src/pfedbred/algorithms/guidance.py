@@ -8,9 +8,7 @@ from __future__ import annotations
 
 GUIDANCE: dict[str, str] = {
     "alpha": "0.001 to 0.3. Too large: the loss jumps or becomes infinite. Too small: little is learned in a round.",
-    "alpha_m": (
-        "0.003 to 0.06. In a local step, w moves by alpha_m lam of its distance to theta; above 2 it diverges."
-    ),
+    "alpha_m": ("0.003 to 0.06. In a local step, w goes alpha_m lam of the way to theta; above 2 it diverges."),
     "alpha_head": "as alpha.",
     "alpha_k": "the smaller, the less clients learn from each other.",
     "alpha_server": "1 takes the average itself. Above 1 the global model overshoots.",

@@ -1,6 +1,6 @@
 """Datasets of the public hub: files in a local folder or in the cache, or a download.
 
-A dataset is searched as ``FOLDER/NAME/train-*.parquet`` (and ``test-*``), the hub's own layout, or as LEAF's JSON
+A dataset is looked up as ``FOLDER/NAME/train-*.parquet`` (and ``test-*``), the hub's own layout, or as LEAF's JSON
 files, where FOLDER is in turn ``--data-dir``, the environment variable PFEDBRED_DATA, and the cache. If it is in none
 of them and the hub has it, the ``datasets`` library downloads it and shows its progress.
 """
