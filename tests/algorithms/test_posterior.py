@@ -169,7 +169,7 @@ def test_a_posterior_goes_into_files_and_out_again(method, kind, tmp_path):
     ("options", "words"),
     [
         ({"algorithm": "fedem"}, "a mixture of several"),
-        ({"posterior": "mcmc"}, "posterior must be one of laplace, sgld, not 'mcmc'"),
+        ({"posterior": "mcmc"}, "posterior must be one of laplace, sgld, ensemble, not 'mcmc'"),
         ({"settings": {"sigma": np.eye(21)}, "algorithm": "pfedbred"}, "a sum over params"),
     ],
 )
@@ -177,3 +177,12 @@ def test_what_has_no_posterior_is_said(options, words):
     with pytest.raises(pfedbred.SettingError) as refused:
         pfedbred.run(**{"federation": small_federation(), "rounds": 1, "posterior": "laplace", **options})
     assert words in str(refused.value)
+
+
+@pytest.mark.full
+def test_a_posterior_knows_the_prior_of_clients_that_keep_their_optimizers():
+    given = {"federation": small_federation(), "algorithm": "pfedme", "settings": {"R": 2, "K": 1}, "batch_size": 4}
+    given |= {"posterior": "laplace", "local_optimizer": "sgd(momentum=0.0)", "rounds": 1}
+    one, other = (pfedbred.run(**given, keep_optimizer=keep) for keep in (False, True))
+    for a, b in zip(*map(jax.tree.leaves, (one.personal_model(1), other.personal_model(1))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
