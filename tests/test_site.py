@@ -118,17 +118,36 @@ def test_the_figures_of_the_concepts_are_those_of_the_script(monkeypatch):
         plt.close(drawn)
 
 
-@pytest.mark.slow  # and by make docs, which runs them all
+@pytest.fixture
+def notebooks(monkeypatch):
+    """The site's module that runs notebooks."""
+    pytest.importorskip("nbclient", reason="needs nbclient: pip install 'pfedbred[docs]'")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from sitebuild import notebooks
+
+    return notebooks
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_run(notebook, tmp_path):
-    """As plain scripts, as a reader would run them."""
-    environment = {**os.environ, "MPLBACKEND": "agg"}
-    del environment["XLA_FLAGS"]  # that of the tests leaves programs slow
-    done = subprocess.run(
-        [sys.executable, notebook], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout
+def test_notebooks_run(notebook, notebooks, tmp_path):
+    """As make docs runs them: the page has what every cell prints and draws, and each picture has a description."""
+    notebooks.render(ROOT, notebook, tmp_path, run=True)
+    page = (tmp_path / f"{notebook.stem}.md").read_text()
+    shown = re.findall(rf'!\[Figure: \w.*\]\(({notebook.stem}-\d+\.png)\)|data-figure="(.*?)" role="figure" aria-label="\w', page)
+    files = {path.name for path in tmp_path.glob(f"{notebook.stem}-*")}
+    assert {png or script for png, script in shown} == files
+    assert len(files) == len(re.findall(r"^plt\.show|^figure$", notebook.read_text(), re.MULTILINE))
+    assert "```text\n" in page
+
+
+@pytest.mark.full
+def test_a_notebook_that_fails_is_an_error(notebooks, tmp_path):
+    script = tmp_path / "docs" / "notebooks" / "faulty.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("# %%\nprint('here')\n\n# %%\n1 / 0\n")
+    with pytest.raises(notebooks.FailedNotebookError, match=r"faulty.py: (?s:.*)ZeroDivisionError"):
+        notebooks.render(tmp_path, script, tmp_path, run=True)
 
 
 def copy_of_the_repository(target):
