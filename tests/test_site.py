@@ -134,9 +134,10 @@ def test_notebooks_run(notebook, notebooks, tmp_path):
     """As make docs runs them: the page has what every cell prints and draws, and each picture has a description."""
     notebooks.render(ROOT, notebook, tmp_path, run=True)
     page = (tmp_path / f"{notebook.stem}.md").read_text()
-    shown = re.findall(rf'!\[Figure: \w.*\]\(({notebook.stem}-\d+\.png)\)|data-figure="(.*?)" role="figure" aria-label="\w', page)
+    pictures = re.findall(rf"!\[Figure: \w.*\]\(({notebook.stem}-\d+\.png)\)", page)
+    interactive = re.findall(r'data-figure="(.*?)" role="figure" aria-label="Interactive figure: \w', page)
     files = {path.name for path in tmp_path.glob(f"{notebook.stem}-*")}
-    assert {png or script for png, script in shown} == files
+    assert {*pictures, *interactive} == files
     assert len(files) == len(re.findall(r"^plt\.show|^figure$", notebook.read_text(), re.MULTILINE))
     assert "```text\n" in page
 
