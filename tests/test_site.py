@@ -71,6 +71,14 @@ def test_links_lead_to_the_gathered_pages(sitebuild, source, text, expected):
     assert pages.with_links(ROOT, source, text)[0] == expected
 
 
+def test_no_formula_is_taken_for_a_tag(sitebuild):
+    """An inner product <x, y> outside of code would be one, and not be shown."""
+    pages, _ = sitebuild
+    code = re.compile(r"^```.*?^```|^ {4}.*?$|(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL | re.MULTILINE)
+    for path in (*pages.sources(ROOT), *(f"docs/notebooks/{each.name}" for each in NOTEBOOKS)):
+        assert not re.findall(r"<[a-zA-Z/][^>\n]*>", code.sub("", (ROOT / path).read_text())), path
+
+
 def test_a_link_that_leads_nowhere_is_an_error(sitebuild):
     pages, _ = sitebuild
     with pytest.raises(pages.BrokenLinkError, match=r"docs/data.md: there is no gone.md"):
@@ -100,8 +108,8 @@ def test_docstrings_are_read_as_markdown(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     from sitebuild.docstrings import as_markdown
 
-    text = "Calls :func:`~pfedbred.run` of :mod:`pfedbred`.\n\nExample:\n  >>> 1\n  1"
-    assert as_markdown(text) == "Calls `run` of `pfedbred`.\n\nExamples:\n  >>> 1\n  1"
+    text = "Calls :func:`~pfedbred.run` of :mod:`pfedbred`: `<x>`, <x, s>.\n\nExample:\n  >>> 1 <a\n  1"
+    assert as_markdown(text) == "Calls `run` of `pfedbred`: `<x>`, \\<x, s>.\n\nExamples:\n  >>> 1 <a\n  1"
 
 
 @pytest.mark.full
@@ -193,7 +201,9 @@ def test_the_strict_build_has_every_page_and_fetches_nothing(site):
     settings_page = (site / "settings.html").read_text()
     assert 'id="mg-meta"' in settings_page
     assert "aggregation momentum" in settings_page
-    assert "RunRecord" in (site / "reference.html").read_text()
+    reference = (site / "reference.html").read_text()
+    assert "RunRecord" in reference
+    assert "argmax_s &lt;x, s&gt; - g(s)" in reference
     for page in site.rglob("*.html"):
         fetched = re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text())
         assert not [each for each in fetched if "canonical" not in each], page.name
