@@ -79,6 +79,18 @@ def test_no_formula_is_taken_for_a_tag(sitebuild):
         assert not re.findall(r"<[a-zA-Z/][^>\n]*>", code.sub("", (ROOT / path).read_text())), path
 
 
+def test_the_figures_of_which_method_are_those_of_the_tables_beside_them():
+    """Each figure with two digits or more is in a file that its row, or its paragraph, links to."""
+    page = ROOT / "docs" / "methods.md"
+    count = 0
+    for part in re.split(r"\n(?=\||- |\n)", page.read_text()):
+        linked = "".join((page.parent / link).read_text() for link in re.findall(r"\]\(([^)#]+\.md)", part))
+        for figure in re.findall(r"(?<![\d.])\d+\.\d{2,}", part):
+            assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", linked), (figure, part)
+            count += 1
+    assert count > 30
+
+
 def test_a_link_that_leads_nowhere_is_an_error(sitebuild):
     pages, _ = sitebuild
     with pytest.raises(pages.BrokenLinkError, match=r"docs/data.md: there is no gone.md"):
