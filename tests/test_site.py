@@ -17,6 +17,7 @@ from support.browser import wait
 
 import pfedbred
 from pfedbred import settings
+from pfedbred.algorithms.guidance import GUIDANCE
 from pfedbred.algorithms.wrappers import WRAPPERS
 
 ROOT = Path(__file__).parent.parent
@@ -107,6 +108,15 @@ def test_every_setting_of_every_method_is_on_the_page_in_words(sitebuild):
         rows = dict(re.findall(r"^\| `(\w+)[^`]*` \| (?=[^ *])(.*) \|$", sections[name], re.MULTILINE))
         assert set(rows) == set(settings.declared(build)), name
         assert all(len(words) > 5 for words in rows.values()), (name, rows)
+
+
+def test_the_ranges_on_the_page_of_settings_are_those_of_the_help_pages():
+    rows = re.findall(
+        r"^\| `(\w+)` \| [^|]+ \| (\S+ to \S+)", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) == 7
+    for setting, shown in rows:
+        assert GUIDANCE[setting].startswith(shown.rstrip(",;")), setting
 
 
 def test_the_reference_has_every_public_name(sitebuild):
