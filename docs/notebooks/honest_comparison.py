@@ -52,8 +52,8 @@ for name, sweep in sweeps.items():
     print(f"{name:10} {sweep.best_point()}")
 
 # %% [markdown]
-# A best value at the edge of its grid means that the grid was too narrow, as several are here: four trials are few.
-# Check this before you believe a table.
+# A best value at the edge of its grid means that a wider grid may have a better one. Here nearly all are at an edge,
+# because this notebook is kept small: use more trials, and check the edges before you believe a table.
 #
 # ## Measuring
 #
