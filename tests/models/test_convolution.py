@@ -228,7 +228,7 @@ def test_programs_without_convolutions_are_unchanged():
 
 def test_shared_kernels_keep_the_compilers_convolution():
     """As the global model's, wherever it is evaluated; wide ones on a CPU too."""
-    x, kernel = inputs(32)
+    x, kernel = inputs(32, dtype=jnp.float32)
     many = jnp.stack([x, 2 * x])
     program = jax.jit(jax.vmap(with_fast_convolutions(same), (0, None)))
     for platform in ("cpu", "cuda"):
@@ -249,7 +249,9 @@ def test_clients_in_turn(layout):
     function = with_fast_convolutions(partial(lax.conv_general_dilated, **options))
     step = jax.grad(lambda x, kernel: jnp.sum(function(x, kernel) ** 2), (0, 1))
     lowered = jax.jit(step).trace(x, kernel).lower(lowering_platforms=("cpu",)).as_text()
-    labels = [line.split("dim_numbers = ")[1].split(", window")[0] for line in lowered.splitlines() if "dim_num" in line]
+    labels = [
+        line.split("dim_numbers = ")[1].split(", window")[0] for line in lowered.splitlines() if "dim_num" in line
+    ]
     assert labels == ["[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"] * 3  # y, x' and k'
 
 
@@ -258,7 +260,9 @@ def test_slices_for_clients_in_turn():
     for case in (inputs(), inputs(8, groups=2, dtype=jnp.float32), inputs(8, dtype=jnp.bfloat16)):
         x, kernel = case
         groups = x.shape[-1] // kernel.shape[-2]
-        step = jax.jit(jax.grad(lambda k, x=x, g=groups: jnp.sum(with_fast_convolutions(partial(same, groups=g))(x, k))))
+        step = jax.jit(
+            jax.grad(lambda k, x=x, g=groups: jnp.sum(with_fast_convolutions(partial(same, groups=g))(x, k)))
+        )
         texts = {
             platform: step.trace(kernel).lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda")
         }
