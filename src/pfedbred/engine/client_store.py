@@ -3,8 +3,8 @@
 Only clients that have taken part have a record. All records have the same size, so each client has a slot: a row in
 memory or a range of the file. Slots are assigned when clients first take part; all others cost nothing.
 
-``np.memmap`` and LMDB (``map_size``) need to know when the file is opened how large it may become, and a write to a
-``np.memmap`` on a full disk ends the process. A plain file grows as clients arrive, and a full disk is an error.
+``np.memmap`` and LMDB (``map_size``) need the maximum size when the file is opened, and a write to a ``np.memmap``
+ on a full disk ends the process. A plain file grows as clients arrive, and a full disk is an error.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pfedbred.errors import SettingError
 from pfedbred.types import Tree
 
 STORES = ("device", "memory", "file")
-_ROOM = 0.5  # share of a memory that a run may fill
+_ROOM = 0.5  # fraction of the memory that a run may use
 _PIECE = 2**24  # bytes of records read at a time
 
 
 def choose(store: str, *, sampled: bool, samples: int, states: int, device: int, host: int) -> str:
-    """Where to keep the clients: as asked, or the first place with room for them.
+    """Where to keep the clients: as requested, or the first place with room for them.
 
     Args:
       store: one of STORES, or ``auto``.
@@ -59,7 +59,7 @@ class Slots(Protocol):
 
 
 class MemorySlots:
-    """Each row is an array of its own."""
+    """Each row is a separate array."""
 
     def __init__(self) -> None:
         self._rows: list[np.ndarray] = []
@@ -121,7 +121,7 @@ class ClientStore:
         self.record_bytes = int(ends[-1])
         self._slots = slots
         self._slot_of: dict[int, int] = {}
-        self.rejected: Counter[int] = Counter()  # rounds by client, kept apart so that not all records must be read
+        self.rejected: Counter[int] = Counter()  # rounds by client, separate so that not all records must be read
 
     def __contains__(self, client: int) -> bool:
         """Whether that client has a record."""

@@ -1,9 +1,8 @@
 """Evaluation: the global model G and the personal models P, on each part of the samples, client by client.
 
 G is evaluated on the union of the clients' samples, P of each client on its own. The samples are cut into blocks that
-belong to one client each, so that clients of very different size cost what they hold and no more. On training samples
-only the metrics that every evaluation has (such as accuracy and loss) are computed; the others are for samples not
-trained on.
+belong to one client each, so that the cost depends on the number of samples, however unequal the clients. On training
+samples only the metrics that every evaluation has (such as accuracy and loss) are computed.
 """
 
 from __future__ import annotations
@@ -66,16 +65,16 @@ Chosen: TypeAlias = Mapping[Part, Sequence[Metric]]
 
 
 def chosen_metrics(parts: Iterable[Part], chosen: Sequence[Metric], task: Task) -> Chosen:
-    """What is evaluated: all metrics, but only the usual ones on training samples."""
+    """The metrics of each part: the chosen ones, but only the default ones on training samples."""
     return {part: metrics.resolve("", task.kind) if part == "train" else tuple(chosen) for part in parts}
 
 
 class Combined(NamedTuple):
-    """A metric's statistics of G and P, in this order along an axis before the clients.
+    """A metric's statistics for G and P, in this order along an axis before the clients.
 
     Attributes:
-      clients: of each client.
-      pooled: of all clients together, if the statistics are condensed; else None, and the host adds them up.
+      clients: for each client.
+      pooled: for all clients together, if the statistics are condensed; else None, and the host adds them up.
     """
 
     clients: Tree
@@ -140,13 +139,13 @@ class ModelScores(NamedTuple):
 
     @property
     def parts(self) -> dict[Part, Scores]:
-        """The parts that there are, by name."""
+        """The parts by name."""
         validation: dict[Part, Scores] = {} if self.validation is None else {"validation": self.validation}
         return {"train": self.train, **validation, "test": self.test}
 
 
 class Evaluation(NamedTuple):
-    """Both models."""
+    """The scores of both models."""
 
     global_: ModelScores
     personal: ModelScores
@@ -163,7 +162,7 @@ class Outputs(NamedTuple):
 
     Attributes:
       global_: by seed and sample: logits, (seeds, n, labels), or numbers in the units of the labels, (seeds, n).
-      personal: likewise, of each client's own model.
+      personal: the same for each client's own model.
       labels: (n,).
       offsets: where each client's samples begin, and where the last one's end.
     """
@@ -187,7 +186,7 @@ class Evaluator:
         mesh: Mesh | None = None,
         chosen: Sequence[Metric] = metrics.resolve(""),
     ) -> None:
-        """``train`` are the training inputs, on the device already; ``chosen`` the metrics of all other samples."""
+        """``train``: the training inputs, already on the device; ``chosen``: the metrics on all other samples."""
         self._sharding = devices.everywhere(mesh) if mesh else None
         self._predict, self._task = algorithm.predict, task
         self._clients = federation.clients
@@ -229,7 +228,7 @@ class Evaluator:
             predictions = Predictions(self._task.scores(outputs), y, self._task.losses(outputs, y), mask)
             return {metric.name: metric.sums(predictions) for metric in self.metrics[part]}
 
-        if self._executor == "loop":  # it takes what cannot be traced
+        if self._executor == "loop":  # for functions that cannot be traced
             return tally(outputs[0]), tally(outputs[1])
         both = jax.vmap(tally)(jnp.stack(outputs))  # half as many kernels on a GPU as one model after the other
         return jax.tree.map(itemgetter(0), both), jax.tree.map(itemgetter(1), both)
@@ -267,7 +266,7 @@ class Evaluator:
         return tallies
 
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> Outputs:
-        """What models predict that begin with the seeds: G, and P of each client for its own samples."""
+        """Predictions of models whose first axis is the seeds: of G, and of each client's P for its own samples."""
         samples, offsets = self.sets[list(self.metrics).index(part)], self._offsets[part]
         labels, seeds = np.asarray(samples.y), len(jax.tree.leaves(global_)[0])
         if not len(labels):
@@ -328,13 +327,13 @@ def _by_client(blocks: Tree, owner: Array, clients: int) -> Tree:
 
 
 def _block_width(sizes: np.ndarray) -> int:
-    """As many samples as half of the clients have, rounded up to a multiple of 16, at most 256."""
+    """The median number of samples of a client, rounded up to a multiple of 16, at most 256."""
     typical = float(np.median(sizes[sizes > 0])) if np.any(sizes) else 1.0
     return int(min(16 * math.ceil(typical / 16), 256))
 
 
 def _one_row(shared: tuple[EvaluationSet, Tree, Tree]) -> Any:
-    """Shapes of a split without samples as if it had one, and of a block."""
+    """Shapes of an empty split as if it had one sample, and of a block."""
     samples, *models = shared
     x, y = (jax.ShapeDtypeStruct((1, *each.shape[1:]), each.dtype) for each in (samples.x.x, samples.y))
     block: Any = Blocks._make(jax.ShapeDtypeStruct((), jnp.int32) for _ in Blocks._fields)
@@ -368,7 +367,7 @@ def summarise(tallies: CombinedTallies, chosen: Chosen) -> Evaluation:
 
 
 def _scores(sums: Mapping[str, Combined], chosen: Sequence[Metric]) -> list[Scores]:
-    """Of G and of P."""
+    """The scores of G and of P."""
     clients, values = {}, {}
     for metric in chosen:
         own, pooled = sums[metric.name]
@@ -382,7 +381,7 @@ def _scores(sums: Mapping[str, Combined], chosen: Sequence[Metric]) -> list[Scor
 
 
 def _total(leaf: np.ndarray) -> np.ndarray:
-    """Over the clients, in double precision."""
+    """The sum over the clients, in double precision."""
     return np.asarray(np.sum(leaf, axis=2, dtype=np.float64 if leaf.dtype.kind == "f" else np.int64))
 
 

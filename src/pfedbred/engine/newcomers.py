@@ -1,7 +1,7 @@
-"""Clients that join when training is over: how well does a method personalise to someone it has never met?
+"""Clients that join when training is over: how well does a method personalise to clients it has not seen?
 
-A newcomer receives the message that the server sends to clients it has not met, starts from it, and trains alone for
-some rounds. The server does not learn from it.
+A newcomer receives the message that the server sends to new clients, starts from it, and trains alone for some rounds.
+The server does not learn from it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def join(backend: Backend[S], state: S, newcomers: Federation, rounds: int) -> l
 
 
 def frozen(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with a server that treats everyone as new and learns no more."""
+    """The algorithm with a server that treats every client as new and never changes."""
     server, client = algorithm.server, algorithm.client
     welcome = server.welcome
     return algorithm._replace(

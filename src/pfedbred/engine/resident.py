@@ -36,13 +36,13 @@ from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.types import Array, Key, Tree, tree_bytes
 
-_EVALUATED = 8  # runs side by side: the points of a sweep may be hundreds, and each needs its own memory
+_EVALUATED = 8  # runs evaluated side by side: a sweep may have hundreds of points, and each needs memory
 
 
 class State(NamedTuple):
     """A run between two rounds. All randomness is derived from the key, which never changes.
 
-    ``settings`` are the hyper-parameters that differ between the runs of one program, by name; usually there are none.
+    ``settings`` are the hyper-parameters that differ between the runs of one program, by name; usually empty.
     ``skipped`` rounds had too few valid updates, among them the most recent ``skipped_in_row``. ``info`` holds the last
     round's diagnostics, if they are collected, and ``responses`` what the server remembers for screening.
     """
@@ -84,7 +84,7 @@ class ResidentBackend:
         """A backend for all clients of a federation.
 
         Args:
-          algorithm: what is run.
+          algorithm: the algorithm to run.
           task: the model and its loss.
           federation: the clients.
           plan: how rounds are run.
@@ -120,7 +120,7 @@ class ResidentBackend:
         return devices.everywhere(self.mesh) if self.mesh else None
 
     def _shardings(self, states: State) -> State | None:
-        """Where a state lives: clients spread over the devices if they divide evenly, all else on every device.
+        """The sharding of a state: clients spread over the devices if they divide evenly, all else on every device.
 
         The first axis is the seeds'.
         """
@@ -209,7 +209,7 @@ class ResidentBackend:
     def init(self, seeds: Sequence[int], settings: Mapping[str, Any] | None = None) -> State:
         """The state before the first round, with the seeds along the first axis.
 
-        With ``settings``, each run has its own: arrays of one number for each of the seeds, which may repeat.
+        With ``settings``, each run has its own: arrays with one number for each seed; seeds may repeat.
         """
         own = self._settings(settings)
         with _settings_as_inputs(own):
@@ -287,7 +287,7 @@ class ResidentBackend:
         return tree_bytes((state.server, state.clients, state.responses))
 
     def model_bytes(self) -> int:
-        """What ``models`` takes for one seed."""
+        """Bytes of the models of one seed."""
 
         def both(seeds: Array) -> tuple[Tree, Tree]:
             return self._models_one(self.shards, (), jax.tree.map(itemgetter(0), self._start(seeds)))
@@ -295,7 +295,7 @@ class ResidentBackend:
         return tree_bytes(jax.eval_shape(both, jnp.zeros(1, jnp.uint32)))
 
     def advance(self, states: State, rounds: int) -> State:
-        """The state ``rounds`` rounds later. ``states`` is used up: its memory is given to the result."""
+        """The state ``rounds`` rounds later. ``states`` is consumed: the result reuses its memory."""
         return self._advance(self.shards, jnp.int32(rounds), states)
 
     def evaluate(self, states: State) -> evaluation.Evaluation:
@@ -303,7 +303,7 @@ class ResidentBackend:
         return self._evaluator.summarise(self._tally(self.shards, self._evaluator.sets, states))
 
     def start_evaluation(self, states: State) -> Pending:
-        """The evaluation, done at once."""
+        """Evaluates immediately."""
         return Pending(self.evaluate(states))
 
     def save(self, states: State) -> Saved:
@@ -311,7 +311,7 @@ class ResidentBackend:
         return Saved({name: devices.fetch(leaf) for name, leaf in tensors.named(states).items()}, {})
 
     def replaced(self, states: State, fresh: State, which: np.ndarray) -> State:
-        """The states with the runs at these places, a mask, taken from ``fresh``. Both must have the same keys."""
+        """The states with the runs in the mask ``which`` taken from ``fresh``. Both must have the same keys."""
 
         def merge(which: Array, old: State, new: State) -> State:
             def pick(one: Array, other: Array) -> Array:
@@ -333,7 +333,7 @@ class ResidentBackend:
         return jax.tree.map(devices.place, states, shardings)
 
     def rejections(self, states: State) -> screening.Rejections:
-        """Whose updates were rejected so far, and how many rounds were skipped."""
+        """Which clients' updates were rejected so far, and how many rounds were skipped."""
         counts = states.clients.rejected
         if jax.process_count() > 1:  # each has the counts of its own clients
             counts = self._replicate(counts)
@@ -357,15 +357,15 @@ class ResidentBackend:
         return self._models(self.shards, (), states)
 
     def evaluated_models(self, states: State) -> tuple[Tree, Tree]:
-        """Those of the state: an evaluation is done at once."""
+        """The current models: evaluations complete immediately."""
         return self.models(states)
 
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> evaluation.Outputs:
-        """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
+        """Predictions of these models, whose first axis is the seeds, for the samples of the evaluated clients."""
         return self._evaluator.outputs(part, global_, personal)
 
     def announce(self, states: State, round_: int, last: bool = False) -> None:
-        """No client is elsewhere."""
+        """Nothing to do: all clients are in this process."""
 
     def global_model(self, states: State, seed: int = 0) -> Tree:
         """G of the seed at that position."""
@@ -419,7 +419,7 @@ class _SeedProgram:
         self._programs: dict[int, Any] = {}
 
     def trace(self, shards: Shards, extra: Any, states: State) -> None:
-        """Traces the program for as many seeds as ``states`` has, which may be shapes only."""
+        """Traces the program for the seeds of ``states``, which may be shapes only."""
         count = len(states.round) if hasattr(states.round, "__len__") else states.round.shape[0]
         if count not in self._traced:
             backend = self._backend
@@ -435,7 +435,7 @@ class _SeedProgram:
                 )
 
     def forget_traces(self) -> None:
-        """What is traced but not compiled is traced again when it is needed."""
+        """Discards the traces that are not compiled; they are made again when needed."""
         self._traced.clear()
 
     def __call__(self, shards: Shards, extra: Any, states: State) -> Any:

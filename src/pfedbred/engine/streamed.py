@@ -1,8 +1,8 @@
 """The streamed backend: a population too large for the device. A round's cohort is loaded, trains, and is stored again.
 
 It is the round of :mod:`pfedbred.engine.resident` with the same random numbers, and so with the same results under
-``participation="sample"``; but the cost of a round depends on its cohort alone, not on how many other clients there
-are. While one cohort trains, the samples of the next are fetched, unless an evaluation comes in between.
+``participation="sample"``; but the cost of a round depends on its cohort alone, not on the number of other clients.
+While one cohort trains, the samples of the next are fetched, unless an evaluation comes in between.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pfedbred.io.tensors import Pieces
 from pfedbred.types import Array, Key, Tree, tree_bytes
 
 _EVALUATED = 1_000
-_MOST_KNOWN = 10_000  # clients of a server that keeps something of each of them
+_MOST_KNOWN = 10_000  # clients of a server that keeps state for each of them
 
 
 class StreamedState(NamedTuple):
@@ -81,13 +81,13 @@ class StreamedBackend:
         """A backend for a population.
 
         Args:
-          algorithm: what is run.
+          algorithm: the algorithm to run.
           task: the model and its loss.
           population: the clients.
           plan: how rounds are run.
           store: where clients are between rounds.
           folder: for the file of client records.
-          evaluated: how many clients are, by default 1,000 at most.
+          evaluated: the number of clients to evaluate, by default at most 1,000.
           varying: for hyper-parameters with a schedule.
         """
         if plan.participation != "sample":
@@ -99,8 +99,8 @@ class StreamedBackend:
         self.store, self._folder = store, folder
         if population.clients > _MOST_KNOWN and _server_bytes(algorithm, 3) > _server_bytes(algorithm, 2):
             raise SettingError(
-                f"this algorithm's server keeps something of every client and compares them: {population.clients:,} "
-                f"clients are too many for it, at most {_MOST_KNOWN:,} are possible"
+                f"this algorithm's server keeps state for every client and compares clients: {population.clients:,} "
+                f"are too many, at most {_MOST_KNOWN:,} are supported"
             )
         self.executor = executors.choose(plan.executor, plan.chunk)
         self.mesh = None if self.executor == "loop" else devices.clients_mesh()
@@ -109,7 +109,7 @@ class StreamedBackend:
         self._varying, self._runs_all = varying, plan.chunk is None
         random = task.model.train is not None
         self.round = Round(algorithm, plan, self.executor, self.mesh, varying, known, random)
-        sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # a population does not know them
+        sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # a population does not have them
         if self.samples:
             sizes = jnp.asarray(self.samples.train.sizes)
         self._select = jax.jit(lambda key, round_: plan.select(select_key(key, round_), sizes))
@@ -142,7 +142,7 @@ class StreamedBackend:
         return self._evaluator.pack(self._evaluator.tally(sets, global_, self._models_of(shared, records)))
 
     def _run(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> Any:
-        """Compiled once for each number of clients and of rows."""
+        """Runs a program that is compiled once for each number of clients and of rows."""
         if self.executor == "loop":
             return function(shared, *rest)
         shared, rest = devices.place((shared, rest), self._sharding)
@@ -159,7 +159,7 @@ class StreamedBackend:
         return self._programs[name](shared, *rest)
 
     def _trace_program(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> None:
-        """Traces a program for these shapes, unless that has been done."""
+        """Traces a program for these shapes, unless it is traced already."""
         name = _program_name(function, shared)
         if name not in self._traced:
             self._traced[name] = programs.trace(
@@ -195,7 +195,7 @@ class StreamedBackend:
         return FileSlots(self._folder) if self.store == "file" else MemorySlots()
 
     def _one_record(self) -> ClientRecord:
-        """Its shapes and types."""
+        """Shapes and types of one record."""
 
         def record(seed: Array) -> ClientRecord:
             _, server = self._new_server(seed)
@@ -272,7 +272,7 @@ class StreamedBackend:
         return self._evaluator.summarise(jax.tree.map(lambda *leaves: np.stack(leaves), *tallies))
 
     def start_evaluation(self, states: StreamedState) -> Pending:
-        """The evaluation, done at once."""
+        """Evaluates immediately."""
         return Pending(self.evaluate(states))
 
     def servers(self, states: StreamedState) -> Servers:
@@ -280,11 +280,11 @@ class StreamedBackend:
         return Servers(states.key, states.server, {})
 
     def participated(self, states: StreamedState) -> list[int]:
-        """By seed, how many of the evaluated clients have taken part so far."""
+        """The number of evaluated clients that have taken part so far, by seed."""
         return [int(np.sum(store.read(self.evaluated.tolist()).met)) for store in states.clients]
 
     def rejections(self, states: StreamedState) -> screening.Rejections:
-        """Whose updates were rejected so far, and how many rounds were skipped."""
+        """Which clients' updates were rejected so far, and how many rounds were skipped."""
         names = self.federation.names
         rejected = [screening.by_name(sorted(store.rejected.items()), names) for store in states.clients]
         return screening.Rejections(rejected, states.skipped.tolist(), states.skipped_in_row.tolist())
@@ -345,7 +345,7 @@ class StreamedBackend:
         return self._run(self._models_of, shared, store.read(numbers.tolist()))
 
     def models(self, states: StreamedState) -> tuple[Tree, Tree]:
-        """G by seed, and P by seed and client: of every client there is."""
+        """G by seed, and P by seed and client, for all clients."""
         places = range(len(states.round))
         everyone = np.arange(self.federation.clients)
         pieces = np.split(everyone, everyone[self._each_round :: self._each_round])
@@ -355,18 +355,18 @@ class StreamedBackend:
         return _joined([self.global_model(states, place) for place in places]), _joined(of_seed)
 
     def evaluated_models(self, states: StreamedState) -> tuple[Tree, Tree]:
-        """Those of the state: an evaluation is done at once."""
+        """The current models: evaluations complete immediately."""
         return self.models(states)
 
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> evaluation.Outputs:
-        """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
+        """Predictions of these models, whose first axis is the seeds, for the samples of the evaluated clients."""
         return self._evaluator.outputs(part, global_, personal)
 
     def announce(self, states: StreamedState, round_: int, last: bool = False) -> None:
-        """No client is elsewhere."""
+        """Nothing to do: all clients are in this process."""
 
     def model_bytes(self) -> int | None:
-        """What ``models`` takes for one seed; None if not every client is evaluated, as most may not even exist yet."""
+        """Bytes of the models of one seed; None if not all clients are evaluated: most may not even exist yet."""
         if len(self.evaluated) < self.federation.clients:
             return None
 
@@ -394,7 +394,7 @@ class StreamedBackend:
             return devices.place(empty, place)
 
         started = time.perf_counter()
-        # The clients of some round: others will mostly have as many samples, rounded up, and use the same program.
+        # The clients of any round: rounded up, most others have as many samples, and use the same program.
         shards = devices.place(self._fetch(np.asarray(self._select(jax.random.key(0), 0))), place)
         shared = Shared(shards, key, server, {}, devices.place(jnp.int32(0), place))
         run = self._trace_program if self.executor != "loop" else jax.eval_shape
@@ -405,7 +405,7 @@ class StreamedBackend:
 
 
 def _evaluated_clients(clients: int, evaluated: int | None) -> np.ndarray:
-    """The same ones in every run on so many clients."""
+    """The clients to evaluate: the same in every run with this number of clients."""
     count = min(evaluated or _EVALUATED, clients)
     return np.sort(np.random.default_rng(clients).choice(clients, count, replace=False, shuffle=False))
 
@@ -415,12 +415,12 @@ def _server_bytes(algorithm: Algorithm, clients: int) -> int:
 
 
 def _several(one: Tree, count: int) -> Tree:
-    """The shapes and types of so many."""
+    """The shapes and types of ``count`` of them."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), one)
 
 
 def _program_name(function: Callable[..., Any], shared: Shared) -> tuple[str, int, int]:
-    """A program serves all rounds with as many clients and as many rows of samples."""
+    """A program serves all rounds with the same number of clients and of rows of samples."""
     return function.__name__, len(shared.shards.numbers), len(shared.shards.y)
 
 

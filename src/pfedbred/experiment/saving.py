@@ -40,7 +40,7 @@ def save(run: Run[Any], folder: Path, overwrite: bool = False) -> Path:
 
 
 class Models:
-    """The trained models of a run, loaded when they are first asked for."""
+    """The trained models of a run, loaded when first needed."""
 
     def __init__(self, run: Run[Any]) -> None:
         self._run = run

@@ -5,8 +5,8 @@ ONNX operators (:mod:`pfedbred.runs.onnx_primitives`). What depends on params al
 computed when the graph is made. Numbers in half precision are in float32 in the graph, because hardly any runtime
 computes bfloat16 on a CPU.
 
-jax2onnx is well kept and knows many more primitives. The version that goes with the tested JAX and Orbax (0.13) does
-not know this library's convolution (:mod:`pfedbred.models.convolution`) and fails on the loops of its LSTMs; newer ones
+jax2onnx is well maintained and has many more primitives. The version that fits the tested JAX and Orbax (0.13) does
+not have this library's convolution (:mod:`pfedbred.models.convolution`) and fails on the loops of its LSTMs; newer ones
 exclude that Orbax. All of them install Flax, Equinox, Orbax, dm-pix, a viewer and ONNX Runtime whichever model is
 exported. jax2tf with tf2onnx needs TensorFlow.
 
@@ -47,7 +47,7 @@ _CALLS = {
 
 
 class Graph:
-    """An ONNX graph that is being made: declare inputs, apply functions and operators to them, name the outputs.
+    """An ONNX graph under construction: declare inputs, apply functions and operators to them, name the outputs.
 
     Example:
       >>> graph = Graph()
@@ -100,7 +100,7 @@ class Graph:
         return [self._whole(each, aval) for each, aval in zip(found, closed.out_avals, strict=True)]
 
     def model(self, name: str, about: Mapping[str, str] | None = None) -> Any:
-        """The whole as an ONNX model, checked, with texts that say what it is."""
+        """The graph as a checked ONNX model, with metadata."""
         helper = self._onnx.helper
         used = {each for node in _all_nodes(self._nodes) for each in node.input}
         constants = [
@@ -136,17 +136,17 @@ class Graph:
         return self._constants[id(array)][1]
 
     def typed(self, name: str, dtype: Any, shape: tuple[Any, ...]) -> Value:
-        """An operator's result, of which the graph is told type and shape."""
+        """An operator's result, whose type and shape are recorded in the graph."""
         return self._result(name, dtype, shape)
 
     # For the primitives ---------------------------------------------------------------------------------------------
 
     def loose(self, given: Given) -> str:
-        """Its name where an operator repeats axes of size 1 by itself."""
+        """Its name, for an operator that broadcasts axes of size 1."""
         return given.name if isinstance(given, Value) else self.constant(given)
 
     def exact(self, given: Given, shape: Sequence[Any] | None = None) -> str:
-        """Its name with all axes repeated to ``shape``."""
+        """Its name after broadcasting to ``shape``."""
         if not isinstance(given, Value) or shape is None or given.shape == tuple(shape):
             return self.loose(given)
         return self.op("Expand", given.name, self.shape(shape))

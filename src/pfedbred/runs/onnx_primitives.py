@@ -157,7 +157,7 @@ def _convert(graph: Graph, equation: Any, x: str) -> str:
 
 @_converts("broadcast_in_dim")
 def _broadcast(graph: Graph, equation: Any, x: Given, *sizes: Given) -> Value:
-    """Axes of size 1 where there were none; they are repeated only where somebody needs it."""
+    """Adds axes of size 1; they are repeated only where that is needed."""
     axes, shape = equation.params["broadcast_dimensions"], equation.params["shape"]
     new = [axis for axis in range(len(shape)) if axis not in axes]
     before = dict(zip(axes, x.shape, strict=True))
@@ -435,7 +435,7 @@ def _gather(graph: Graph, equation: Any, x: Given, places: Given) -> str:
     if len(axes) > 1:
         table = graph.reshaped(table, [math.prod(bounds), *(shape.shape[axis] for axis in others)])
     found = graph.op("Gather", table, rows, axis=0)
-    # The axes of the numbers are first now; JAX has them wherever no axis of the rows is.
+    # The axes of the numbers are first now; JAX has them at any positions that are not axes of the rows.
     own, first = iter(range(at.ndim - 1, equation.outvars[0].aval.ndim)), iter(range(at.ndim - 1))
     order = [next(own if axis in numbers.offset_dims else first) for axis in range(equation.outvars[0].aval.ndim)]
     return graph.transposed(found, order)

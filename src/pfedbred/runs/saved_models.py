@@ -103,8 +103,8 @@ def write_model(
 ) -> None:
     """Writes one model as :func:`export` does: a client's P, or G if no client is named.
 
-    ``data`` describes what it was trained on: a Federation, or all of one but the samples. ``chosen`` is whether its
-    round was chosen on validation samples.
+    ``data`` describes what it was trained on: a Federation, or a description of one without samples. ``chosen`` is
+    whether its round was chosen on validation samples.
     """
     arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(model).items()}
     whose = {} if client is None else {"client": client, "client_name": name or str(client)}
@@ -179,7 +179,7 @@ def export(
 
 
 def usual_path(folder: Path, about: Mapping[str, Any], suffix: str = ".safetensors") -> Path:
-    """Where a model of the run in that folder is written, unless somebody says otherwise."""
+    """Where a model of the run in that folder is written by default."""
     name = Path(GLOBAL_MODEL).stem if about["kind"] == "global" else f"client-{about['client']}"
     return folder / f"{name}{suffix}"
 
@@ -187,7 +187,7 @@ def usual_path(folder: Path, about: Mapping[str, Any], suffix: str = ".safetenso
 def taken(
     folder: str | Path, *, client: int | str | None = None, seed: int | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of one model of a finished run, and what there is to say of it; arguments as for :func:`export`."""
+    """The arrays of one model of a finished run, and facts about it; arguments as for :func:`export`."""
     folder = Path(folder)
     file, facts = model_file.read(folder / MODELS, model_file.KEPT, _instead_of_models(folder))
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
@@ -227,7 +227,7 @@ def taken(
 
 
 def _instead_of_models(folder: Path) -> str:
-    """What to say of a folder without models."""
+    """A hint for a folder without models."""
     if (folder / TABLE).exists() or (folder / COMPARISON).exists():
         return f": {folder} is a comparison, choose one of the runs in it"
     if (folder / SWEEP).exists():
@@ -238,13 +238,13 @@ def _instead_of_models(folder: Path) -> str:
 
 
 def read_model(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of an exported model, and what it says of itself."""
+    """The arrays of an exported model, and its facts."""
     file, about = model_file.read(path, model_file.EXPORTED, _NOT_EXPORTED)
     return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118  (not a mapping)
 
 
 def facts(path: Path) -> dict[str, Any]:
-    """What an exported model says of itself."""
+    """The facts of an exported model."""
     return model_file.read(path, model_file.EXPORTED, _NOT_EXPORTED)[1]
 
 
@@ -254,7 +254,7 @@ class TrainedModel:
 
     Attributes:
       params: its arrays, in the structure the algorithm gives them.
-      about: what the file says of it.
+      about: the facts in its file.
       algorithm: the method that it was trained with.
       task: what it predicts, and its network.
       encoding: how the cells of a table become inputs, if it is for such a table.
@@ -292,7 +292,7 @@ class TrainedModel:
         """The outputs for each sample, given as the data holds it: not normalised, words as texts or as ids.
 
         A row of a table is its cells in the order of the columns, or a mapping by their names; None is a gap. With
-        ``encoded``, samples are inputs already, as a prepared federation holds them.
+        ``encoded``, samples are already encoded, as in a prepared federation.
         """
         return np.asarray(self.outputs(self.params, jnp.asarray(self.samples(x, encoded=encoded))))
 
@@ -333,8 +333,8 @@ class TrainedModel:
     def sets(self, x: Any, *, encoded: bool = False) -> list[tuple[Any, ...]]:
         """The labels that each sample may have, the most likely first, by name if they have names.
 
-        They hold the true label as often as ``about["calibration"]["coverage"]`` says: of this client's samples if
-        ``own`` is true, and else of all clients' samples together.
+        They contain the true label with the frequency ``about["calibration"]["coverage"]``: over this client's samples
+        if ``own`` is true, else over all clients' samples together.
         """
         threshold = self._calibration("classes", "sets")["threshold"]
         scores = self._scores(x, encoded)
@@ -347,7 +347,7 @@ class TrainedModel:
         ]
 
     def intervals(self, x: Any, *, encoded: bool = False) -> np.ndarray:
-        """(n, 2) from and to which number the label of each sample may be, as often as for :meth:`sets`."""
+        """(n, 2) the interval in which the label of each sample lies, with the same frequency as for :meth:`sets`."""
         threshold = self._calibration("numbers", "intervals")["threshold"]
         half = np.inf if threshold is None else threshold
         scores = self._scores(x, encoded).astype(np.float64)
@@ -389,7 +389,7 @@ def _constant(algorithm: Any, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_model(path: str | Path, model: Any = None, algorithm: Any = None) -> TrainedModel:
-    """A model written by ``pfedbred export``; a custom network or algorithm must be given, as it was to ``run``."""
+    """A model written by ``pfedbred export``; a custom network or algorithm must be given as to ``run``."""
     path = Path(path)
     return restored_model(*read_model(path), path, model, algorithm)
 

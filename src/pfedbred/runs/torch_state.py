@@ -1,4 +1,4 @@
-"""A trained model as a PyTorch state dict: names and layouts as torch.nn's own layers have them.
+"""A trained model as a PyTorch state dict: names and layouts of torch.nn's own layers.
 
 Kernels are (outputs, inputs, height, width) there, and images (channels, height, width), so that a linear layer behind
 convolutions reads its features in another order. Networks that torch.nn or torchvision have too get their names.

@@ -32,7 +32,7 @@ def _scores(outputs: Array) -> Array:
     classes = outputs.shape[-1]
     logits, each = shifted(outputs), exponentials(outputs)
     top = logits == 0
-    # What the largest leaves is summed without it: subtracting it from the total would lose all digits near p = 1.
+    # The sum without the largest: subtracting it from the total would lose all digits near p = 1.
     left = jnp.sum(jnp.where(top, 0, each), 0) + (jnp.sum(top, 0) - 1)
     rest = jnp.where(top, left, left + 1 - each)
     odds = logits - jnp.log(rest) + math.log(max(classes - 1, 1))
