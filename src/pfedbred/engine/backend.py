@@ -17,9 +17,10 @@ from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.data.columns import Encoding
 from pfedbred.data.federation import Federation, Part
 from pfedbred.data.text import Text
-from pfedbred.engine.evaluation import Evaluation, Outputs
+from pfedbred.engine.evaluation import Outputs
 from pfedbred.engine.plan import Plan
 from pfedbred.engine.round import Servers
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.io.tensors import Pieces

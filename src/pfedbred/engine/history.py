@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from pfedbred.data.federation import Part
-from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError, nearest
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
 from pfedbred.engine.backend import Backend
-from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.resident import ResidentBackend
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.selection import fixed
 
 S = TypeVar("S")

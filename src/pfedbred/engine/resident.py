@@ -31,6 +31,7 @@ from pfedbred.engine.round import (
     new_record,
     shards_of,
 )
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
@@ -298,7 +299,7 @@ class ResidentBackend:
         """The state ``rounds`` rounds later. ``states`` is consumed: the result reuses its memory."""
         return self._advance(self.shards, jnp.int32(rounds), states)
 
-    def evaluate(self, states: State) -> evaluation.Evaluation:
+    def evaluate(self, states: State) -> Evaluation:
         """G and P on the training and test samples, for every seed."""
         return self._evaluator.summarise(self._tally(self.shards, self._evaluator.sets, states))
 

@@ -37,8 +37,8 @@ import numpy as np
 from pfedbred.aggregation.median import masked_median
 from pfedbred.engine import directions, responses
 from pfedbred.engine.directions import Products
-from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.responses import Responses
+from pfedbred.engine.scores import Evaluation
 from pfedbred.types import Array, Tree
 
 FAR, LONG = 100, 5  # times the median norm, without and with an average

@@ -28,6 +28,7 @@ from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Sl
 from pfedbred.engine.keys import init_key, select_key
 from pfedbred.engine.plan import Plan
 from pfedbred.engine.round import ClientRecord, Outcome, Round, Servers, Shards, Shared, new_record, shards_of
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
@@ -261,7 +262,7 @@ class StreamedBackend:
                 skipped, in_row = (skipped + 1, in_row + 1) if outcome.skipped else (skipped, 0)
         return server, jnp.int32(skipped), jnp.int32(in_row), info
 
-    def evaluate(self, states: StreamedState) -> evaluation.Evaluation:
+    def evaluate(self, states: StreamedState) -> Evaluation:
         """G and P on the training and test samples of the evaluated clients, for every seed."""
         tallies = []
         for place in range(len(states.round)):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from pfedbred.engine.backend import Backend
-from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.history import Part, Point, Which, curve
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.experiment import references

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred.engine.calibration import Calibration, calibrate, own_samples
-from pfedbred.engine.evaluation import Outputs, worst_tenth
+from pfedbred.engine.evaluation import Outputs
 from pfedbred.engine.history import Which
 from pfedbred.engine.metrics.ece import BINS
 from pfedbred.engine.reliability import Bins, Reliability, measure
+from pfedbred.engine.scores import worst_tenth
 from pfedbred.errors import SettingError
 from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, expect
 from pfedbred.io.strict import finite_or_none

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point, Which
+from pfedbred.engine.scores import Evaluation, ModelScores, Scores
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.runs.figures import SUMMARY_KEYS, Figure

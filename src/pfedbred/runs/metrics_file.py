@@ -18,8 +18,8 @@ from typing import Any, get_args
 import numpy as np
 
 from pfedbred.data.federation import Part
-from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point
+from pfedbred.engine.scores import Evaluation, ModelScores, Scores
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.io.atomic import WriteError, open_private

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.history import Point, Which, curve, has_validation
 from pfedbred.engine.metrics import Metric
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.screening import Rejections
 from pfedbred.runs.figures import by_seed, places
 from pfedbred.runs.provenance import provenance

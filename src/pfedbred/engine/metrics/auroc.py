@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from pfedbred.types import Array
 
 BINS = 128
 _SCALE = 2.0
-_BELOW = np.triu(np.ones((BINS, BINS)), 1) + np.eye(BINS) / 2  # (lower bin, bin)
+_GROUPS = 8  # of neighbouring bins
 _FARTHEST = 1e6  # a probability that rounds to 1 has infinite log-odds
 
 
@@ -54,17 +55,38 @@ def _sums(predictions: Predictions) -> Histograms:
     index = (positive * classes + jnp.arange(classes)[:, None]) * BINS + bins(outputs)
     counted = jnp.broadcast_to(valid & mask, index.shape)
     # A scatter of integers: on a CPU ten times as fast as comparing with all bins, and exact in any order.
-    flat = jnp.zeros(2 * classes * BINS, jnp.int32).at[index.ravel()].add(counted.ravel().astype(jnp.int32))
+    flat = (
+        jnp.zeros(2 * classes * BINS, jnp.int32)
+        .at[index.ravel()]
+        .add(counted.ravel().astype(jnp.int32), mode="promise_in_bounds")
+    )
     negatives, positives = flat.reshape(2, classes, BINS)
     return Histograms(positives, negatives, jnp.sum(mask & ~valid, dtype=jnp.int32))
+
+
+def _below(counts: Array) -> Array:
+    """For each bin, the counts in lower bins, and half of that in the bin itself.
+
+    As products, which are few kernels on a GPU: a cumulative sum is twenty. First within groups of bins, then over the
+    groups: all bins at once take six times as many multiplications, which a CPU feels.
+    """
+    groups = counts.reshape(*counts.shape[:-1], _GROUPS, BINS // _GROUPS)
+    within = _lower_triangle(BINS // _GROUPS) + np.eye(BINS // _GROUPS) / 2
+    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    lower_groups = product(jnp.sum(groups, -1), jnp.asarray(_lower_triangle(_GROUPS), counts.dtype))
+    below = product(groups, jnp.asarray(within, counts.dtype)) + lower_groups[..., None]
+    return below.reshape(counts.shape)
+
+
+def _lower_triangle(size: int) -> np.ndarray:
+    """(from, to) 1 where a row's place is below the column's."""
+    return np.triu(np.ones((size, size)), 1)
 
 
 def _condense(sums: Histograms) -> Array:
     positive, negative = (each.astype(jnp.result_type(float)) for each in (sums.positive, sums.negative))
     pairs = jnp.sum(positive, -1) * jnp.sum(negative, -1)
-    # As a product, which is one kernel on a GPU: a cumulative sum is twenty. Those of the same bin count half.
-    below = jnp.matmul(negative, jnp.asarray(_BELOW, negative.dtype), precision=jax.lax.Precision.HIGHEST)
-    ordered = jnp.sum(positive * below, -1)
+    ordered = jnp.sum(positive * _below(negative), -1)
     mean = jnp.sum(ordered / jnp.maximum(pairs, 1), -1) / jnp.sum(pairs > 0, -1)  # NaN if no class has both
     return jnp.where(sums.invalid > 0, jnp.nan, mean)
 
