@@ -27,7 +27,8 @@ from pfedbred.errors import SettingError, nearest
 from pfedbred.io import tensors
 from pfedbred.models.base import WithStatistics
 from pfedbred.runs import layout, model_file
-from pfedbred.runs.saved_models import TrainedModel, export, load_model
+from pfedbred.runs.saved_models import export
+from pfedbred.runs.trained_model import TrainedModel, load_model
 from pfedbred.types import Tree
 
 

@@ -18,8 +18,8 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.runs.calibration import RunCalibration
 from pfedbred.runs.chosen import Chosen
 from pfedbred.runs.record import RunRecord
-from pfedbred.runs.saved_models import TrainedModel
 from pfedbred.runs.summary import summary
+from pfedbred.runs.trained_model import TrainedModel
 from pfedbred.types import Tree
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pfedbred.errors import SettingError, nearest
-from pfedbred.runs import model_file, saved_models
+from pfedbred.runs import model_file, saved_models, trained_model
 from pfedbred.runs.onnx_model import write_onnx
-from pfedbred.runs.saved_models import TrainedModel
 from pfedbred.runs.torch_state import write_torch
+from pfedbred.runs.trained_model import TrainedModel
 
 
 class Format(NamedTuple):
@@ -82,7 +82,7 @@ def written(
     if write is None:
         model_file.save(path, arrays, about)
     else:
-        write(path, saved_models.restored_model(arrays, about, source, model, algorithm))
+        write(path, trained_model.restored_model(arrays, about, source, model, algorithm))
     return path, about
 
 

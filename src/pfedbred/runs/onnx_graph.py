@@ -1,9 +1,9 @@
 """A JAX program as an ONNX graph, for any number of samples.
 
 The program is traced with a symbolic batch size (:mod:`jax.export`), and each of its primitives becomes one or a few
-ONNX operators (:mod:`pfedbred.runs.onnx_primitives`). What depends on params alone, such as a transposed matrix, is
-computed when the graph is made. Numbers in half precision are in float32 in the graph, because hardly any runtime
-computes bfloat16 on a CPU.
+ONNX operators (``onnx_entries``, ``onnx_axes`` and ``onnx_sums`` beside this module). What depends on params alone,
+such as a transposed matrix, is computed when the graph is made. Numbers in half precision are in float32 in the graph,
+because hardly any runtime computes bfloat16 on a CPU.
 
 jax2onnx is well maintained and has many more primitives. The version that fits the tested JAX and Orbax (0.13) does
 not have this library's convolution (:mod:`pfedbred.models.convolution`) and fails on the loops of its LSTMs; newer ones
@@ -27,7 +27,8 @@ from jax.extend import core
 
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
-from pfedbred.runs.onnx_primitives import PRIMITIVES, Given, Value, is_symbolic, storable
+from pfedbred.runs import onnx_axes, onnx_entries, onnx_sums
+from pfedbred.runs.onnx_values import Given, Value, is_symbolic, storable
 from pfedbred.types import Tree
 
 OPSET, _IR_VERSION = 20, 9  # of the end of 2023: runtimes older than that are not expected
@@ -44,6 +45,8 @@ _CALLS = {
     "custom_lin": "call_jaxpr",
 }
 """Primitives that only call another program, and which of their parameters it is."""
+
+_PRIMITIVES = {**onnx_entries.PRIMITIVES, **onnx_axes.PRIMITIVES, **onnx_sums.PRIMITIVES}
 
 
 class Graph:
@@ -211,7 +214,7 @@ class Graph:
             return [np.asarray(each) for each in (results if equation.primitive.multiple_results else [results])]
         if name == "scan":
             return self._loop(equation, given)
-        convert = PRIMITIVES.get(name)
+        convert = _PRIMITIVES.get(name)
         if convert is None:
             raise SettingError(
                 f"ONNX: this model computes {name!r}, for which there is no conversion; export it as safetensors"

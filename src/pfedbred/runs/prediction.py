@@ -15,7 +15,7 @@ from pfedbred.data.sources.tables import Table, read_csv, read_parquet
 from pfedbred.data.sources.user_files import inputs_of
 from pfedbred.errors import SettingError
 from pfedbred.io.npy import Npz, read_npy
-from pfedbred.runs.saved_models import TrainedModel, load_model
+from pfedbred.runs.trained_model import TrainedModel, load_model
 from pfedbred.tasks import Labels
 
 PERSONAL = "personal.safetensors"

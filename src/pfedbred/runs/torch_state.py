@@ -20,7 +20,7 @@ from pfedbred import models
 from pfedbred.errors import SettingError
 from pfedbred.io.atomic import replacing
 from pfedbred.models.base import WithStatistics
-from pfedbred.runs.saved_models import TrainedModel
+from pfedbred.runs.trained_model import TrainedModel
 from pfedbred.types import Tree
 
 Arrays = dict[str, np.ndarray]

@@ -66,8 +66,8 @@ def _sums(predictions: Predictions) -> Histograms:
 def _below(counts: Array) -> Array:
     """For each bin, the counts in lower bins, and half of that in the bin itself.
 
-    On a GPU it is one product, one kernel where a cumulative sum is twenty. A CPU takes an eighth of the multiplications
-    within groups of bins and then over the groups.
+    On a GPU this is one product, a single kernel where a cumulative sum is twenty. A CPU does it within groups of bins
+    and then over the groups, with a fifth of the multiplications.
     """
     size = BINS if jax.default_backend() == "gpu" else BINS // _GROUPS
     groups = counts.reshape(*counts.shape[:-1], -1, size)
