@@ -157,6 +157,16 @@ class ClientStore:
             self._slots.write(slot, np.array(row))
             self._slot_of[client] = slot
 
+    def restore(self, clients: np.ndarray, rows: np.ndarray, rejected: np.ndarray, everyone: int) -> None:
+        """Fills an empty store from a checkpoint; ``everyone`` is the number of clients of the run."""
+        known = clients.ndim == 1 and clients.dtype == np.int64 and len(np.unique(clients)) == len(clients)
+        known = known and bool(np.all((clients >= 0) & (clients < everyone)))
+        counted = rejected.ndim == 2 and rejected.shape[1] == 2 and rejected.dtype == np.int64
+        if not known or not counted or not np.isin(rejected[:, 0], np.arange(everyone)).all():
+            raise SettingError(f"the checkpoint does not fit: it is not of {everyone} clients")
+        self.fill(clients, rows)
+        self.rejected.update(dict(rejected.tolist()))
+
     def read(self, clients: Iterable[int]) -> Tree:
         """The records of these clients along the first axis; zeros for a client that has none."""
         numbers = list(clients)

@@ -7,7 +7,6 @@ While one cohort trains, the samples of the next are fetched, unless an evaluati
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.algorithms.base import Algorithm, Info, Task
-from pfedbred.data.federation import Federation, Part
+from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
-from pfedbred.engine import devices, evaluation, executors, programs, screening, selection
-from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
+from pfedbred.engine import devices, evaluation, programs, screening, selection
+from pfedbred.engine.backend import Saved, check_client, check_seed
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
 from pfedbred.engine.keys import init_key, select_key
 from pfedbred.engine.plan import Plan
-from pfedbred.engine.round import ClientRecord, Outcome, Round, Servers, Shards, Shared, new_record, shards_of
+from pfedbred.engine.round import ClientRecord, Outcome, Shards, Shared, new_record, shards_of
 from pfedbred.engine.scores import Evaluation
+from pfedbred.engine.simulation import Simulation
 from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
@@ -60,7 +60,7 @@ class _OneSeed(NamedTuple):
     store: ClientStore
 
 
-class StreamedBackend:
+class StreamedBackend(Simulation[StreamedState]):
     """Runs an algorithm on the sampled clients of a population, one seed after another, each with its own store.
 
     Of a large population a fixed random sample of clients is evaluated; a client that has not taken part yet, with the
@@ -95,21 +95,13 @@ class StreamedBackend:
             raise SettingError(
                 f"store {store!r} needs participation 'sample': clients are loaded for their rounds only"
             )
-        self.algorithm, self.task, self.federation, self.plan = algorithm, task, population, plan
-        self.samples = population if isinstance(population, Federation) else None
-        self.store, self._folder = store, folder
+        self.federation, self.store, self._folder = population, store, folder
         if population.clients > _MOST_KNOWN and _server_bytes(algorithm, 3) > _server_bytes(algorithm, 2):
             raise SettingError(
                 f"this algorithm's server keeps state for every client and compares clients: {population.clients:,} "
                 f"are too many, at most {_MOST_KNOWN:,} are supported"
             )
-        self.executor = executors.choose(plan.executor, plan.chunk)
-        self.mesh = None if self.executor == "loop" else devices.clients_mesh()
-        self._sharding = devices.everywhere(self.mesh) if self.mesh else None
-        known = self.samples.train.sizes if self.samples else None
-        self._varying, self._runs_all = varying, plan.chunk is None
-        random = task.model.train is not None
-        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, known, random)
+        super().__init__(algorithm, task, population if isinstance(population, Federation) else None, plan, varying)
         sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # a population does not have them
         if self.samples:
             sizes = jnp.asarray(self.samples.train.sizes)
@@ -120,15 +112,12 @@ class StreamedBackend:
         self._capacity = 1
         self.evaluated = _evaluated_clients(population.clients, evaluated)
         some = population.take(self.evaluated)
-        self._evaluated_shards = devices.place(shards_of(some, self.evaluated), self._sharding)
+        self._evaluated_shards = devices.place(shards_of(some, self.evaluated), self.everywhere)
         self._evaluator = evaluation.Evaluator(
             algorithm, task, some, self._evaluated_shards.x, self.executor, self.mesh, plan.metrics
         )
         self._traced: dict[Any, Any] = {}
         self._programs: dict[Any, Any] = {}
-        self.compile_seconds = 0.0
-
-    checkpoint_always = False
 
     # The compiled programs --------------------------------------------------------------------------------------
 
@@ -146,7 +135,7 @@ class StreamedBackend:
         """Runs a program that is compiled once for each number of clients and of rows."""
         if self.executor == "loop":
             return function(shared, *rest)
-        shared, rest = devices.place((shared, rest), self._sharding)
+        shared, rest = devices.place((shared, rest), self.everywhere)
         name = _program_name(function, shared)
         if name not in self._programs:
             started = time.perf_counter()
@@ -155,7 +144,7 @@ class StreamedBackend:
                 self._trace_program(function, shared, *rest)
                 return self._traced.pop(name)
 
-            self._programs[name] = programs.fitted(traced, self._run_fewer)
+            self._programs[name] = programs.fitted(traced, self.run_fewer)
             self.compile_seconds += time.perf_counter() - started
         return self._programs[name](shared, *rest)
 
@@ -164,20 +153,11 @@ class StreamedBackend:
         name = _program_name(function, shared)
         if name not in self._traced:
             self._traced[name] = programs.trace(
-                function, shared, *rest, everywhere=self._sharding, out_shardings=self._sharding
+                function, shared, *rest, everywhere=self.everywhere, out_shardings=self.everywhere
             )
 
-    def _run_fewer(self, problem: devices.TooLarge) -> bool:
-        """Runs fewer clients of a cohort at a time from now on, if that is possible and no chunk is given."""
-        share = -(-self._each_round // self.mesh.size) if self.mesh else self._each_round
-        chunk = programs.fewer(share, self.plan.chunk, problem)
-        if chunk is None or self.executor != "vmap" or not self._runs_all:
-            return False
-        self.plan = dataclasses.replace(self.plan, chunk=chunk)
-        known = self.samples.train.sizes if self.samples else None
-        self.round = Round(self.algorithm, self.plan, self.executor, self.mesh, self._varying, known)
+    def _forget_traces(self) -> None:
         self._traced.clear()
-        return True
 
     def _fetch(self, numbers: np.ndarray) -> Shards:
         """The training samples of these clients, padded so that few programs serve all rounds."""
@@ -219,7 +199,7 @@ class StreamedBackend:
 
     def init(self, seeds: Sequence[int]) -> StreamedState:
         """The state before the first round, with an empty store for each seed."""
-        new_servers = jax.jit(jax.vmap(self._new_server), out_shardings=self._sharding)
+        new_servers = jax.jit(jax.vmap(self._new_server), out_shardings=self.everywhere)
         keys, servers = new_servers(jnp.asarray(seeds, jnp.uint32))
         stores = [ClientStore(self._one_record(), self._slots()) for _ in seeds]
         none = jnp.zeros(len(seeds), jnp.int32)
@@ -272,14 +252,6 @@ class StreamedBackend:
             tallies.append(self._run(self._tally, shared, self._evaluator.sets, records))
         return self._evaluator.summarise(jax.tree.map(lambda *leaves: np.stack(leaves), *tallies))
 
-    def start_evaluation(self, states: StreamedState) -> Pending:
-        """Evaluates immediately."""
-        return Pending(self.evaluate(states))
-
-    def servers(self, states: StreamedState) -> Servers:
-        """The server's side of the state."""
-        return Servers(states.key, states.server, {})
-
     def participated(self, states: StreamedState) -> list[int]:
         """The number of evaluated clients that have taken part so far, by seed."""
         return [int(np.sum(store.read(self.evaluated.tolist()).met)) for store in states.clients]
@@ -289,10 +261,6 @@ class StreamedBackend:
         names = self.federation.names
         rejected = [screening.by_name(sorted(store.rejected.items()), names) for store in states.clients]
         return screening.Rejections(rejected, states.skipped.tolist(), states.skipped_in_row.tolist())
-
-    def diagnostics(self, states: StreamedState) -> dict[str, np.ndarray]:
-        """The last round's diagnostics by seed."""
-        return {name: np.asarray(values, np.float64) for name, values in jax.device_get(dict(states.info)).items()}
 
     def save(self, states: StreamedState) -> Saved:
         """The state for a checkpoint, whatever store it is in."""
@@ -312,19 +280,12 @@ class StreamedBackend:
         states = self.init(range(seeds))
         shapes = jax.eval_shape(lambda: _without_stores(states))
         filled = tensors.refill(jax.tree.map(devices.without_keys, shapes), arrays, "the checkpoint")
-        placed = devices.place(jax.tree.map(devices.with_keys, shapes, filled), self._sharding)
+        placed = devices.place(jax.tree.map(devices.with_keys, shapes, filled), self.everywhere)
         for place, store in enumerate(states.clients):
             clients, records, rejected = (arrays.get(f"{name}.{place}") for name in ("clients", "records", "left_out"))
             if clients is None or records is None or rejected is None:
                 raise SettingError("the checkpoint does not fit: its clients were on the device, or of other seeds")
-            everyone = self.federation.clients
-            known = clients.ndim == 1 and clients.dtype == np.int64 and len(np.unique(clients)) == len(clients)
-            known = known and bool(np.all((clients >= 0) & (clients < everyone)))
-            counted = rejected.ndim == 2 and rejected.shape[1] == 2 and rejected.dtype == np.int64
-            if not known or not counted or not np.isin(rejected[:, 0], np.arange(everyone)).all():
-                raise SettingError(f"the checkpoint does not fit: it is not of {everyone} clients")
-            store.fill(clients, records)
-            store.rejected.update(dict(rejected.tolist()))
+            store.restore(clients, records, rejected, self.federation.clients)
         return placed._replace(clients=states.clients)
 
     # Models -----------------------------------------------------------------------------------------------------
@@ -355,17 +316,6 @@ class StreamedBackend:
         ]
         return _joined([self.global_model(states, place) for place in places]), _joined(of_seed)
 
-    def evaluated_models(self, states: StreamedState) -> tuple[Tree, Tree]:
-        """The current models: evaluations complete immediately."""
-        return self.models(states)
-
-    def outputs(self, part: Part, global_: Tree, personal: Tree) -> evaluation.Outputs:
-        """Predictions of these models, whose first axis is the seeds, for the samples of the evaluated clients."""
-        return self._evaluator.outputs(part, global_, personal)
-
-    def announce(self, states: StreamedState, round_: int, last: bool = False) -> None:
-        """Nothing to do: all clients are in this process."""
-
     def model_bytes(self) -> int | None:
         """Bytes of the models of one seed; None if not all clients are evaluated: most may not even exist yet."""
         if len(self.evaluated) < self.federation.clients:
@@ -386,7 +336,7 @@ class StreamedBackend:
         """Traces a round and its evaluation without computing them: what cannot work fails here."""
 
         self._slots()
-        place = self._sharding
+        place = self.everywhere
         key, server = devices.place(jax.jit(self._new_server)(jnp.uint32(0)), place)
         record = self._one_record()
 
