@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from support.hub_files import needs
+from support.hub_files import REAL, needs
 
 import pfedbred
 from pfedbred import SettingError
