@@ -81,6 +81,8 @@ class _Training(Generic[S]):
             while progress.round < rounds and not self._ends:
                 self._train_some_rounds()
                 if self._diverged is None:
+                    self._evaluate_if_due()
+                if self._diverged is None:
                     self._pause()
             if progress.round == rounds or self._finished:
                 self._stopped = None
@@ -96,7 +98,7 @@ class _Training(Generic[S]):
         return self._stopped is not None or self._finished is not None or self._diverged is not None
 
     def _train_some_rounds(self) -> None:
-        """Up to the next evaluation, or for as long as the callbacks allow; then evaluates, if that is due."""
+        """Up to the next evaluation, or for as long as the callbacks allow."""
         experiment, backend, progress = self._experiment, self._backend, self._progress
         until_evaluation = experiment.eval_every - progress.round % experiment.eval_every
         limits = (each.most_rounds(progress) for each in self._callbacks)
@@ -109,8 +111,6 @@ class _Training(Generic[S]):
         progress.round += rounds
         self._tick()
         self._note_result()
-        if self._diverged is None:
-            self._evaluate_if_due()
 
     def _pause(self) -> None:
         """Asks the callbacks whether to stop, and lets them do their work."""
