@@ -91,7 +91,7 @@ def run_each(
     experiments = [each.experiment for each in built.values()]
     with interruption.listening(saving), showing_progress(experiments) as displays:
         for (name, each), display in zip(built.items(), displays, strict=True):
-            if how.resume and layout.finished(source / name) and not _goes_on(source / name, each.experiment):
+            if how.resume and layout.finished(source / name) and not _has_more_rounds(source / name, each.experiment):
                 check_unchanged(source / name, each.experiment.plain())
                 print(f"{source / name}: already finished")
                 records.append(RunRecord.read(source / name))
@@ -117,7 +117,7 @@ def run_each(
     return records
 
 
-def _goes_on(folder: Path, experiment: Experiment) -> bool:
+def _has_more_rounds(folder: Path, experiment: Experiment) -> bool:
     """Whether the finished run in a folder is given more rounds."""
     plain, before = experiment.plain(), read_config(folder / layout.CONFIG)
     if not has_more_rounds(before, plain):

@@ -77,8 +77,8 @@ def written(
         arrays, about = saved_models.read_model(source)
         path = Path(out or source.with_suffix(suffixes[0]))
     else:
-        arrays, about = saved_models.taken(source, client=client, seed=seed)
-        path = Path(out or saved_models.usual_path(source, about, suffixes[0]))
+        arrays, about = saved_models.extracted(source, client=client, seed=seed)
+        path = Path(out or saved_models.default_path(source, about, suffixes[0]))
     if write is None:
         model_file.save(path, arrays, about)
     else:

@@ -161,24 +161,24 @@ def export(
 
     A client is given by its number, or as a text by its name or number.
     """
-    arrays, about = taken(folder, client=client, seed=seed)
-    path = Path(out or usual_path(Path(folder), about))
+    arrays, about = extracted(folder, client=client, seed=seed)
+    path = Path(out or default_path(Path(folder), about))
     model_file.save(path, arrays, about)
     return path
 
 
-def usual_path(folder: Path, about: Mapping[str, Any], suffix: str = ".safetensors") -> Path:
+def default_path(folder: Path, about: Mapping[str, Any], suffix: str = ".safetensors") -> Path:
     """Where a model of the run in that folder is written by default."""
     name = Path(GLOBAL_MODEL).stem if about["kind"] == "global" else f"client-{about['client']}"
     return folder / f"{name}{suffix}"
 
 
-def taken(
+def extracted(
     folder: str | Path, *, client: int | str | None = None, seed: int | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays of one model of a finished run, and facts about it; arguments as for :func:`export`."""
     folder = Path(folder)
-    file, facts = model_file.read(folder / MODELS, model_file.KEPT, _instead_of_models(folder))
+    file, facts = model_file.read(folder / MODELS, model_file.KEPT, _hint(folder))
     seeds, clients, names = (facts.pop(name) for name in ("seeds", "clients", "client_names"))
     chosen, kept = facts.pop("chosen_rounds", None), facts.pop("calibration")
     if isinstance(client, str):
@@ -215,7 +215,7 @@ def taken(
     return arrays, about
 
 
-def _instead_of_models(folder: Path) -> str:
+def _hint(folder: Path) -> str:
     """A hint for a folder without models."""
     if (folder / TABLE).exists() or (folder / COMPARISON).exists():
         return f": {folder} is a comparison, choose one of the runs in it"
