@@ -62,7 +62,7 @@ def root(
 ) -> None:
     """Personalised federated learning with Bregman-divergence priors."""
     if distributed and not join_processes():
-        options.write_elsewhere()
+        options.write_to_scratch()
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
     if version:
         print(__version__)
@@ -227,7 +227,7 @@ def predict_command(
     whose = f"personal model of client {about.get('client_name')}" if personal else "global model"
     line = f"{whose}, {about['algorithm']}, {_when(about)}"
     if any(asked):
-        line += f", {prediction.promise(about)}"
+        line += f", {prediction.coverage_words(about)}"
     if given.labels is not None:
         line += f": {prediction.agreement(trained, labels, given.labels)}"
     print(printable(line), file=sys.stderr)

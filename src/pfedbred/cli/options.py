@@ -233,7 +233,7 @@ def run_name(experiment: Experiment, what: str) -> str:
 _scratch: tempfile.TemporaryDirectory[str] | None = None
 
 
-def write_elsewhere() -> None:
+def write_to_scratch() -> None:
     """Makes this process, one of several of a run but not the first, write into a temporary folder."""
     global _scratch
     _scratch = tempfile.TemporaryDirectory(prefix="pfedbred-")

@@ -39,7 +39,7 @@ _BATCHES = 5  # of points from a sampler that learns
 _GENERATIONS = 3  # of points in each place, if some stop early
 
 
-def usual_memory() -> int:
+def default_memory() -> int:
     """Bytes for the states of the points that run together: a step needs as much again."""
     return min(_MEMORY, devices.device_memory() // 2)
 
@@ -108,7 +108,7 @@ def sweep(
         halving,
         choose_on_test,
         compared_by,
-        memory or usual_memory(),
+        memory or default_memory(),
         observe,
     )
     if keeper:

@@ -78,7 +78,7 @@ def _difference(values: Mapping[str, np.ndarray], name: str, reference: str | No
     if reference is None or name == reference:
         return None
     found = paired_difference(values[name], values[reference])
-    return {"to": reference, **found._asdict(), "told_apart": found.told_apart}
+    return {"to": reference, **found._asdict(), "told_apart": found.excludes_zero}
 
 
 # Several splits as one run --------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def detailed(model: TrainedModel, samples: GivenSamples, predicted: Sequence[str
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]
 
 
-def promise(about: Mapping[str, Any]) -> str:
+def coverage_words(about: Mapping[str, Any]) -> str:
     """The coverage of a calibrated model, in words."""
     found = about["calibration"]
     whose = "this client's samples" if found["own"] else "all clients' samples together"

@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
     half_width: float | None
 
     @property
-    def told_apart(self) -> bool | None:
+    def excludes_zero(self) -> bool | None:
         """Whether the interval excludes 0: for a difference, whether its sign is known. None without an interval."""
         if self.mean is None or self.half_width is None:
             return None
