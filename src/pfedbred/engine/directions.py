@@ -19,17 +19,17 @@ from pfedbred.types import Array
 _SAME = 0.99999
 _OPPOSITE, _APART = -0.8, 0.3
 _FEWEST = 6  # updates that can be compared
-_COMPARED = 64  # of a large cohort, all are compared with so many
+_COMPARED = 64  # in a large cohort, every update is compared with this many
 
 
 class Products(NamedTuple):
     """The inner products of a round's updates.
 
     Attributes:
-      units: the updates divided by their norms, a row for each client; 0 if that is not possible.
-      cosines: of each client's update (rows) with those of some (columns, see ``compared_with``), 0 with itself.
-      with_step: <update, step> of each client, with the server's last step, and the length of that; empty if there is
-        no step.
+      units: the updates divided by their norms, a row for each client; zeros if a norm is zero or not finite.
+      cosines: of each client's update (rows) with some of them (columns, see ``compared_with``), 0 with itself.
+      with_step: <update, step> for each client, where step is the server's last one, and the length of the step;
+        empty if there is no step.
     """
 
     units: Array
@@ -38,7 +38,7 @@ class Products(NamedTuple):
 
 
 def products(updates: Sequence[Array], norms: Array, step: Sequence[Array] | None) -> Products:
-    """Of updates, given by array with the clients along the first axis, and with their norms."""
+    """The products of updates, given by array with the clients along the first axis, and with their norms."""
     usable = jnp.isfinite(norms) & (norms > 0)
     each = [jnp.where(along_first(usable, leaf), leaf / along_first(norms, leaf), 0) for leaf in updates]
     units = jnp.concatenate([flat_rows(leaf).astype(norms.dtype) for leaf in each], axis=1)
@@ -46,7 +46,7 @@ def products(updates: Sequence[Array], norms: Array, step: Sequence[Array] | Non
     itself = np.arange(len(norms))[:, None] == columns
     if step is None:
         return Products(units, jnp.where(itself, 0, _product(units, _at(units, columns))), ())
-    # One product for all: on a GPU, a round of a small model takes little more than the starts of its kernels.
+    # One product for all: on a GPU, kernel launches take most of a round of a small model.
     rows = jnp.concatenate([units, _flat(step, units.dtype)[None]])
     found = _product(rows, _at(rows, np.append(columns, len(units))))
     with_step = norms * found[:-1, -1], jnp.sqrt(found[-1, -1])
@@ -54,25 +54,25 @@ def products(updates: Sequence[Array], norms: Array, step: Sequence[Array] | Non
 
 
 def along(units: Array, norms: Array, step: Sequence[Array]) -> Array:
-    """<update, step> of each client."""
+    """<update, step> for each client."""
     return norms * _product(units, _flat(step, units.dtype)[None])[:, 0]
 
 
 def compared_with(clients: int) -> np.ndarray:
-    """With which of so many updates all are compared: all of a small cohort, none of one that is too small."""
+    """The updates that all are compared with: all of a small cohort, none of one that is too small."""
     if clients < _FEWEST:
         return np.zeros(0, int)
     return np.unique(np.linspace(0, clients - 1, min(clients, _COMPARED)).round().astype(int))
 
 
 def distinct(cosines: Array, opposed: bool) -> Array:
-    """Whether no two updates are equal nor, if ``opposed`` ones are looked for, opposite: then all are in line."""
+    """Whether no two updates are equal or, with ``opposed``, opposite: then all are in line."""
     far = (cosines > _SAME) | (cosines < _OPPOSITE) if opposed else cosines > _SAME
     return ~jnp.any(far)
 
 
 def in_line(cosines: Array, norms: Array, counted: Array, opposed: bool) -> tuple[Array, Array]:
-    """Which of the ``counted`` updates are no copies of others; and which of these are not ``opposed`` either."""
+    """Which of the ``counted`` updates are not copies of others; and which of those are not ``opposed`` either."""
     columns = compared_with(len(norms))
     if len(columns) == 0:
         return counted, counted
@@ -84,7 +84,7 @@ def in_line(cosines: Array, norms: Array, counted: Array, opposed: bool) -> tupl
 
 
 def _not_copied(cosines: Array, columns: np.ndarray, norms: Array, counted: Array) -> Array:
-    """Of two equal updates the first counts, of more none, unless most updates are equal."""
+    """If two updates are equal the first counts, if more are none does, unless most updates are equal."""
     alike = (cosines > _SAME) & (jnp.abs(norms[:, None] / _at(norms, columns) - 1) < 1 - _SAME)
     earlier = columns < np.arange(len(norms))[:, None]
     copies = counted & (jnp.sum(alike * (1 + earlier), axis=1) > 1)  # like an earlier one, or like two others
@@ -92,7 +92,7 @@ def _not_copied(cosines: Array, columns: np.ndarray, norms: Array, counted: Arra
 
 
 def _not_opposed(cosines: Array, columns: np.ndarray, counted: Array) -> Array:
-    """Leaves out one opposed update after another, the worst first, while more than half of all count."""
+    """Drops opposed updates one by one, the worst first, as long as more than half of all count."""
 
     def worst(counted: Array) -> tuple[Array, Array]:
         """The update with the lowest score of those opposite to another, and whether it is opposed to all."""
@@ -111,7 +111,7 @@ def _not_opposed(cosines: Array, columns: np.ndarray, counted: Array) -> Array:
 
 
 def _at(values: Array, places: np.ndarray) -> Array:
-    """``values[places]``, without a copy if that is all of them."""
+    """``values[places]``, without a copy if those are all."""
     return values if len(places) == len(values) else values[places]
 
 
@@ -120,5 +120,5 @@ def _product(rows: Array, others: Array) -> Array:
 
 
 def _flat(arrays: Sequence[Array], dtype: Any) -> Array:
-    """The numbers of all arrays, one after another."""
+    """All arrays, flattened and concatenated."""
     return jnp.concatenate([leaf.ravel().astype(dtype) for leaf in arrays])

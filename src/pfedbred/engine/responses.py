@@ -5,15 +5,15 @@ goes downhill, so u_i is roughly minus a gradient, and the gradient of a convex 
 
     r_i = <u_i(w + s) - u_i(w), s> / (||s|| ||u_i(w + s)||) <= 0
 
-whatever data the client has: no other client is needed to tell. An update with its sign flipped has r_i >= 0. A
-network's loss is not convex, and early in training all r_i may be positive; so the test is relative. Of the known
-responses a_i, each the average of a client's latest r_i, let m be the median of |a_i| and d their spread (1.4826 times
-the median deviation from m): a flip changes neither. Where noise cannot turn a sign, m > 2.5 d, and three quarters have
-the sign of the median response, one is reversed if it has the other sign, is not small, above m / 4, and is known from
-at least two rounds.
+whatever data the client has: no other client is needed for comparison. An update with its sign flipped has r_i >= 0. A
+network's loss is not convex, and early in training all r_i may be positive; so the test is relative. Let a_i be
+the known responses, each the average of a client's latest r_i, m the median of |a_i| and d their spread (1.4826 times
+the median deviation from m): a flip changes neither. If noise cannot flip a sign, m > 2.5 d, and three quarters have
+the sign of the median response, a response is reversed if it has the other sign, is not small (above m / 4), and is
+known from at least two rounds.
 
-r_i is known of a client whose update the server has had in two consecutive rounds. Fewer than eight known responses
-are not compared.
+r_i is known for a client whose updates the server received in two consecutive rounds. Responses are compared only if
+at least eight are known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from pfedbred.aggregation.median import masked_median
 from pfedbred.types import Array
 
-_NEW = 0.2  # least weight of the latest in an average
+_NEW = 0.2  # smallest weight of the latest response in an average
 _CLEAR, _SMALL, _MINORITY = 2.5, 0.25, 0.25
 _TWICE = 2
 _SIGMA = 1.4826
@@ -37,7 +37,7 @@ class Responses(NamedTuple):
     """What the server remembers from round to round.
 
     Attributes:
-      step: its last step, by array: how far what an unchanged client uploads has moved.
+      step: its last step, by array: the change in the upload of a client whose training changes nothing.
       along: <u_i, step> of the updates before that step, by client number; NaN where there was none.
       averages: of the latest r_i, by client number; NaN where none is known yet.
       times: how many r_i are known, by client number.
@@ -58,7 +58,7 @@ def unknown(update: Sequence[Array], clients: int) -> Responses:
 def observe(
     before: Responses, with_step: tuple[Array, Array], norms: Array, numbers: Array, counted: Array
 ) -> Responses:
-    """With the responses of a round's updates.
+    """Adds the responses of a round's updates.
 
     Args:
       before: up to the round before.
@@ -71,7 +71,7 @@ def observe(
     change = along.astype(before.along.dtype) - before.along[numbers]
     found = (change / (length * norms)).astype(before.averages.dtype)
     known = counted & (norms > 0) & jnp.isfinite(found)
-    found = jnp.clip(found, -1, 1)  # a much longer update in the round before would make it as large as one likes
+    found = jnp.clip(found, -1, 1)  # a much longer update in the previous round would make it arbitrarily large
     old, times = before.averages[numbers], before.times[numbers]
     weight = jnp.maximum(_NEW, 1 / (times + 1)).astype(found.dtype)
     new = jnp.where(jnp.isnan(old), found, old + weight * (found - old))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pfedbred.algorithms.ensemble import Members
 from pfedbred.engine.backend import Backend
-from pfedbred.engine.evaluation import ModelScores
+from pfedbred.engine.scores import ModelScores
 from pfedbred.errors import SettingError
 from pfedbred.runs.chosen import Chosen
 from pfedbred.types import Tree

@@ -79,7 +79,7 @@ def _table(arena: Arena, records: Records) -> list[str]:
         for model in ("P", "G"):
             own, other = _values(by_split, model), _values(records[first], model)
             less = paired_difference(own, other)
-            apart = " ≈" if less.told_apart is False else ""
+            apart = " ≈" if less.excludes_zero is False else ""
             cells += [shown(estimate(own), scale), "" if row == first else shown(less, scale) + apart]
         tuned = [f"{each['settings']['eta']:.3g}" for each in by_split.values() if row == "chosen"]
         lines.append(f"| {row} | {' | '.join(cells)} | {', '.join(tuned)} |")

@@ -151,7 +151,7 @@ def _table(about: Compared, records: Records, complete: bool) -> tuple[list[str]
             mean = f"**{mean}**"
         elif best is not None:
             less = paired_difference(values(row, "P"), values(best, "P"))
-            difference = shown(less, scale) + (" ≈" if less.told_apart is False else "")
+            difference = shown(less, scale) + (" ≈" if less.excludes_zero is False else "")
         rest = [shown(estimate(values(row, name)), scale, interval=False) for name in ("G", "worst", "new")]
         rest += [
             shown(estimate(values(row, name)), factor, interval=False)
