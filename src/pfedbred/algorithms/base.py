@@ -208,6 +208,7 @@ class Server(NamedTuple):
       prepare: takes in the uploads of the exchange before training, if there is one.
       welcome: the message to a client that the server has never met; not needed where ``send`` treats all alike.
       averages: whether ``aggregate`` averages the uploads, so that another aggregation rule can be used.
+      adopt: ``adopt(state, model)`` is the state with that G, for a new client of which there is nothing else.
     """
 
     init: Callable[[Key, int], ServerState]
@@ -217,6 +218,7 @@ class Server(NamedTuple):
     prepare: Callable[[ServerState, Uploads], ServerState] | None = None
     welcome: Callable[[ServerState], Tree] | None = None
     averages: bool = True
+    adopt: Callable[[ServerState, Tree], ServerState] = lambda state, model: state._replace(model=model)
 
 
 class Networks(NamedTuple):
