@@ -220,6 +220,10 @@ def test_a_new_hospital_from_the_shell(call, tmp_path):
     assert code == 0
     assert set(labels.split()) <= {"yes", "no"}
     assert said.startswith("personal model of client East, ditto")
+    options = ["--dataset", tmp_path / "old.csv", *columns, "--algorithm", "fedavg", "--rounds", "1"]
+    assert call("run", *options, "--out", tmp_path / "fedavg")[0] == 0
+    code, _, problem = call("adapt", tmp_path / "fedavg", *given[1:])
+    assert (code, problem) == (0, "pfedbred: note: P of fedavg is the global model itself: nothing was adapted\n")
     (tmp_path / "bare.csv").write_text("age,sex\n50,f\n")
     code, _, problem = call("adapt", tmp_path / "run", tmp_path / "bare.csv")
     assert (code, problem) == (

@@ -10,10 +10,10 @@ import typer
 
 from pfedbred import settings as settings_
 from pfedbred.cli import options as options_
-from pfedbred.cli.options import File, Out, Overwrite, Resume, Settings, TimeLimit
+from pfedbred.cli.options import File, Out, Overwrite, Resume, Settings, TimeLimit, Track
 from pfedbred.errors import SettingError
 from pfedbred.experiment import samplers
-from pfedbred.experiment.callbacks import Interruption, Stopped
+from pfedbred.experiment.callbacks import Interruption, Stopped, trackers
 from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import check_unchanged, open_folder
@@ -69,6 +69,7 @@ def sweep_command(
     overwrite: Overwrite = False,
     resume: Resume = False,
     time_limit: TimeLimit = None,
+    track: Track = None,
     **options: Any,
 ) -> None:
     """Run one algorithm with many values of its hyper-parameters, as one program, and show the best.
@@ -80,6 +81,7 @@ def sweep_command(
     if overwrite and resume:
         raise SettingError("--overwrite starts again and --resume continues: give one of them")
     limit = None if time_limit is None else parse_seconds(time_limit)
+    trackers.named(track)  # rejected before the data is read
     asked = {name: options.pop(name) for name in PlanOptions._fields}
     given = options_.with_recorded(out, resume, options_.merged(file, options, set_))
     plan = _plan(asked, given.pop("sweep", None))
@@ -98,12 +100,15 @@ def sweep_command(
     chosen = options_.chosen_folder(out, options_.run_name(experiment, f"{name}-sweep"))
     with open_folder(chosen, overwrite=overwrite, resume=resume) as folder, interruption.listening():
         keeper = SweepFolder(folder, plan, resume=resume, stop=interruption.check, warn=warn)
-        options = {key: plan[key] for key in ("points", "sampler", "halving", "choose_on_test")}
+        recording = trackers.named(track, trackers.Group(folder.name, folder))
+        how = {key: plan[key] for key in ("points", "sampler", "halving", "choose_on_test")}
+        how |= {"note": options_.note, "callbacks": recording, "keeper": keeper}
         try:
             with progress(f"{name} sweep") as advance:
-                finished = sweep(experiment, space, **options, observe=advance, note=options_.note, keeper=keeper)
+                finished = sweep(experiment, space, observe=advance, **how)
         except Stopped as stopped:
-            print(f"{stopped}\nto resume: pfedbred sweep --resume --out {shlex.quote(str(out or folder))}")
+            again = "" if track is None else f" --track {shlex.quote(track)}"
+            print(f"{stopped}\nto resume: pfedbred sweep --resume --out {shlex.quote(str(out or folder))}{again}")
             raise typer.Exit(EXIT_CODES.get(stopped.reason, 1)) from None
         options_.note_ignored(experiment, finished.experiment)
         record = finished.record()

@@ -22,24 +22,25 @@ def table_federation(
     *,
     classes: int,
     task: str,
-    columns: Sequence[str],
+    columns: Sequence[Column],
     standardise: Standardise,
     missing: Fill | None,
 ) -> Federation:
     """The federation of these clients, without test samples.
 
     Args:
-      x: a row of numbers for each sample; NaN for a gap.
+      x: a row for each sample: numbers, or the number of a category; NaN for a gap.
       y: the number of its class, or the number to predict.
       number: of its client.
       clients: their names.
       classes: how many; 1 if numbers are predicted.
       task: classification or regression.
-      columns: their names.
+      columns: what they are.
       standardise: numbers by all clients' samples, by each client's, or not at all.
       missing: what fills gaps.
     """
-    pool = Pool(NAME, x, y, classes, features=tuple(columns), task=task, columns=tuple(map(Column, columns)))
+    names = tuple(column.name for column in columns)
+    pool = Pool(NAME, x, y, classes, features=names, task=task, columns=tuple(columns))
     order = np.argsort(number, kind="stable")  # each client's rows in their order
     rows = np.split(order, np.searchsorted(number[order], np.arange(1, len(clients))))
     nothing = [np.zeros(0, np.int64)] * len(clients)

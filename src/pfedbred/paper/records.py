@@ -43,6 +43,7 @@ class Request:
     rounds: int | None = None
     run: bool = True  # what is missing; else only what is recorded is shown
     jobs: int = 1  # trainings of a table at once
+    track: str | None = None  # the names of trackers
     say: Callable[[str], None] = print
     progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _silently
     interruption: Interruption | None = None
