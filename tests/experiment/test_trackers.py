@@ -634,7 +634,10 @@ def test_compare_tracks_each_run_with_several(own, tmp_path):
 
     client = MlflowClient(f"sqlite:///{tmp_path / 'b' / 'tracking' / 'mlflow' / 'mlflow.db'}")
     runs = client.search_runs([client.get_experiment_by_name("pfedbred").experiment_id])
-    assert {each.info.run_name: each.data.params["algorithm"] for each in runs} == {"fedavg": "fedavg", "local": "local"}
+    assert {each.info.run_name: each.data.params["algorithm"] for each in runs} == {
+        "fedavg": "fedavg",
+        "local": "local",
+    }
     assert {each.data.tags["group"] for each in runs} == {"b"}
 
 

@@ -11,7 +11,9 @@ HEADS = ("algorithm", "model", "chosen round", "last round", "best on test")
 ROWS = [("learned-prior", "G", "95.01 ± 0.31", "94.12 ± 0.42", "95.23 ± 0.33"), ("", "P", "-", "96.1", "97")]
 
 
-@pytest.mark.parametrize(("width", "shown"), [(100, "│"), (75, "│"), (65, "algorithm"), (40, "- algorithm: learned-prior")])
+@pytest.mark.parametrize(
+    ("width", "shown"), [(100, "│"), (75, "│"), (65, "algorithm"), (40, "- algorithm: learned-prior")]
+)
 def test_no_cell_is_cut_in_a_narrow_terminal(width, shown, monkeypatch):
     screen = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, highlight=False)
     monkeypatch.setattr(console_, "console", screen)

@@ -30,7 +30,7 @@ from pfedbred.bregman.first_layer import FirstLayer
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.models import Model
 from pfedbred.tasks import CLASSIFICATION, Losses, Target, TaskKind, cross_entropy
-from pfedbred.types import Array, Key, Tree
+from pfedbred.types import Array, Key, Tree, built_by
 
 
 class Task(NamedTuple):
@@ -47,6 +47,9 @@ class Task(NamedTuple):
     losses: Losses = cross_entropy
     kind: TaskKind = CLASSIFICATION
     target: Target | None = None
+
+    def __repr__(self) -> str:
+        return f"Task({self.kind.name} with {self.model})"
 
     def outputs(self, params: Tree, batch: Batch) -> Array:
         """The network's outputs in training: with dropout, and normalised by the minibatch's own statistics.
@@ -196,6 +199,9 @@ class Client(NamedTuple):
     precision: Callable[[Tree, Tree, ClientData], Tree] | None = None
     random: bool = False
 
+    def __repr__(self) -> str:
+        return f"Client({built_by(self.train)})"
+
 
 class Server(NamedTuple):
     """The server half.
@@ -220,6 +226,9 @@ class Server(NamedTuple):
     averages: bool = True
     adopt: Callable[[ServerState, Tree], ServerState] = lambda state, model: state._replace(model=model)
 
+    def __repr__(self) -> str:
+        return f"Server({built_by(self.aggregate)})"
+
 
 class Networks(NamedTuple):
     """Where the networks are in an algorithm's models, G and P; usually a model is one network's params.
@@ -242,6 +251,10 @@ class Algorithm(NamedTuple):
     server: Server
     predict: Callable[[Tree, Array], Array]
     networks: Networks = Networks()
+
+    def __repr__(self) -> str:
+        """The functions that built its halves, of which a wrapper is the last."""
+        return f"Algorithm({self.client}, {self.server})"
 
 
 def averaging_server(task: Task, beta: Any = 1.0) -> Server:

@@ -141,7 +141,9 @@ def adapt_command(
         typer.Option("--model", help="the network of a custom model, as given to 'pfedbred run': module:name"),
     ] = None,
 ) -> None:
-    """Give a new client its personal model, from a trained global model and the client's own samples.
+    """Give a new client its own personal model.
+
+    It is trained on the client's samples alone, from the global model of a finished run.
 
     \b
     pfedbred adapt runs/hospitals new-hospital.csv --label-column disease --out new.safetensors

@@ -50,7 +50,14 @@ def paper_command(
     track: Track = None,
     list_: Annotated[bool, typer.Option("--list", help="list what can be reproduced, and exit")] = False,
 ) -> None:
-    """Reproduce a table or a figure of the paper. Finished parts are not run again."""
+    """Reproduce a table or a figure of the paper.
+
+    Finished parts are not run again.
+
+    \b
+    pfedbred paper --list
+    pfedbred paper table2 --columns mnist-mclr --rows fedavg,mg-meta
+    """
     if list_ or name is None:
         for each, artifact in paper.ARTIFACTS.items():
             print(f"{each:<12} {artifact.words}")

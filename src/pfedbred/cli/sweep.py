@@ -10,6 +10,7 @@ import typer
 
 from pfedbred import settings as settings_
 from pfedbred.cli import options as options_
+from pfedbred.cli.help_pages import SWEEP
 from pfedbred.cli.options import File, Out, Overwrite, Resume, Settings, TimeLimit, Track
 from pfedbred.errors import SettingError
 from pfedbred.experiment import samplers
@@ -37,25 +38,36 @@ class PlanOptions(NamedTuple):
             "--grid",
             help="values of a hyper-parameter, such as eta=0.01:0.5:8 or lam=5,15, or a range to draw from, eta=0:0.5 "
             "or lam=log:0.1:100; can be repeated",
+            rich_help_panel=SWEEP,
         ),
     ] = None
     random: Annotated[
-        int | None, typer.Option("--random", min=1, help="number of points to draw at random", metavar="N")
+        int | None,
+        typer.Option("--random", min=1, help="number of points to draw at random", metavar="N", rich_help_panel=SWEEP),
     ] = None
     points: Annotated[
-        int | None, typer.Option(min=1, help="number of points for the sampler to choose", metavar="N")
+        int | None,
+        typer.Option(min=1, help="number of points for the sampler to choose", metavar="N", rich_help_panel=SWEEP),
     ] = None
     sampler: Annotated[
         str | None,
-        typer.Option(help=f"how points are chosen: {', '.join(samplers.SAMPLERS)} (all but random are Optuna's)"),
+        typer.Option(
+            help=f"how points are chosen: {', '.join(samplers.SAMPLERS)} (all but random are Optuna's)",
+            rich_help_panel=SWEEP,
+        ),
     ] = None
     halving: Annotated[
-        bool | None, typer.Option("--halving", help="successive halving: repeatedly stop the worse half of the points")
+        bool | None,
+        typer.Option(
+            "--halving", help="successive halving: repeatedly stop the worse half of the points", rich_help_panel=SWEEP
+        ),
     ] = None
     choose_on_test: Annotated[
         bool | None,
         typer.Option(
-            "--choose-on-test", help="choose on the test samples; the reported figures are then optimistically biased"
+            "--choose-on-test",
+            help="choose on the test samples; the reported figures are then optimistically biased",
+            rich_help_panel=SWEEP,
         ),
     ] = None
 
@@ -72,7 +84,9 @@ def sweep_command(
     track: Track = None,
     **options: Any,
 ) -> None:
-    """Run one algorithm with many values of its hyper-parameters, as one program, and show the best.
+    """Try many settings of one algorithm, as one program.
+
+    The best point is chosen on validation samples.
 
     \b
     pfedbred sweep --algorithm mg-meta --grid lam=5,15,30 --grid eta=0.01:0.5:8

@@ -115,6 +115,9 @@ class ResidentBackend:
     evaluated = None
     checkpoint_always = False
 
+    def __repr__(self) -> str:
+        return f"ResidentBackend({self.algorithm} on {self.federation})"
+
     @property
     def _everywhere(self) -> NamedSharding | None:
         return devices.everywhere(self.mesh) if self.mesh else None

@@ -129,6 +129,9 @@ class StreamedBackend:
 
     checkpoint_always = False
 
+    def __repr__(self) -> str:
+        return f"StreamedBackend({self.algorithm} on {self.federation})"
+
     # The compiled programs --------------------------------------------------------------------------------------
 
     def _train(self, shared: Shared, records: ClientRecord) -> Outcome:

@@ -20,7 +20,7 @@ def is_frame(given: Any) -> bool:
 def numbered(frame: Any, known: Sequence[Column] | None = None) -> tuple[Any, tuple[Column, ...]]:
     """The frame with the number of its category in place of each text, NaN for a gap; and what its columns are.
 
-    Categories are those of the ``known`` columns, of which an unknown text is none, -1; without any, all that are there.
+    Categories are those of the ``known`` columns, where an unknown text is -1; without any, all that are there.
     """
     frame, found = frame.copy(), []
     before = {column.name: column.categories for column in known or ()}
@@ -45,7 +45,7 @@ def _categories(name: str, cells: Sequence[Any]) -> tuple[str, ...] | None:
     texts = tuple(sorted({as_category(each) for each in present}))
     if len(texts) > MOST_CATEGORIES:
         raise SettingError(
-            f"column {name!r} has {len(texts):,} different texts, more than {MOST_CATEGORIES:,} categories: leave it out"
+            f"column {name!r} has {len(texts):,} different texts, more than {MOST_CATEGORIES:,} categories: drop it"
         )
     return texts
 

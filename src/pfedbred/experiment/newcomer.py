@@ -1,9 +1,9 @@
 """A personal model for a client that comes after training: from the global model and its own samples alone.
 
-The client does what a new client would do in a round of the method, with a server that sends what it can know of G and
-learns nothing from it; no data of other clients is needed. So FedPer's client trains a head of its own, from the initial
-one, FedEM's its mixture weights by EM, and FedAMP's its own model near the mean of all. What a server keeps beside G
-(control variates, momenta, learned strengths, deviations) is not in the file of a model, and starts anew.
+The client does what a new client would do in a round of the method, with a server that knows G alone and learns nothing
+from it; no data of other clients is needed. So FedPer's client trains a head of its own, from the initial one, FedEM's
+its mixture weights by EM, and FedAMP's its own model near the mean of all. What a server keeps beside G (control
+variates, momenta, learned strengths, deviations) is not in the file of a model, and starts anew.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pfedbred.experiment.callbacks.trackers.content import (
     Measured,
     flattened,
     measured,
-    point,
+    recorded_point,
     run_figures,
     shown,
 )
@@ -160,12 +160,10 @@ class Tracker(Callback, ABC):
             expect(done, {"points": [COUNT]}, note)
         if number in done["points"]:
             return
-        ended = point(sweep, number)
+        ended = recorded_point(sweep, number)
         primary, validated = sweep.metric.name, sweep.validation is not None
         seeds = sweep.experiment.seed_list
-        self.open(
-            Start(self._folder(None), ended.name, self._group, ended.settings, seeds, shown(primary, validated))
-        )
+        self.open(Start(self._folder(None), ended.name, self._group, ended.settings, seeds, shown(primary, validated)))
         ending: Ending = "failed"
         try:
             for each in ended.evaluations:

@@ -86,9 +86,7 @@ def run_figures(run: Run[Any]) -> dict[str, float]:
     primary, stopped = next(iter(better)), run.diverged is not None
     return _finite(
         {
-            f"{model}/{figure}/{primary}": float(
-                np.mean(by_seed(run.points, figure, primary, model, better, stopped))
-            )
+            f"{model}/{figure}/{primary}": float(np.mean(by_seed(run.points, figure, primary, model, better, stopped)))
             for figure in figures_of(run.points)
             for model in _MODELS
         }
@@ -111,7 +109,7 @@ class EndedPoint(NamedTuple):
     figures: dict[str, float]
 
 
-def point(sweep: Sweep, number: int) -> EndedPoint:
+def recorded_point(sweep: Sweep, number: int) -> EndedPoint:
     """A point of a sweep as trackers record it."""
     primary, own = sweep.metric.name, named(sweep.names, sweep.points[number])
     plain = sweep.experiment.plain()
