@@ -113,6 +113,7 @@ def test_a_new_client_gets_a_head_of_its_own(algorithm, data, new, tmp_path):
             np.testing.assert_allclose(made.params[part][name], leaf, rtol=2e-3, atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_new_client_gets_mixture_weights_by_em(data, new, tmp_path):
     """Two rounds are two iterations of EM for pi, on the components as they are."""
     settings = {"M": 3, "R": 20, "alpha": 0.5}
@@ -132,6 +133,7 @@ def test_a_new_client_gets_mixture_weights_by_em(data, new, tmp_path):
     np.testing.assert_allclose(np.exp(made.params.log_weights), pi, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_a_new_client_of_fedamp_starts_at_the_mean_and_stays_near_it(data, new, tmp_path):
     settings = {"lam": 0.2, "alpha_k": 0.1, "alpha": 0.05, "R": 4}
     run = pfedbred.run(federation=data, algorithm="fedamp", settings=settings, out=tmp_path / "run", **OPTIONS)

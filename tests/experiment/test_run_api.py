@@ -77,6 +77,7 @@ def test_an_interrupted_run_is_resumed_from_python(finished, options, tmp_path):
     same_models(tmp_path / "run", finished / "run")
 
 
+@pytest.mark.full
 def test_a_finished_run_is_given_more_rounds_from_python(finished, options, tmp_path):
     """Options that are not given are those of the run, as in the shell."""
     shutil.copytree(finished / "run", tmp_path / "run")

@@ -641,6 +641,7 @@ def test_compare_tracks_each_run_with_several(own, tmp_path):
     assert {each.data.tags["group"] for each in runs} == {"b"}
 
 
+@pytest.mark.full
 def test_a_sweep_tracks_its_points(own, tmp_path):
     options = ("--algorithm", "fedavg", "--grid", "alpha=0.01,0.1", "--out", "c", "--track", "tensorboard")
     code, _, err = own("sweep", *options)
