@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,6 +27,12 @@ class Words:
 
     count: int
     vectors: np.ndarray | None = None
+
+
+def built_by(function: Callable[..., Any]) -> str:
+    """The name of the function that made this one, or its own: for short descriptions of what is made of functions."""
+    name: str = getattr(function, "__qualname__", type(function).__name__)
+    return name.partition(".<locals>")[0]
 
 
 def tree_bytes(tree: Tree) -> int:

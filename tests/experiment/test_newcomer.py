@@ -5,6 +5,7 @@ import pytest
 from conftest import small_federation
 
 import pfedbred
+from pfedbred.algorithms import ALGORITHMS
 from pfedbred.runs.trained_model import load_model
 
 OPTIONS = {"rounds": 3, "aggregated": 2, "batch_size": 50, "model": "mclr"}
@@ -47,6 +48,115 @@ def test_it_is_what_the_method_does_with_a_new_client(data, new, tmp_path):
     assert again.predict(new.test.x) == made.predict(new.test.x)
 
 
+def two_layers(params, x, y):
+    """The gradient of the mean cross-entropy of a network with one hidden layer of leaky rectified units."""
+    first, second = params["hidden"], params["output"]
+    z = x @ first["weight"].T + first["bias"]
+    hidden = np.where(z > 0, z, 0.1 * z)
+    last = gradient(second, hidden, y)
+    logits = hidden @ second["weight"].T + second["bias"]
+    likely = np.exp(logits - logits.max(1, keepdims=True))
+    likely /= likely.sum(1, keepdims=True)
+    back = (likely - np.eye(likely.shape[1])[y]) / len(y) @ second["weight"] * np.where(z > 0, 1, 0.1)
+    return {"hidden": {"weight": back.T @ x, "bias": back.sum(0)}, "output": last}
+
+
+def moved(params, slope, alpha, parts=("hidden", "output")):
+    step = {k: {n: params[k][n] - alpha * slope[k][n] for n in params[k]} for k in parts}
+    return {**params, **step}
+
+
+def fedper(start, x, y):
+    """Body and head move together, but only the head is kept from round to round."""
+    head = start["output"]
+    for _ in range(2):
+        own = {**start, "output": head}
+        for _ in range(4):
+            own = moved(own, two_layers(own, x, y), 0.05)
+        head = own["output"]
+    return {**start, "output": head}
+
+
+def fedrep(start, x, y):
+    """The head moves alone, on the body received."""
+    for _ in range(2 * 3):
+        start = moved(start, two_layers(start, x, y), 0.05, ["output"])
+    return start
+
+
+def fedbabu(start, x, y):
+    """Clients keep nothing: both parts are fine-tuned for the test."""
+    for _ in range(5):
+        start = moved(start, two_layers(start, x, y), 0.05)
+    return start
+
+
+PARTS = {
+    "fedper": (fedper, {"R": 4, "alpha": 0.05}),
+    "fedrep": (fedrep, {"R_head": 3, "R": 2, "alpha": 0.05}),
+    "fedbabu": (fedbabu, {"R": 4, "tune_steps": 5, "alpha": 0.05}),
+}
+
+
+@pytest.mark.parametrize("algorithm", PARTS)
+def test_a_new_client_gets_a_head_of_its_own(algorithm, data, new, tmp_path):
+    transcribed, settings = PARTS[algorithm]
+    options = {**OPTIONS, "rounds": 1, "model": "dnn", "algorithm": algorithm, "settings": settings}
+    run = pfedbred.run(federation=data, out=tmp_path / "run", **options)
+    x, y = new.train.x, new.train.y
+    made = pfedbred.adapt(tmp_path / "run", x, y, rounds=2, batch_size=13)
+    start = {k: {n: np.asarray(leaf) for n, leaf in part.items()} for k, part in run.global_model().items()}
+    expected = transcribed(start, x, y)
+    assert np.abs(expected["output"]["weight"] - start["output"]["weight"]).max() > 1e-3
+    for part, leaves in expected.items():
+        for name, leaf in leaves.items():
+            np.testing.assert_allclose(made.params[part][name], leaf, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.full
+def test_a_new_client_gets_mixture_weights_by_em(data, new, tmp_path):
+    """Two rounds are two iterations of EM for pi, on the components as they are."""
+    settings = {"M": 3, "R": 20, "alpha": 0.5}
+    run = pfedbred.run(federation=data, algorithm="fedem", settings=settings, out=tmp_path / "run", **OPTIONS)
+    x, y = new.train.x, new.train.y
+    made = pfedbred.adapt(tmp_path / "run", x, y, rounds=2)
+    components = run.global_model().components["output"]
+    weight, bias = np.asarray(components["weight"]), np.asarray(components["bias"])
+    np.testing.assert_array_equal(made.params.components["output"]["weight"], weight)
+    logits = np.einsum("bi,mci->mbc", x, weight) + bias[:, None]
+    likely = np.exp(logits) / np.exp(logits).sum(2, keepdims=True)
+    of_label, pi = likely[:, np.arange(len(y)), y], np.full(3, 1 / 3)
+    for _ in range(2):
+        q = pi[:, None] * of_label
+        pi = (q / q.sum(0)).mean(1)
+    assert np.ptp(pi) > 0.01
+    np.testing.assert_allclose(np.exp(made.params.log_weights), pi, rtol=1e-4)
+
+
+@pytest.mark.full
+def test_a_new_client_of_fedamp_starts_at_the_mean_and_stays_near_it(data, new, tmp_path):
+    settings = {"lam": 0.2, "alpha_k": 0.1, "alpha": 0.05, "R": 4}
+    run = pfedbred.run(federation=data, algorithm="fedamp", settings=settings, out=tmp_path / "run", **OPTIONS)
+    x, y = new.train.x, new.train.y
+    made = pfedbred.adapt(tmp_path / "run", x, y, rounds=2, batch_size=13)
+    u = {name: np.asarray(leaf) for name, leaf in run.global_model()["output"].items()}
+    w = dict(u)
+    for _ in range(2 * 4):
+        slope = gradient(w, x, y)
+        w = {name: w[name] - 0.05 * (slope[name] + 0.2 / 0.1 * (w[name] - u[name])) for name in w}
+    for name, leaf in w.items():
+        np.testing.assert_allclose(made.params["output"][name], leaf, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [*sorted(set(ALGORITHMS) - {"fedbn"}), "fedavg+server", "fedem+am"])
+@pytest.mark.few_cases(2)
+@pytest.mark.full
+def test_every_method_has_something_for_a_new_client(algorithm, data, new, tmp_path):
+    pfedbred.run(federation=data, algorithm=algorithm, out=tmp_path / "run", **{**OPTIONS, "rounds": 1, "model": "dnn"})
+    made = pfedbred.adapt(tmp_path / "run", new.train.x, new.train.y, rounds=1)
+    assert np.isfinite(made.logits(new.test.x)).all()
+
+
 @pytest.mark.parametrize(("algorithm", "model"), [("mg-meta", "dnn"), ("fedavg+ft", "mclr"), ("learned-prior", "mclr")])
 @pytest.mark.full
 def test_methods_with_personal_models_fit_the_client(algorithm, model, data, new, tmp_path):
@@ -74,9 +184,6 @@ def test_batch_statistics_are_the_clients_own(new, tmp_path):
 
 def test_what_cannot_be_adapted_is_one_line(data, new, tmp_path):
     x, y = new.train.x, new.train.y
-    pfedbred.run(federation=data, algorithm="fedamp", out=tmp_path / "fedamp", **OPTIONS)
-    with pytest.raises(pfedbred.SettingError, match="clients of fedamp start from more than the global model"):
-        pfedbred.adapt(tmp_path / "fedamp", x, y)
     pfedbred.run(federation=data, algorithm="fedavg", out=tmp_path / "fedavg", **OPTIONS)
     personal = pfedbred.export(tmp_path / "fedavg", client=0)
     for given, words in (
@@ -115,6 +222,10 @@ def test_a_new_hospital_from_the_shell(call, tmp_path):
     assert code == 0
     assert set(labels.split()) <= {"yes", "no"}
     assert said.startswith("personal model of client East, ditto")
+    options = ["--dataset", tmp_path / "old.csv", *columns, "--algorithm", "fedavg", "--rounds", "1"]
+    assert call("run", *options, "--out", tmp_path / "fedavg")[0] == 0
+    code, _, problem = call("adapt", tmp_path / "fedavg", *given[1:])
+    assert (code, problem) == (0, "pfedbred: note: P of fedavg is the global model itself: nothing was adapted\n")
     (tmp_path / "bare.csv").write_text("age,sex\n50,f\n")
     code, _, problem = call("adapt", tmp_path / "run", tmp_path / "bare.csv")
     assert (code, problem) == (

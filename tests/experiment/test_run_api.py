@@ -78,6 +78,19 @@ def test_an_interrupted_run_is_resumed_from_python(finished, options, tmp_path):
 
 
 @pytest.mark.full
+def test_a_finished_run_is_given_more_rounds_from_python(finished, options, tmp_path):
+    """Options that are not given are those of the run, as in the shell."""
+    shutil.copytree(finished / "run", tmp_path / "run")
+    done = pfedbred.run(out=tmp_path / "run", resume=True, rounds=3)
+    assert ([point.round for point in done.points], done.experiment.seeds) == ([1, 2, 3], 2)
+    whole = pfedbred.run(**{**options, "rounds": 3}, out=tmp_path / "whole")
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+    assert whole.experiment == done.experiment
+    with pytest.raises(pfedbred.SettingError, match="was run with other settings: batch_size 20, now 7"):
+        pfedbred.run(out=tmp_path / "run", resume=True, rounds=4, batch_size=7)
+
+
+@pytest.mark.full
 def test_the_command_line_resumes_a_run_from_python(finished, options, tmp_path, call):
     pfedbred.run(**options, out=tmp_path / "run", callbacks=[StopAfterFirst()])
     code, _, err = call("run", "--resume", "--out", "run")
@@ -95,7 +108,7 @@ def test_without_out_nothing_is_written(options, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"resume": True}, "holds a finished run: read it with pfedbred.RunRecord.read, or choose another out"),
+        ({"resume": True}, "holds a finished run: give it more rounds than 2, read it with pfedbred.RunRecord.read"),
         ({}, "is not empty"),
         ({"resume": True, "overwrite": True}, "overwrite starts again and resume continues: give one of them"),
     ],

@@ -28,7 +28,7 @@ def ended(prepared, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ended")
     grid = Loopback(nodes_of(prepared[1], 3, folder))
     options = {"algorithm": "mg-meta", "clients": 3, "aggregated": 2, **RICH}
-    return folder, grid, run(grid, folder / "run", draw=True, **options)
+    return folder, grid, run(grid, folder / "run", draw=True, track="tensorboard", **options)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,22 @@ def test_the_run_folder_is_complete(prepared, ended):
     folder, _, summary = ended
     out = folder / "run"
     names = {each.name.split("-")[0] for each in out.iterdir()}
-    assert names == {"checkpoint", "config.yaml", "curves.png", "global.safetensors", "metrics.jsonl", "summary.json"}
+    expected = {"config.yaml", "curves.png", "global.safetensors", "metrics.jsonl", "summary.json"}
+    assert names == {"checkpoint", "tracking", *expected}
     assert json.loads((out / "summary.json").read_text()) == summary
     assert summary["data"]["train_samples"] == len(prepared[0].train.y)
     assert summary["federation"]["clients"] == ["clinic-0", "clinic-1", "clinic-2"]
     assert summary["seconds"]["round"] >= summary["federation"]["client_seconds"]
     assert (summary["rejected"], summary["skipped_rounds"]) == ([{}], [0])
+
+
+def test_a_tracker_on_the_server_records_the_run(ended):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder = ended[0] / "run" / "tracking" / "tensorboard"
+    found = reader.EventAccumulator(str(folder), {"histograms": 0}).Reload()
+    rounds = [line["round"] for line in lines(ended[0] / "run")]
+    assert [each.step for each in found.Scalars("personal/test/accuracy")] == rounds
+    assert [each.step for each in found.Histograms("personal/test/clients/accuracy")] == rounds
 
 
 def test_personal_models_stay_with_their_clients(ended):

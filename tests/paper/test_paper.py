@@ -310,6 +310,20 @@ def test_the_time_limit_counts_from_the_start_of_the_process(call, small):
 
 
 @pytest.mark.full
+def test_trackers_record_each_training(call, small, tmp_path):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg,pfedme", "--seeds", "1", "--out", "here")
+    code, _, problem = call(*options, "--rounds", "3", "--track", "tensorboard")
+    assert code == 0, problem
+    for row in ("fedavg", "pfedme"):
+        folder = tmp_path / "here" / "tracking" / "tensorboard" / f"table2-digits-{row}"
+        found = reader.EventAccumulator(str(folder)).Reload()
+        assert [each.step for each in found.Scalars("personal/test/accuracy")] == [1, 2, 3]
+    code, _, problem = call("paper", "complexity", "--track", "tensorboard")
+    assert (code, problem.startswith("pfedbred: --track does not apply to complexity")) == (2, True)
+
+
+@pytest.mark.full
 def test_a_cell_begun_with_other_settings_is_left_alone(call, small):
     options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg", "--seeds", "1", "--out", "here")
     with out_of_time("in it"):

@@ -48,3 +48,13 @@ def history(records):
                 else:
                     items[name] = value
     return found
+
+
+def summary(records):
+    """What the run's summary has at the end."""
+    found = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "summary":
+            for item in record.summary.update:
+                found["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
+    return found

@@ -30,7 +30,7 @@ from pfedbred.bregman.first_layer import FirstLayer
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.models import Model
 from pfedbred.tasks import CLASSIFICATION, Losses, Target, TaskKind, cross_entropy
-from pfedbred.types import Array, Key, Tree
+from pfedbred.types import Array, Key, Tree, built_by
 
 
 class Task(NamedTuple):
@@ -48,6 +48,9 @@ class Task(NamedTuple):
     losses: Losses = cross_entropy
     kind: TaskKind = CLASSIFICATION
     target: Target | None = None
+
+    def __repr__(self) -> str:
+        return f"Task({self.kind.name} with {self.model})"
 
     def outputs(self, params: Tree, batch: Batch) -> Array:
         """The network's outputs in training: with dropout, and normalised by the minibatch's own statistics.
@@ -200,6 +203,9 @@ class Client(NamedTuple):
     random: bool = False
     described: Callable[[Tree, Tree, ClientData], Info] | None = None
 
+    def __repr__(self) -> str:
+        return f"Client({built_by(self.train)})"
+
 
 class Server(NamedTuple):
     """The server half.
@@ -212,6 +218,7 @@ class Server(NamedTuple):
       prepare: the next state, from the uploads of the exchange that precedes training, if any.
       welcome: the message to a client unknown to the server; not needed if ``send`` treats all clients alike.
       averages: whether ``aggregate`` averages the uploads, so that another aggregation rule can replace the mean.
+      adopt: ``adopt(state, model)`` is the state with that G, for a new client about which nothing else is known.
     """
 
     init: Callable[[Key, int], ServerState]
@@ -221,6 +228,10 @@ class Server(NamedTuple):
     prepare: Callable[[ServerState, Uploads], ServerState] | None = None
     welcome: Callable[[ServerState], Tree] | None = None
     averages: bool = True
+    adopt: Callable[[ServerState, Tree], ServerState] = lambda state, model: state._replace(model=model)
+
+    def __repr__(self) -> str:
+        return f"Server({built_by(self.aggregate)})"
 
 
 class Networks(NamedTuple):
@@ -244,6 +255,10 @@ class Algorithm(NamedTuple):
     server: Server
     predict: Callable[[Tree, Array], Array]
     networks: Networks = Networks()
+
+    def __repr__(self) -> str:
+        """The functions that built its halves, of which a wrapper is the last."""
+        return f"Algorithm({self.client}, {self.server})"
 
 
 def averaging_server(task: Task, beta: Any = 1.0) -> Server:

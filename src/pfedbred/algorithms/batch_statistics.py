@@ -113,6 +113,11 @@ def with_statistics(algorithm: Algorithm, task: Task, batch_norm: BatchNorm = "l
         after = server_prepare(own(state), uploads)
         return ServerState(after.model, Carried(after.extra, state.extra.statistics))
 
+    def adopt(state: ServerState, model: Tree) -> ServerState:
+        whole = networks.get(model)
+        after = server.adopt(own(state), networks.put(model, whole.params))
+        return ServerState(after.model, Carried(after.extra, whole.statistics))
+
     return algorithm._replace(
         client=client._replace(
             init=lambda message: client.init(message.own),
@@ -133,5 +138,6 @@ def with_statistics(algorithm: Algorithm, task: Task, batch_norm: BatchNorm = "l
             model=lambda state: completed(server.model(own(state)), state.extra.statistics),
             prepare=prepare if server_prepare else None,
             welcome=(lambda state: Carried(welcome(own(state)), state.extra.statistics)) if welcome else None,
+            adopt=adopt,
         ),
     )

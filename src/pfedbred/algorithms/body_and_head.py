@@ -61,4 +61,5 @@ def body_server(task: Task) -> Server:
         send=lambda state, client: Parts(state.model, state.extra),
         aggregate=aggregate,
         model=lambda state: join(state.model, state.extra),
+        adopt=lambda state, model: ServerState(*split(task, model)),
     )

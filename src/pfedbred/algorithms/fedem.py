@@ -86,7 +86,11 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20, e
 
     plain = averaging_server(task)
     server = Server(
-        init, plain.send, plain.aggregate, model=lambda state: Mixture(state.model, equal_weights(state.model))
+        init,
+        plain.send,
+        plain.aggregate,
+        model=lambda state: Mixture(state.model, equal_weights(state.model)),
+        adopt=lambda state, model: ServerState(model.components),
     )
     # Clients with data from different components move each component in different directions.
     client = Client(equal_weights, train, personal, draws=draws(work), comparable=False)

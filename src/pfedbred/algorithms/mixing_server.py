@@ -29,10 +29,12 @@ def mixing_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
         latest uploads of all clients (FedAMP).
     """
 
-    def init(key: Key, clients: int) -> ServerState:
-        start = task.model.init(key)
-        everyone = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)), start)
+    def all_alike(model: Tree, clients: int) -> ServerState:
+        everyone = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)), model)
         return ServerState(model=everyone, extra=() if replaces else everyone)
+
+    def init(key: Key, clients: int) -> ServerState:
+        return all_alike(task.model.init(key), clients)
 
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
         kept = state.model if replaces else state.extra
@@ -54,6 +56,7 @@ def mixing_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
         model=mean,
         welcome=mean,
         averages=False,
+        adopt=lambda state, model: all_alike(model, len(jax.tree.leaves(state.model)[0])),
     )
 
 

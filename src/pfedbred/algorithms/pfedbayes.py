@@ -91,6 +91,7 @@ def pfedbayes(
     )
     server = averaging_server(task, beta)._replace(
         init=lambda key, clients: ServerState(around(task.model.init(key), sigma)),
+        adopt=lambda state, model: ServerState(around(model, sigma)),
         model=lambda state: state.model.mean,
     )
     return Algorithm(client, server, task.model.apply)

@@ -113,6 +113,7 @@ def pfedvem(
         send=lambda state, client: state.model,
         aggregate=aggregate,
         model=lambda state: join(*state.model),
+        adopt=lambda state, model: ServerState(split(task, model)),
     )
     return Algorithm(client, server, task.model.apply)
 

@@ -104,6 +104,10 @@ def server(
             return v - (1 - beta_2) * squared * jnp.sign(v - squared)
         return beta_2 * v + (1 - beta_2) * squared
 
+    def adopt(state: ServerState, model: Tree) -> ServerState:
+        after = inner.adopt(unwrapped(state), model)
+        return ServerState(after.model, state.extra._replace(own=after.extra))
+
     welcome = inner.welcome
     wrapped = Server(
         init=init,
@@ -112,6 +116,7 @@ def server(
         model=lambda state: inner.model(unwrapped(state)),
         prepare=prepare if inner.prepare else None,
         welcome=(lambda state: welcome(unwrapped(state))) if welcome else None,
+        adopt=adopt,
     )
     return algorithm._replace(server=wrapped)
 

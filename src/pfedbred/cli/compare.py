@@ -61,7 +61,9 @@ def compare_command(
     ] = None,
     **options: Any,
 ) -> None:
-    """Run several algorithms on the same data and write one table, with intervals and paired differences.
+    """Compare algorithms on the same data, in one table.
+
+    The table has intervals and paired differences over seeds, or over splits of the data.
 
     \b
     pfedbred compare --algorithms fedavg,ditto,mg-meta --seeds 5

@@ -53,7 +53,11 @@ _with_options = with_options(
 @app.command("prepare")
 @_with_options
 def prepare_command(name: Name, *, out: Out = None, **options: Any) -> None:
-    """Write a federation as one self-contained file."""
+    """Write a federation as one self-contained file.
+
+    \b
+    pfedbred data prepare patients.csv --client-column hospital --out patients.fed
+    """
     path = out or Path(f"{_stem(name)}{data.prepared.SUFFIX}")
     if path.suffix != data.prepared.SUFFIX:
         raise SettingError(
@@ -70,7 +74,11 @@ def prepare_command(name: Name, *, out: Out = None, **options: Any) -> None:
 @app.command("show")
 @_with_options
 def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
-    """Print clients, samples and label counts, and draw the data distribution."""
+    """Show clients and labels, and draw who has what.
+
+    \b
+    pfedbred data show digits --split 'dirichlet(0.1)' --clients 20
+    """
     path = out or Path(f"{_stem(name)}.png")
     path = path if path.suffix else path.with_suffix(".png")
     federation = _load(name, **options)
@@ -85,7 +93,13 @@ def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
 @app.command("columns")
 @_with_options
 def columns_command(name: Name, *, out: Out = None, **options: Any) -> None:
-    """Describe a table's columns in a file, so that all clients of a real federation have the same inputs."""
+    """Write a table's columns into a file for all clients.
+
+    With it, all clients of a real federation have the same inputs.
+
+    \b
+    pfedbred data columns patients.csv --label-column disease --out columns.json
+    """
     federation = _load(name, **{**options, "standardise": "none"})
     if federation.encoding is None:
         raise SettingError(f"{name} is not a table of numbers and texts")

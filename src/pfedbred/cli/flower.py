@@ -38,7 +38,11 @@ def keys_command(
         typer.Option("--host", help="name or address by which the SuperLink is reached; can be repeated"),
     ] = None,
 ) -> None:
-    """Create certificates and keys for development."""
+    """Create certificates and keys for development.
+
+    \b
+    pfedbred flower keys keys --node north --node south
+    """
     from pfedbred.flower import certificates
 
     for name in node or ():
@@ -61,7 +65,11 @@ def gateway_command(
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65_535, help="the port to listen on")] = 9092,
 ) -> None:
-    """Run a gateway that exposes only a SuperLink's SuperNode API."""
+    """Expose only a SuperLink's SuperNode API.
+
+    \b
+    pfedbred flower gateway keys --host 0.0.0.0
+    """
     from pfedbred.flower import certificates, gateway
 
     authority = certificates.Authority(*(keys / name for name in certificates.FILES))
@@ -77,7 +85,11 @@ def app_command(
         typer.Option("--set", help="a key of the run config, such as algorithm=pfedme; can be repeated"),
     ] = None,
 ) -> None:
-    """Write a Flower app, for flwr run."""
+    """Write a Flower app, for flwr run.
+
+    \b
+    pfedbred flower app app --out runs/hospitals --set algorithm=ditto --set rounds=50
+    """
     from pfedbred.flower import processes, run_config
 
     given = dict(map(assignment, set_ or ()))
@@ -98,7 +110,13 @@ def demo_command(
         Path | None, typer.Option("--out", help="folder for all files; by default a new one under runs/", parser=path)
     ] = None,
 ) -> None:
-    """Start a whole federation on this machine, run it, and stop it."""
+    """Run a whole federation on this machine.
+
+    It is started, run and stopped again.
+
+    \b
+    pfedbred flower demo --nodes 4 --rounds 5
+    """
     from pfedbred.flower.demo import demo
 
     folder = layout.new_folder(out or layout.free_name(Path("runs"), "flower-demo"))

@@ -9,9 +9,10 @@ import click
 import typer
 
 DATA, MODEL, METHOD = "Data", "Task and model", "Method"
+SWEEP = "Points of the sweep"
 TRAINING, EXECUTION, OUTPUT = "Training and evaluation", "Execution", "Output and control"
 _OTHERS = "Options"
-_ORDER = ("Arguments", DATA, MODEL, METHOD, TRAINING, OUTPUT, EXECUTION)
+_ORDER = ("Arguments", SWEEP, DATA, MODEL, METHOD, TRAINING, OUTPUT, EXECUTION)
 
 
 class Grouped(typer.core.TyperCommand):

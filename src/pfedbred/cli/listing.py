@@ -45,7 +45,7 @@ def list_command(
         typer.Argument(help=f"one of {', '.join(_LISTS)}, by default all; or an algorithm, to describe its settings"),
     ] = None,
 ) -> None:
-    """Show what can be given by name, or what an algorithm does and what each of its settings means.
+    """Show what can be named, or explain one algorithm.
 
     \b
     pfedbred list algorithms

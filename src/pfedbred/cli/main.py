@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import jax
+import numpy as np
 import typer
 
 from pfedbred._version import __version__
@@ -140,7 +142,9 @@ def adapt_command(
         typer.Option("--model", help="the network of a custom model, as given to 'pfedbred run': module:name"),
     ] = None,
 ) -> None:
-    """Give a new client its personal model, from a trained global model and the client's own samples.
+    """Give a new client its own personal model.
+
+    It is trained on the client's samples alone, from the global model of a finished run.
 
     \b
     pfedbred adapt runs/hospitals new-hospital.csv --label-column disease --out new.safetensors
@@ -170,6 +174,9 @@ def adapt_command(
     )
     print(printable(f"model: {out}, personal model of {name}, {counted(rounds, 'round')} from the global model"))
     print(f"on these samples, before: {before}; after: {after}")
+    leaves = [jax.tree.leaves(each.params) for each in (trained, made)]
+    if len(leaves[0]) == len(leaves[1]) and all(map(np.array_equal, *leaves)):
+        options.note(f"P of {trained.about['algorithm']} is the global model itself: nothing was adapted")
 
 
 @app.command("predict")

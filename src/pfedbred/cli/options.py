@@ -26,6 +26,7 @@ from pfedbred.experiment.options import (
     ProtocolOptions,
     TaskOptions,
 )
+from pfedbred.experiment.resume import recorded_options
 from pfedbred.runs import layout
 from pfedbred.runs.config_file import read_config
 from pfedbred.settings.assignments import assignment
@@ -86,6 +87,14 @@ TimeLimit = Annotated[
         rich_help_panel=help_pages.OUTPUT,
     ),
 ]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        help="also record with tensorboard, mlflow or wandb; several separated by commas",
+        metavar="NAMES",
+        rich_help_panel=help_pages.OUTPUT,
+    ),
+]
 
 
 class RunOptions(NamedTuple):
@@ -125,14 +134,7 @@ class RunOptions(NamedTuple):
             rich_help_panel=help_pages.OUTPUT,
         ),
     ] = None
-    track: Annotated[
-        str | None,
-        typer.Option(
-            help="record the run with tensorboard, mlflow or wandb; several separated by commas",
-            metavar="NAMES",
-            rich_help_panel=help_pages.OUTPUT,
-        ),
-    ] = None
+    track: Track = None
 
 
 def with_options(added: Iterable[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -204,13 +206,7 @@ def with_recorded(out: Path | None, resume: bool, given: dict[str, Any]) -> dict
         return given
     if out is None:
         raise SettingError("--resume needs --out, the folder of the run to resume")
-    if not layout.started(out):
-        return given
-    before = read_config(out / layout.CONFIG)
-    old = before.get("settings") if before.get("algorithm") == given.get("algorithm", before.get("algorithm")) else {}
-    if old is not None and not isinstance(old, dict):
-        raise SettingError(f"{out / layout.CONFIG}: settings must map names to values, not {old!r}")
-    return {**before, **given, "settings": {**(old or {}), **given["settings"]}}
+    return recorded_options(out, given) if layout.started(out) else given
 
 
 def note(words: str) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from pfedbred import paper
+from pfedbred.cli.options import Track
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment.callbacks import Interruption, Stopped
+from pfedbred.experiment.callbacks import Interruption, Stopped, trackers
 from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
 from pfedbred.io.folders import ensure_folder
 from pfedbred.report import terminal
@@ -46,9 +47,17 @@ def paper_command(
             metavar="TIME",
         ),
     ] = None,
+    track: Track = None,
     list_: Annotated[bool, typer.Option("--list", help="list what can be reproduced, and exit")] = False,
 ) -> None:
-    """Reproduce a table or a figure of the paper. Finished parts are not run again."""
+    """Reproduce a table or a figure of the paper.
+
+    Finished parts are not run again.
+
+    \b
+    pfedbred paper --list
+    pfedbred paper table2 --columns mnist-mclr --rows fedavg,mg-meta
+    """
     if list_ or name is None:
         for each, artifact in paper.ARTIFACTS.items():
             print(f"{each:<12} {artifact.words}")
@@ -64,6 +73,9 @@ def paper_command(
         raise SettingError(f"--run and --no-run do not apply to {name}: it always runs what is missing")
     if jobs > 1 and not paper.ARTIFACTS[name].in_jobs:
         raise SettingError(f"--jobs does not apply to {name}: its parts are run one after the other")
+    if track is not None and paper.ARTIFACTS[name].runs is None:
+        raise SettingError(f"--track does not apply to {name}: it is not made of runs with a curve")
+    trackers.named(track)  # rejected before anything is run
     interruption = Interruption(parse_seconds(time_limit) if time_limit else None, process_started())
     ensure_folder(out)
     request = paper.Request(
@@ -75,6 +87,7 @@ def paper_command(
         rounds=rounds,
         run=bool(paper.ARTIFACTS[name].runs if run is None else run),
         jobs=jobs,
+        track=track,
         say=lambda line: print(line, flush=True),
         progress=terminal.progress,
         interruption=interruption,

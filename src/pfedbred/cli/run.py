@@ -84,6 +84,7 @@ def run_each(
     """
     records = []
     whole = how.out if options_.scratch_folder() and how.out else folder
+    group = None if "" in built else trackers.Group(folder.name, folder)
     folder, source = folder / below, whole / below
     saving = "" if how.checkpoint_every == 0 else ", then saving"
     limit = None if how.time_limit is None else parse_seconds(how.time_limit)
@@ -97,7 +98,7 @@ def run_each(
                 records.append(RunRecord.read(source / name))
                 continue
             callbacks: list[Callback] = [display, interruption, *([Patience(how.patience)] if how.patience else [])]
-            callbacks += trackers.named(how.track)
+            callbacks += trackers.named(how.track, group, f"{below} {name}".strip() or None)
             kept = FolderOptions(how.checkpoint_every, how.resume, how.keep_models, source=source / name)
             with open_folder(folder / name, overwrite=how.overwrite, resume=how.resume) if name else nullcontext():
                 done = run_into(folder / name, each, callbacks, kept)

@@ -10,10 +10,11 @@ import typer
 
 from pfedbred import settings as settings_
 from pfedbred.cli import options as options_
-from pfedbred.cli.options import File, Out, Overwrite, Resume, Settings, TimeLimit
+from pfedbred.cli.help_pages import SWEEP
+from pfedbred.cli.options import File, Out, Overwrite, Resume, Settings, TimeLimit, Track
 from pfedbred.errors import SettingError
 from pfedbred.experiment import samplers
-from pfedbred.experiment.callbacks import Interruption, Stopped
+from pfedbred.experiment.callbacks import Interruption, Stopped, trackers
 from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import check_unchanged, open_folder
@@ -37,25 +38,36 @@ class PlanOptions(NamedTuple):
             "--grid",
             help="values of a hyper-parameter, such as eta=0.01:0.5:8 or lam=5,15, or a range to draw from, eta=0:0.5 "
             "or lam=log:0.1:100; can be repeated",
+            rich_help_panel=SWEEP,
         ),
     ] = None
     random: Annotated[
-        int | None, typer.Option("--random", min=1, help="number of points to draw at random", metavar="N")
+        int | None,
+        typer.Option("--random", min=1, help="number of points to draw at random", metavar="N", rich_help_panel=SWEEP),
     ] = None
     points: Annotated[
-        int | None, typer.Option(min=1, help="number of points for the sampler to choose", metavar="N")
+        int | None,
+        typer.Option(min=1, help="number of points for the sampler to choose", metavar="N", rich_help_panel=SWEEP),
     ] = None
     sampler: Annotated[
         str | None,
-        typer.Option(help=f"how points are chosen: {', '.join(samplers.SAMPLERS)} (all but random are Optuna's)"),
+        typer.Option(
+            help=f"how points are chosen: {', '.join(samplers.SAMPLERS)} (all but random are Optuna's)",
+            rich_help_panel=SWEEP,
+        ),
     ] = None
     halving: Annotated[
-        bool | None, typer.Option("--halving", help="successive halving: repeatedly stop the worse half of the points")
+        bool | None,
+        typer.Option(
+            "--halving", help="successive halving: repeatedly stop the worse half of the points", rich_help_panel=SWEEP
+        ),
     ] = None
     choose_on_test: Annotated[
         bool | None,
         typer.Option(
-            "--choose-on-test", help="choose on the test samples; the reported figures are then optimistically biased"
+            "--choose-on-test",
+            help="choose on the test samples; the reported figures are then optimistically biased",
+            rich_help_panel=SWEEP,
         ),
     ] = None
 
@@ -69,9 +81,12 @@ def sweep_command(
     overwrite: Overwrite = False,
     resume: Resume = False,
     time_limit: TimeLimit = None,
+    track: Track = None,
     **options: Any,
 ) -> None:
-    """Run one algorithm with many values of its hyper-parameters, as one program, and show the best.
+    """Try many settings of one algorithm, as one program.
+
+    The best point is chosen on validation samples.
 
     \b
     pfedbred sweep --algorithm mg-meta --grid lam=5,15,30 --grid eta=0.01:0.5:8
@@ -80,6 +95,7 @@ def sweep_command(
     if overwrite and resume:
         raise SettingError("--overwrite starts again and --resume continues: give one of them")
     limit = None if time_limit is None else parse_seconds(time_limit)
+    trackers.named(track)  # rejected before the data is read
     asked = {name: options.pop(name) for name in PlanOptions._fields}
     given = options_.with_recorded(out, resume, options_.merged(file, options, set_))
     plan = _plan(asked, given.pop("sweep", None))
@@ -98,12 +114,15 @@ def sweep_command(
     chosen = options_.chosen_folder(out, options_.run_name(experiment, f"{name}-sweep"))
     with open_folder(chosen, overwrite=overwrite, resume=resume) as folder, interruption.listening():
         keeper = SweepFolder(folder, plan, resume=resume, stop=interruption.check, warn=warn)
-        options = {key: plan[key] for key in ("points", "sampler", "halving", "choose_on_test")}
+        recording = trackers.named(track, trackers.Group(folder.name, folder))
+        how = {key: plan[key] for key in ("points", "sampler", "halving", "choose_on_test")}
+        how |= {"note": options_.note, "callbacks": recording, "keeper": keeper}
         try:
             with progress(f"{name} sweep") as advance:
-                finished = sweep(experiment, space, **options, observe=advance, note=options_.note, keeper=keeper)
+                finished = sweep(experiment, space, observe=advance, **how)
         except Stopped as stopped:
-            print(f"{stopped}\nto resume: pfedbred sweep --resume --out {shlex.quote(str(out or folder))}")
+            again = "" if track is None else f" --track {shlex.quote(track)}"
+            print(f"{stopped}\nto resume: pfedbred sweep --resume --out {shlex.quote(str(out or folder))}{again}")
             raise typer.Exit(EXIT_CODES.get(stopped.reason, 1)) from None
         options_.note_ignored(experiment, finished.experiment)
         record = finished.record()

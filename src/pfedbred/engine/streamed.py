@@ -119,6 +119,9 @@ class StreamedBackend(Simulation[StreamedState]):
         self._traced: dict[Any, Any] = {}
         self._programs: dict[Any, Any] = {}
 
+    def __repr__(self) -> str:
+        return f"StreamedBackend({self.algorithm} on {self.federation})"
+
     # The compiled programs --------------------------------------------------------------------------------------
 
     def _train(self, shared: Shared, records: ClientRecord) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -10,8 +10,11 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from pfedbred.data.columns import Column
+from pfedbred.data.columns import numbers_of as numbers_of_cells
 from pfedbred.errors import SettingError
 from pfedbred.estimators.fitted import FittedModels
+from pfedbred.estimators.frames import is_frame, numbered
 from pfedbred.estimators.row_clients import ALONE, UNKNOWN, distinct, numbers_of, read_clients
 from pfedbred.estimators.table import table_federation
 from pfedbred.experiment.configuration import field_names
@@ -24,6 +27,8 @@ _MOST_SEED = 2**32 - 1
 class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
     """A model for each client of a table, and one for all: the base of the classifier and the regressor."""
 
+    _columns: Sequence[Column] | None
+    _models: FittedModels
     clients_: list[Any]
     n_iter_: int
     run_: Run[Any]
@@ -63,7 +68,14 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
         return {name: value for name, value in super().__getstate__().items() if name != "run_"}
 
     def _read(self, X: Any, y: Any = None, *, reset: bool, **how: Any) -> Any:
-        """Rows of numbers, and y in training, validated by scikit-learn with its error messages."""
+        """Rows as numbers, and y in training, validated by scikit-learn with its error messages."""
+        columns = None if reset else self._models.encoding.columns
+        if is_frame(X):
+            X, columns = numbered(X, columns)
+        elif columns is not None and any(column.categories is not None for column in columns):
+            X = numbers_of_cells(columns, X, "X")
+        if reset:
+            self._columns = columns
         given = {"X": X, "y": y} if reset else {"X": X}
         finite: Any = True if self.missing is None else "allow-nan"
         return validate_data(self, **given, reset=reset, dtype=np.float64, ensure_all_finite=finite, **how)
@@ -73,7 +85,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
         names = [ALONE] * len(x) if clients is None else read_clients(clients, len(x))
         self._has_clients = clients is not None
         self.clients_ = distinct(names)
-        columns = getattr(self, "feature_names_in_", [f"x{place}" for place in range(x.shape[1])])
+        columns = self._columns or [Column(f"x{place}") for place in range(x.shape[1])]
         federation = table_federation(
             x,
             y,
@@ -81,7 +93,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
             self.clients_,
             classes=classes,
             task=task,
-            columns=[str(each) for each in columns],
+            columns=columns,
             standardise=self._one_of("standardise", ("all", "client", "none")),
             missing=self._one_of("missing", (None, "mean", "median")),
         )

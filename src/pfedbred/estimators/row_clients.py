@@ -32,7 +32,7 @@ def read_clients(given: Any, rows: int) -> list[Hashable]:
 def distinct(names: Sequence[Hashable]) -> list[Any]:
     """The names of all clients, sorted if possible. A gap is not a name."""
     for row, name in enumerate(names):
-        if name is None or name != name:
+        if name is None or type(name).__name__ == "NAType" or name != name:  # pandas' NA does not compare
             raise SettingError(f"the client of row {row} is missing")
     found: set[Any] = set(names)
     try:

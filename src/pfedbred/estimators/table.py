@@ -22,24 +22,25 @@ def table_federation(
     *,
     classes: int,
     task: str,
-    columns: Sequence[str],
+    columns: Sequence[Column],
     standardise: Standardise,
     missing: Fill | None,
 ) -> Federation:
     """The federation of these clients, without test samples.
 
     Args:
-      x: a row of numbers for each sample; NaN for a gap.
+      x: a row for each sample: numbers, or the number of a category; NaN for a gap.
       y: the number of each sample's class, or the number to predict.
       number: the number of each sample's client.
       clients: the clients' names.
       classes: number of classes; 1 if numbers are predicted.
       task: classification or regression.
-      columns: the columns' names.
+      columns: what the columns are.
       standardise: whether numbers are standardised over all clients, per client, or not at all.
       missing: what fills gaps.
     """
-    pool = Pool(NAME, x, y, classes, features=tuple(columns), task=task, columns=tuple(map(Column, columns)))
+    names = tuple(column.name for column in columns)
+    pool = Pool(NAME, x, y, classes, features=names, task=task, columns=tuple(columns))
     order = np.argsort(number, kind="stable")  # each client's rows in their order
     rows = np.split(order, np.searchsorted(number[order], np.arange(1, len(clients))))
     nothing = [np.zeros(0, np.int64)] * len(clients)

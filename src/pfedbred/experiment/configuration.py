@@ -44,6 +44,16 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
     Where a name is expected, an object of that kind or a function that builds one can be given.
     """
 
+    def __repr__(self) -> str:
+        """The fields that have other values than their defaults."""
+        usual, shown = Experiment(), []
+        for name in (each.name for each in dataclasses.fields(self)):
+            value, default = getattr(self, name), getattr(usual, name)
+            if type(value) is not type(default) or value != default:
+                text = "<params>" if name == "start_from" and not isinstance(value, str) else repr(value)
+                shown.append(f"{name}={text}")
+        return f"Experiment({', '.join(shown)})"
+
     @staticmethod
     def from_mapping(given: Mapping[str, Any]) -> Experiment:
         """An experiment from plain values, each checked; fields that are not given keep their defaults."""

@@ -1,8 +1,9 @@
 """A personal model for a client that joins after training: from the global model and its own samples alone.
 
 The client does what a new client would do in a round of the method, with a server that sends G and learns nothing from
-it; no data of other clients is needed. What a server keeps beside G (control variates, momenta, learned strengths) is
-not in the file of a model, and starts from its initial value.
+it; no data of other clients is needed. FedPer's client trains its own head from the initial one, FedEM's estimates its
+mixture weights by EM, and FedAMP's trains its own model near the mean of all. What a server keeps beside G (control
+variates, momenta, learned strengths, deviations) is not in the file of a model, and starts from its initial value.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from pfedbred.engine.resident import ResidentBackend
 from pfedbred.engine.selection import fixed
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io import tensors
-from pfedbred.models.base import WithStatistics
 from pfedbred.runs import layout, model_file
 from pfedbred.runs.saved_models import export
 from pfedbred.runs.trained_model import TrainedModel, load_model
@@ -96,17 +96,13 @@ def _personal(given: TrainedModel, x: np.ndarray, y: np.ndarray, rounds: int, ba
 
 def _with_model(algorithm: Algorithm, state: ServerState, model: Tree, name: str) -> ServerState:
     """A server's state whose G is that model."""
-    params, extra = model, state.extra
-    if isinstance(model, WithStatistics):
-        params, extra = model.params, state.extra._replace(statistics=model.statistics)
-    if _alike(params, state.model):
-        found = ServerState(jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), params, state.model), extra)
-        shown = algorithm.server.model(found)
-        if _alike(shown, model) and all(
-            np.array_equal(*pair) for pair in zip(*map(jax.tree.leaves, (shown, model)), strict=True)
-        ):
+    found = algorithm.server.adopt(state, model)
+    if _alike(found, state):
+        found = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), found, state)
+        pairs = zip(*map(jax.tree.leaves, (algorithm.server.model(found), model)), strict=True)
+        if all(np.array_equal(*pair) for pair in pairs):
             return found
-    raise SettingError(f"clients of {name} start from more than the global model: none can be adapted from it alone")
+    raise SettingError(f"{name} does not say how its server starts from a global model: see Server.adopt")
 
 
 def _alike(one: Tree, other: Tree) -> bool:

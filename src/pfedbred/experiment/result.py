@@ -17,15 +17,13 @@ from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.runs.calibration import RunCalibration
 from pfedbred.runs.chosen import Chosen
-from pfedbred.runs.record import RunRecord
+from pfedbred.runs.record import LETTERS, RunRecord
 from pfedbred.runs.summary import summary
 from pfedbred.runs.trained_model import TrainedModel
 from pfedbred.types import Tree
 
 if TYPE_CHECKING:
     from pfedbred.experiment.saving import Models
-
-_LETTERS: tuple[tuple[str, Which], ...] = (("G", "global"), ("P", "personal"))
 
 S = TypeVar("S")
 When = Literal["chosen", "last"]
@@ -79,7 +77,7 @@ class Run(Generic[S]):
         found = ""
         if self.points:
             metric, scores = self.backend.plan.metrics[0], self.points[-1].scores
-            means = {letter: float(np.mean(scores.of(model).test.values[metric.name])) for letter, model in _LETTERS}
+            means = {letter: float(np.mean(scores.of(model).test.values[metric.name])) for letter, model in LETTERS}
             figures = [f"{k} {100 * v:.2f} %" if metric.percent else f"{k} {v:.4g}" for k, v in means.items()]
             found = f": test {metric.title} {', '.join(figures)}"
         rounds = f"{self.round} of {experiment.rounds} rounds"
@@ -159,7 +157,7 @@ class Run(Generic[S]):
         rows = [
             {"round": point.round, "seed": seed, "model": letter, "part": part, "metric": name, "value": float(value)}
             for point in self.points
-            for letter, model in _LETTERS
+            for letter, model in LETTERS
             for part, scores in point.scores.of(model).parts.items()
             for name, values in scores.values.items()
             for seed, value in zip(self.experiment.seed_list, values, strict=True)

@@ -37,6 +37,15 @@ def open_folder(
         yield folder if resume and layout.started(folder) else layout.new_folder(folder, overwrite)
 
 
+def recorded_options(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the run in a folder, and those that are given in their place; settings one by one."""
+    before = read_config(folder / layout.CONFIG)
+    old = before.get("settings") if before.get("algorithm") == given.get("algorithm", before.get("algorithm")) else {}
+    if old is not None and not isinstance(old, dict):
+        raise SettingError(f"{folder / layout.CONFIG}: settings must map names to values, not {old!r}")
+    return {**before, **given, "settings": {**(old or {}), **given.get("settings", {})}}
+
+
 def check_unchanged(
     folder: Path, options: Mapping[str, Any], before: Mapping[str, Any] | None = None, *, more_rounds: bool = False
 ) -> None:

@@ -25,7 +25,15 @@ from pfedbred.experiment.callbacks.pictures import Pictures
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
 from pfedbred.experiment.result import Run
-from pfedbred.experiment.resume import check_unchanged, latest_checkpoint, load_progress, open_folder, what_is_saved
+from pfedbred.experiment.resume import (
+    check_unchanged,
+    has_more_rounds,
+    latest_checkpoint,
+    load_progress,
+    open_folder,
+    recorded_options,
+    what_is_saved,
+)
 from pfedbred.io.atomic import WriteError, writing_into
 from pfedbred.runs import checkpoints, layout
 from pfedbred.runs.config_file import read_config, write_config
@@ -87,7 +95,8 @@ def run(
       out: folder for the run, as the command line writes it: configuration, metrics, checkpoints, models, picture and
         summary. Without it nothing is written.
       callbacks: called around rounds; see :class:`pfedbred.Callback`.
-      resume: resume the run in ``out`` where it stopped, or start it if there is none.
+      resume: resume the run in ``out`` where it stopped, or start it if there is none; with more ``rounds``, a finished
+        run goes on. Fields that are not given are those of the run in ``out``.
       overwrite: replace the run in ``out``.
       checkpoint_every: rounds between checkpoints; 0 for none, None for one a minute.
       keep_models: whether to keep the trained models in ``out``, and those of the round chosen on validation samples
@@ -102,22 +111,27 @@ def run(
     """
     if experiment is not None and options:
         raise TypeError("give either an experiment or its fields, not both")
+    if resume and overwrite:
+        raise SettingError("overwrite starts again and resume continues: give one of them")
     if experiment is None:
-        experiment = Experiment.from_mapping({"dataset": federation, **options} if federation is not None else options)
+        given = {"dataset": federation, **options} if federation is not None else options
+        if resume and out is not None and layout.started(Path(out)):
+            given = recorded_options(Path(out), given)
+        experiment = Experiment.from_mapping(given)
     elif federation is not None:
         experiment = experiment.on(federation)
     if out is None:
         if resume or overwrite:
             raise SettingError("resume and overwrite need a run folder: give out=...")
         return train(build(experiment, federation), callbacks, keep_models=keep_models)
-    if resume and overwrite:
-        raise SettingError("overwrite starts again and resume continues: give one of them")
-    folder = Path(out)
+    folder, built = Path(out), build(experiment, federation)
     if resume and layout.finished(folder):
-        raise SettingError(
-            f"{folder} holds a finished run: read it with pfedbred.RunRecord.read, or choose another out"
-        )
-    built = build(experiment, federation)
+        before = read_config(folder / layout.CONFIG)
+        if not has_more_rounds(before, built.experiment.plain()):
+            raise SettingError(
+                f"{folder} holds a finished run: give it more rounds than {before.get('rounds')}, read it with "
+                "pfedbred.RunRecord.read, or choose another out"
+            )
     with open_folder(folder, overwrite=overwrite, resume=resume):
         how = FolderOptions(checkpoint_every, resume, keep_models)
         return run_into(folder, built, callbacks, how)

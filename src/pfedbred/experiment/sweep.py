@@ -26,6 +26,7 @@ from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import samplers
 from pfedbred.experiment.building import build_sweep, load_data
+from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.halving import Halving
 from pfedbred.experiment.space import Range, Space
@@ -67,6 +68,7 @@ def sweep(
     memory: int | None = None,
     observe: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     keeper: Keeper | None = None,
 ) -> Sweep:
     """Runs the experiment with many settings.
@@ -86,6 +88,7 @@ def sweep(
       memory: bytes that the states of points running together may take; by default 4 GiB, or half of the device's.
       observe: called after every evaluation with the number of rounds done, over all points, and their total.
       note: called with notes for the user.
+      callbacks: called when a point has ended; see :meth:`pfedbred.Callback.on_point`.
       keeper: writes checkpoints; see :mod:`pfedbred.experiment.sweep_folder`.
     """
     started = time.perf_counter()
@@ -113,7 +116,7 @@ def sweep(
     )
     if keeper:
         keeper.restore(sweeping)
-    sweeping.run(keeper)
+    sweeping.run(keeper, callbacks)
     finished = sweeping.result(sweeping.seconds + built)
     if np.all(np.isnan(finished.scores("personal"))):
         raise SettingError("every point of the sweep diverged: try smaller steps")
@@ -199,8 +202,9 @@ class Sweeping:
         groups = math.ceil(total / min(room, total))
         return math.ceil(total / groups)  # groups of nearly equal size
 
-    def run(self, keeper: Keeper | None = None) -> None:
+    def run(self, keeper: Keeper | None = None, callbacks: Sequence[Callback] = ()) -> None:
         """All points."""
+        told = self._tell(callbacks, np.zeros_like(self.tables.ended))
         while self._fill():
             due = [self.rounds[np.searchsorted(self.rounds, at, side="right")] for at in self.at[self.slots >= 0]]
             step = min(np.array(due) - self.at[self.slots >= 0])
@@ -208,10 +212,21 @@ class Sweeping:
             self.states = self.backend.advance(self.states, int(step))
             self.at[self.slots >= 0] += step
             self._evaluate()
+            told = self._tell(callbacks, told)
             if self._observe:
                 self._observe(self._done(), self.experiment.rounds * self.sampler.total)
             if keeper:
                 keeper.pause(self)
+
+    def _tell(self, callbacks: Sequence[Callback], told: np.ndarray) -> np.ndarray:
+        """Tells of the points that have ended; returns which have."""
+        ended = self.tables.ended.copy()
+        if callbacks and np.any(ended & ~told):
+            result = self.result(self.seconds)
+            for number in np.flatnonzero(ended & ~told).tolist():
+                for each in callbacks:
+                    each.on_point(result, number)
+        return ended
 
     def _done(self) -> int:
         """Rounds of all points; one that has ended counts in full."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from pfedbred import settings as settings_
 from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment.callbacks import trackers
 from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.settings.assignments import assignments
 
@@ -39,6 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "deadline": 600.0,
     "classes": 0,
     "labels": "",
+    "track": "",
 }
 """Every key of the run config, with its value in a new app. 0 and "" leave it to the experiment or the clients."""
 
@@ -57,6 +59,7 @@ class ServerOptions:
       deadline: seconds that clients have for a reply.
       classes: number of labels; 0 for what the clients report.
       labels: their names, to number them alike on all clients; None to leave them unnamed.
+      track: the names of trackers, separated by commas; None for no tracker.
     """
 
     out: Path
@@ -66,6 +69,7 @@ class ServerOptions:
     deadline: float
     classes: int
     labels: list[str] | None
+    track: str | None
 
     @property
     def agreeing(self) -> int:
@@ -108,7 +112,9 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
         number("deadline", settings_.Positive, DEFAULTS["deadline"]),
         number("classes", settings_.Count, len(labels) if labels else 0),
         labels,
+        given.get("track"),
     )
+    trackers.check(options.track)
     if clients is not None and options.min_clients > clients:
         raise SettingError(f"min-clients must be at most clients, {clients}, not {options.min_clients}")
     number("validation", settings_.Fraction, None)  # clients are told this before the experiment is built

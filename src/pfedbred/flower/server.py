@@ -14,6 +14,7 @@ from pfedbred.engine import Backend
 from pfedbred.errors import SettingError
 from pfedbred.experiment import sigma
 from pfedbred.experiment.building import Built
+from pfedbred.experiment.callbacks import trackers
 from pfedbred.experiment.callbacks.display import showing_progress
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.result import Run
@@ -70,7 +71,7 @@ class Coordinator:
                 extra=self._federation_facts,
             )
             with showing_progress([built.experiment]) as callbacks:
-                run_into(folder, built, callbacks, how)
+                run_into(folder, built, [*callbacks, *trackers.named(self._options.track)], how)
         return self._show()
 
     def _admit_clients(self) -> None:

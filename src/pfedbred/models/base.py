@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pfedbred.types import Array, Key, Tree
+from pfedbred.types import Array, Key, Tree, built_by
 
 
 class WithStatistics(NamedTuple):
@@ -60,6 +60,9 @@ class Model(NamedTuple):
     norms: tuple[str, ...] = ()
     grouped: Callable[[], Model] | None = None
     frozen: Tree = None
+
+    def __repr__(self) -> str:
+        return f"Model({built_by(self.init)})"
 
     def starting(self, params: Tree) -> Tree:
         """What ``apply`` takes for a network with these params that has seen no sample."""

@@ -19,7 +19,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.engine.history import Point
 from pfedbred.errors import SettingError
 from pfedbred.experiment.building import Built, build
-from pfedbred.experiment.callbacks import Callback, Interruption, Stopped
+from pfedbred.experiment.callbacks import Callback, Interruption, Stopped, trackers
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
@@ -216,7 +216,8 @@ def _run(built: Built[Any], folder: Path, name: str, request: Request, callbacks
     listening = interruption.listening() if request.interruption else nullcontext()
     with listening, request.progress(name) as advance:
         how = FolderOptions(resume=True, outcome=False, warn=request.say)
-        done = run_into(folder, built, [_Advance(advance), *callbacks, interruption], how)
+        recording = trackers.named(request.track, trackers.Group(request.out.name, request.out), name)
+        done = run_into(folder, built, [_Advance(advance), *callbacks, *recording, interruption], how)
     if done.stopped:
         raise Stopped(done.stopped, f"{name}: stopped ({done.stopped}) after round {done.round} of {rounds}")
     return done

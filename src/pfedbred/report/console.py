@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -25,8 +26,38 @@ def new_table(title: str, caption: str) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """Without a terminal the width does not matter."""
-    (console if console.is_terminal else Console(width=120, **_LITERAL)).print(table)  # type: ignore[arg-type]
+    """No cell is cut: in a narrow terminal headings are wrapped, then the frame is left out, then rows become lists.
+
+    Without a terminal the width does not matter.
+    """
+    if not console.is_terminal:
+        Console(width=120, **_LITERAL).print(table)  # type: ignore[arg-type]
+        return
+    columns = table.columns
+    cells = [max((cell_len(str(each)) for each in column.cells), default=0) for column in columns]
+    whole = [max(cells[i], cell_len(str(column.header))) for i, column in enumerate(columns)]
+    least = [max([cells[i], *map(cell_len, str(column.header).split())]) for i, column in enumerate(columns)]
+    frame = 3 * len(columns) + 1
+    if sum(whole) + frame > console.width:
+        for column, width in zip(columns, least, strict=True):
+            column.width = width
+        if sum(least) + frame > console.width:
+            table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False
+        if sum(least) + len(columns) > console.width:
+            _print_rows(table)
+            return
+    console.print(table)
+
+
+def _print_rows(table: Table) -> None:
+    """Each row as lines of its own, one for each cell."""
+    console.print(table.title, style="italic")
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        filled = [(column.header, cell) for column, cell in zip(table.columns, row, strict=True) if cell]
+        for place, (header, cell) in enumerate(filled):
+            console.print(f"{'- ' if place == 0 else '  '}{header}: {cell}")
+    if table.caption:
+        console.print(table.caption, style="dim italic")
 
 
 def shown_estimate(cell: Mapping[str, Any], seeds: int, percent: bool = True) -> str:

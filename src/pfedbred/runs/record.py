@@ -16,6 +16,8 @@ from pfedbred.runs.layout import METRICS, SUMMARY
 from pfedbred.runs.metrics_file import read_points
 from pfedbred.runs.schema import primary_metric, read_summary
 
+LETTERS: tuple[tuple[str, Which], ...] = (("G", "global"), ("P", "personal"))
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -28,6 +30,15 @@ class RunRecord:
 
     summary: Mapping[str, Any]
     points: Sequence[Point]
+
+    def __repr__(self) -> str:
+        """One line: what was run, and how well it did at the end."""
+        info, found = self.metrics[self.primary], self.summary
+        last = {letter: self.points[-1].scores.of(model).test.values[self.primary] for letter, model in LETTERS}
+        figures = [f"{k} {100 * v.mean():.2f} %" if info["percent"] else f"{k} {v.mean():.4g}" for k, v in last.items()]
+        what = f"{found['algorithm']} on {found['dataset']}, {found['model']}"
+        rounds = f"{self.points[-1].round} of {self.rounds} rounds"
+        return f"RunRecord({what}, {rounds}: test {info['title']} {', '.join(figures)})"
 
     @staticmethod
     def read(folder: str | Path) -> RunRecord:

@@ -52,6 +52,13 @@ class TrainedModel:
     _scale: Array | None
     text: Text | None
 
+    def __repr__(self) -> str:
+        """One line: whose model it is, and what made it."""
+        about = self.about
+        whose = f"P of client {about.get('client_name')}" if about["kind"] == "personal" else "G"
+        what = f"{about['algorithm']} on {about['dataset']}, {about['model']}, round {about['round']}"
+        return f"TrainedModel({whose}: {what})"
+
     @property
     def normalisation(self) -> tuple[Array | None, Array | None]:
         """Shift and scale: samples become inputs as (x - shift) * scale."""

@@ -211,6 +211,7 @@ def test_labels_that_are_large_numbers_are_numbered(tmp_path):
         (b"client,x,x,label\na,1,2,no\n", "has the column 'x' twice"),
         (b"a,0.000,0.000,2\nb,1,3,2\n", "seems to have no header line: '0.000' appears twice"),
         (b"client,x,z,label\na,1,1,no\na,2,1,no\na,abc,1,yes\n", "line 4: column 'x' does not hold numbers"),
+        (b"client,x,label\na,1,no\na,2,no\na,abc,yes\n", "line 4: column 'x' does not hold numbers"),
     ],
 )
 def test_empty_and_malformed_cells(content, words, tmp_path):

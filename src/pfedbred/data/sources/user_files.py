@@ -14,7 +14,7 @@ from pfedbred.data.labels import FRACTION, ReadLabels, kind_of, numbered, read_l
 from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
 from pfedbred.data.sources.leaf import leaf_files
 from pfedbred.data.sources.table_features import features_of
-from pfedbred.data.sources.tables import Table, read_csv, read_parquet
+from pfedbred.data.sources.tables import Table, is_number, read_csv, read_parquet
 from pfedbred.errors import NoSamples, SettingError
 from pfedbred.io.npy import Npz
 from pfedbred.settings.values import parse_number
@@ -257,11 +257,17 @@ class TableInputs(NamedTuple):
     columns: tuple[Column, ...] | None = None
 
 
+def _mostly_numbers(table: Table, column: str) -> bool:
+    """Whether texts are numbers with gaps or typing errors rather than texts to be read."""
+    cells = table.column(column).to_pylist()
+    return 2 * sum(map(is_number, cells)) > len(cells)
+
+
 def inputs_of(table: Table, columns: Sequence[str], where: str) -> TableInputs:
     """The samples in these columns: one column of images, texts or lists, or several of numbers and categories."""
     if len(columns) == 1 and table.holds_images(columns[0]):
         return TableInputs(table.images(columns[0]), to_unit_interval)
-    if len(columns) == 1 and table.holds_texts(columns[0]):
+    if len(columns) == 1 and table.holds_texts(columns[0]) and not _mostly_numbers(table, columns[0]):
         return TableInputs(table.texts(columns[0]))
     if len(columns) == 1 and table.holds_lists(columns[0]):
         return TableInputs(compact(table.vectors(columns[0]), where), standardise)

@@ -11,6 +11,7 @@ from pfedbred.experiment.progress import Progress
 
 if TYPE_CHECKING:
     from pfedbred.experiment.result import Run
+    from pfedbred.experiment.sweep_result import Sweep
 
 _UNLIMITED = 2**30
 
@@ -53,3 +54,6 @@ class Callback:
 
     def on_end(self, run: Run[Any]) -> None:
         """When the run has ended: completed, interrupted or diverged, but not by an exception."""
+
+    def on_point(self, sweep: Sweep, number: int) -> None:
+        """Of a sweep, and the only moment of one: when that point has ended; of a resumed sweep, for all that have."""

@@ -15,7 +15,7 @@ from support.custom import federation
 import pfedbred
 from pfedbred import Callback, trackers
 from pfedbred.experiment.building import build
-from pfedbred.experiment.callbacks.trackers.content import flattened, measured
+from pfedbred.experiment.callbacks.trackers.content import flattened, measured, run_figures
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import open_folder
 from pfedbred.experiment.run import FolderOptions, run_into
@@ -63,7 +63,8 @@ class Recorded(trackers.Tracker):
         self.evaluations.append(evaluation)
         self._called("record", evaluation.round)
 
-    def finish(self, files):
+    def finish(self, figures, files):
+        self.figures = figures
         self._called("finish", {file.name for file in files})
 
     def close(self, ending):
@@ -121,8 +122,12 @@ def test_a_tracker_is_told_of_everything(tmp_path):
         ("finish", FILES),
         ("close", "finished"),
     ]
+    best, last = (run.record().figure(each, "accuracy", "personal") for each in ("best", "last"))
+    assert tracker.figures["personal/best/accuracy"] == np.mean(best)
+    assert tracker.figures["personal/last/accuracy"] == np.mean(last)
+    assert not [name for name in tracker.figures if "chosen" in name]  # without validation samples
     (start,) = tracker.starts
-    assert (start.folder, start.name) == (tmp_path / "mine" / "tracking" / "recorded", "mine")
+    assert (start.folder, start.name, start.group) == (tmp_path / "mine" / "tracking" / "recorded", "mine", None)
     assert start.folder.is_dir()
     assert (start.settings["settings.alpha"], start.settings["rounds"], start.seeds) == (0.05, 4, list(SEEDS))
     names = {"screening/rejected", "screening/skipped"}
@@ -168,7 +173,7 @@ def test_a_run_in_memory_is_tracked_in_a_given_folder(tmp_path):
     tracker = Recorded(tmp_path / "there")
     into_memory(tracker)
     assert tracker.starts[0].folder == tmp_path / "there"
-    assert tracker.calls == [("open", None), ("record", 1), ("close", "finished")]
+    assert tracker.calls == [("open", None), ("record", 1), ("finish", set()), ("close", "finished")]
     with pytest.raises(pfedbred.SettingError, match=r"recorded needs a folder .*: give it one, or run with out="):
         into_memory(Recorded())
 
@@ -297,6 +302,9 @@ def test_tensorboard_reads_back_what_the_run_measured(tmp_path):
     assert settings["algorithm"].string_value == "fedavg"
     shown = {each.name.tag for each in hparams("experiment").experiment.metric_infos}
     assert shown == {"global/test/accuracy", "personal/test/accuracy"}
+    for name, value in run_figures(run).items():
+        (figure,) = found.Scalars(name)
+        assert (figure.step, figure.value) == (4, pytest.approx(value))
     assert hparams("session_end_info").session_end_info.status == 1  # success
 
 
@@ -342,6 +350,8 @@ def test_mlflow_reads_back_what_the_run_measured(tmp_path):
     assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
     assert found.data.params["settings.alpha"] == "0.05"
     assert found.data.params["algorithm"] == "fedavg"
+    figures = run_figures(run)
+    assert {name: found.data.metrics[name] for name in figures} == figures
     assert {each.path for each in client.list_artifacts(found.info.run_id)} == FILES
     kept = client.download_artifacts(found.info.run_id, "summary.json", str(tmp_path))
     assert Path(kept).read_text() == (run.folder / "summary.json").read_text()
@@ -418,6 +428,8 @@ def check_wandb(run):
 
 @pytest.mark.full
 def test_wandb_reads_back_what_the_run_measured(tmp_path, monkeypatch, wandb):
+    from support.wandb_file import summary
+
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_PROJECT", "of-mine")
     run = into(tmp_path / "run", trackers.Wandb())
@@ -427,8 +439,119 @@ def test_wandb_reads_back_what_the_run_measured(tmp_path, monkeypatch, wandb):
     config = {each.key: each.value_json for each in about.config.update}
     assert (config["settings.alpha"], config["algorithm"]) == ("0.05", '"fedavg"')
     assert logged[5]["curves"]["_type"] == "image-file"
+    assert run_figures(run).items() <= summary(records).items()
     (artifact,) = [each.artifact for each in records if each.WhichOneof("record_type") == "artifact"]
     assert {each.path for each in artifact.manifest.contents} == FILES
+
+
+# Sweeps: each point is a run of its own
+
+POINTS = ["point 0: alpha=0.01", "point 1: alpha=0.3"]
+
+
+@functools.cache
+def swept(*callbacks):
+    given = {"aggregated": 2, "batch_size": 3, "settings": {"R": 2}, "seed": SEEDS[0], "seeds": 2, "rounds": 2}
+    experiment = Experiment(federation(), algorithm="fedavg", **given)
+    return pfedbred.sweep(experiment, {"alpha": [0.01, 0.3]}, callbacks=callbacks)
+
+
+def tell(found, tracker, folder):
+    """Tells a tracker of the points of a sweep in that folder, as the command does."""
+    tracker.group = trackers.Group("mine", folder)
+    for number in range(len(found.points)):
+        tracker.on_point(found, number)
+    return tracker
+
+
+def point_curves(found, number):
+    """Of a point: the name of each metric, and its values by evaluation, as means over seeds."""
+    for model, test in (("global", found.global_), ("personal", found.personal)):
+        yield f"{model}/test/accuracy", test[number].mean(axis=1)
+        yield f"{model}/validation/accuracy", found.validation[model][number].mean(axis=1)
+
+
+def point_figures(found, number):
+    return {
+        f"{model}/{figure}/accuracy": pytest.approx(float(found.figure(figure, model)[number].mean()))
+        for model in ("global", "personal")
+        for figure in ("chosen", "last", "best")
+    }
+
+
+def test_each_point_of_a_sweep_is_a_run(tmp_path):
+    tracker = Recorded(tmp_path / "there")
+    found = swept(tracker)
+    whole = [("open", None), ("record", 1), ("record", 2), ("finish", set()), ("close", "finished")]
+    assert tracker.calls == 2 * whole
+    assert [start.name for start in tracker.starts] == POINTS
+    assert [start.settings["settings.alpha"] for start in tracker.starts] == [0.01, 0.3]
+    assert {start.settings["settings.R"] for start in tracker.starts} == {2}
+    assert tracker.figures == point_figures(found, 1)
+    for number, evaluations in enumerate((tracker.evaluations[:2], tracker.evaluations[2:])):
+        for name, values in point_curves(found, number):
+            np.testing.assert_allclose([each.means()[name] for each in evaluations], values)
+    with pytest.raises(pfedbred.SettingError, match="recorded needs a folder to write into"):
+        Recorded().on_point(found, 0)
+
+
+def test_a_point_is_recorded_once_however_often_the_sweep_is_resumed(tmp_path, capsys):
+    tell(swept(), Recorded(fails=["finish"]), tmp_path)
+    assert "recorded records no more of this run: ConnectionError" in capsys.readouterr().err
+    assert [name for name, *_ in tell(swept(), Recorded(), tmp_path).calls].count("open") == 2
+    assert tell(swept(), Recorded(), tmp_path).calls == []
+
+
+def test_tensorboard_has_a_folder_for_each_point(tmp_path):
+    found = swept()
+    tell(found, trackers.TensorBoard(), tmp_path)
+    folders = [tmp_path / "tracking" / "tensorboard" / each for each in ("point-0-alpha-0.01", "point-1-alpha-0.3")]
+    for number, folder in enumerate(folders):
+        read = read_tensorboard(folder)
+        for name, values in point_curves(found, number):
+            once([(each.step, each.value) for each in read.Scalars(name)], values)
+        for name, value in point_figures(found, number).items():
+            assert [each.value for each in read.Scalars(name)] == [value]
+
+
+@pytest.mark.full
+def test_mlflow_has_a_run_for_each_point(tmp_path):
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    from mlflow.tracking import MlflowClient
+
+    found = swept()
+    tell(found, trackers.MLflow(), tmp_path)
+    client = MlflowClient(f"sqlite:///{tmp_path / 'tracking' / 'mlflow' / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("pfedbred").experiment_id])
+    for number, run in enumerate(sorted(runs, key=lambda each: each.info.run_name)):
+        assert (run.info.run_name, run.info.status, run.data.tags["group"]) == (POINTS[number], "FINISHED", "mine")
+        assert run.data.params["settings.alpha"] == ("0.01", "0.3")[number]
+        figures = point_figures(found, number)
+        assert {name: run.data.metrics[name] for name in figures} == figures
+        history = client.get_metric_history(run.info.run_id, "personal/test/accuracy")
+        once([(each.step, each.value) for each in history], found.personal[number].mean(axis=1))
+
+
+@pytest.mark.full
+def test_wandb_has_a_run_for_each_point(tmp_path, wandb):
+    from support.wandb_file import history, read_records, summary
+
+    found = swept()
+    tell(found, trackers.Wandb(), tmp_path)
+    files = (tmp_path / "tracking" / "wandb" / "wandb").glob("offline-run-*/*.wandb")
+    by_name = {}
+    for records in map(read_records, files):
+        (about,) = [each.run for each in records if each.WhichOneof("record_type") == "run"]
+        by_name[about.display_name] = (about, records)
+    assert sorted(by_name) == POINTS
+    for number, name in enumerate(POINTS):
+        about, records = by_name[name]
+        config = {each.key: each.value_json for each in about.config.update}
+        assert (about.run_group, config["settings.alpha"]) == ("mine", ("0.01", "0.3")[number])
+        logged = [(step, each["personal/test/accuracy"]) for step, each in history(records).items()]
+        once(logged, found.personal[number].mean(axis=1))
+        figures = point_figures(found, number)
+        assert {each: summary(records)[each] for each in figures} == figures
 
 
 # Resuming, with each of them
@@ -503,12 +626,34 @@ def test_compare_tracks_each_run_with_several(own, tmp_path):
     code, _, err = own("compare", "--algorithms", "fedavg,local", "--out", "b", "--track", "tensorboard, mlflow")
     assert (code, err) == (0, "")
     for name in ("fedavg", "local"):
-        assert {each.name for each in (tmp_path / "b" / name / "tracking").iterdir()} == {
-            "tensorboard",
-            "tensorboard.json",
-            "mlflow",
-            "mlflow.json",
-        }
+        notes = {each.name for each in (tmp_path / "b" / name / "tracking").iterdir()}
+        assert notes == {"tensorboard.json", "mlflow.json"}
+        found = read_tensorboard(tmp_path / "b" / "tracking" / "tensorboard" / name)
+        assert [each.step for each in found.Scalars("personal/test/accuracy")] == [1, 2]
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'b' / 'tracking' / 'mlflow' / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("pfedbred").experiment_id])
+    assert {each.info.run_name: each.data.params["algorithm"] for each in runs} == {
+        "fedavg": "fedavg",
+        "local": "local",
+    }
+    assert {each.data.tags["group"] for each in runs} == {"b"}
+
+
+@pytest.mark.full
+def test_a_sweep_tracks_its_points(own, tmp_path):
+    options = ("--algorithm", "fedavg", "--grid", "alpha=0.01,0.1", "--out", "c", "--track", "tensorboard")
+    code, _, err = own("sweep", *options)
+    assert code == 0, err
+    folder = tmp_path / "c" / "tracking" / "tensorboard"
+    assert {each.name for each in folder.iterdir()} == {"point-0-alpha-0.01", "point-1-alpha-0.1"}
+    assert len(read_tensorboard(folder / "point-1-alpha-0.1").Scalars("personal/validation/accuracy")) == 2
+    record = json.loads((tmp_path / "c" / "sweep.json").read_text())["points"][1]
+    (shown,) = read_tensorboard(folder / "point-1-alpha-0.1").Scalars("personal/chosen/accuracy")
+    assert shown.value == pytest.approx(record["measured"]["figures"]["personal"]["chosen"]["mean"])
+    assert own("sweep", *options, "--overwrite")[0] == 0
+    assert len(list((folder / "point-0-alpha-0.01").iterdir())) == 1
 
 
 def test_the_command_to_resume_names_the_trackers(own):

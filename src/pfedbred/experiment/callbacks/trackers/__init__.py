@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment.callbacks.trackers.base import Ending, Start, Tracker
+from pfedbred.experiment.callbacks.trackers.base import Ending, Group, Start, Tracker
 from pfedbred.experiment.callbacks.trackers.content import Measured
 from pfedbred.experiment.callbacks.trackers.mlflow import MLflow
 from pfedbred.experiment.callbacks.trackers.tensorboard import TensorBoard
 from pfedbred.experiment.callbacks.trackers.wandb import Wandb
 
-__all__ = ["TRACKERS", "Ending", "MLflow", "Measured", "Start", "TensorBoard", "Tracker", "Wandb", "named"]
+__all__ = ["TRACKERS", "Ending", "Group", "MLflow", "Measured", "Start", "TensorBoard", "Tracker", "Wandb", "named"]
 
 TRACKERS: dict[str, Callable[[], Tracker]] = {
     "tensorboard": TensorBoard,
@@ -20,12 +20,20 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {
 }
 
 
-def named(text: str | None) -> list[Tracker]:
-    """A new tracker for each of the names, which are separated by commas."""
+def check(text: str | None) -> list[str]:
+    """The names of trackers, which are separated by commas."""
     names = [each.strip() for each in text.split(",")] if text is not None else []
     for name in names:
         if name not in TRACKERS:
             raise SettingError(f"unknown tracker {name!r}{nearest(name, TRACKERS)}")
     if len(set(names)) != len(names):
         raise SettingError(f"a tracker is named twice: {', '.join(names)}")
-    return [TRACKERS[name]() for name in names]
+    return names
+
+
+def named(text: str | None, group: Group | None = None, title: str | None = None) -> list[Tracker]:
+    """A new tracker for each of the names, for a run in that group and of that title."""
+    found = [TRACKERS[name]() for name in check(text)]
+    for each in found:
+        each.group, each.title = group, title
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -15,9 +15,18 @@ import jax
 from pfedbred.engine.history import Point
 from pfedbred.errors import SettingError, printable
 from pfedbred.experiment.callbacks.base import Callback
-from pfedbred.experiment.callbacks.trackers.content import Flat, Measured, figures, flattened, measured
+from pfedbred.experiment.callbacks.trackers.content import (
+    Flat,
+    Measured,
+    flattened,
+    measured,
+    recorded_point,
+    run_figures,
+    shown,
+)
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
+from pfedbred.experiment.sweep_result import Sweep
 from pfedbred.io.atomic import write_json
 from pfedbred.io.folders import ensure_folder
 from pfedbred.io.shapes import COUNT, expect
@@ -30,12 +39,25 @@ _FILES = (layout.SUMMARY, layout.CONFIG, layout.METRICS, layout.CURVES)
 _LONGEST = 300
 
 
+class Group(NamedTuple):
+    """Runs that are recorded side by side: those of a comparison, of a table, or the points of a sweep.
+
+    Attributes:
+      name: of all of them.
+      folder: theirs; trackers write into ``tracking`` in it.
+    """
+
+    name: str
+    folder: Path
+
+
 class Start(NamedTuple):
     """What a tracker is opened with.
 
     Attributes:
       folder: to write into; None if the tracker does not need one.
       name: of the run.
+      group: the name of the comparison, table or sweep that it is in, whose runs share the folder; None if it is alone.
       settings: the resolved experiment.
       seeds: of the run.
       figures: the names of the values that tables show.
@@ -45,25 +67,32 @@ class Start(NamedTuple):
 
     folder: Path | None
     name: str
+    group: str | None
     settings: Flat
     seeds: Sequence[int]
     figures: Sequence[str]
-    id: str | None
-    round: int
+    id: str | None = None
+    round: int = 0
 
 
 class Tracker(Callback, ABC):
-    """Records a run with another program: its settings, every evaluation, and in the end its files.
+    """Records a run with another program: its settings, every evaluation, and in the end its figures and files.
 
     A subclass says how, in four methods. If one of them raises an exception, a warning says so and the run continues
     without the tracker. A file in the run folder notes how far the recording is, so that a resumed run continues it
-    and no round is recorded twice.
+    and no round is recorded twice. Each point of a sweep is recorded as a run of its own when it has ended.
+
+    Attributes:
+      group: the name of what the run is part of, if it is part of something.
+      title: the name of the run; None for the name of its folder.
     """
 
     name: ClassVar[str]
 
     def __init__(self, folder: str | Path | None = None) -> None:
         """``folder`` is where to write; by default ``tracking/NAME`` in the run folder."""
+        self.group: Group | None = None
+        self.title: str | None = None
         self._given = None if folder is None else Path(folder)
         self._note: Path | None = None
         self._off = self._opened = False
@@ -79,8 +108,8 @@ class Tracker(Callback, ABC):
         """Records an evaluation. Rounds come in order."""
 
     @abstractmethod
-    def finish(self, files: Sequence[Path]) -> None:
-        """Records the files of a run that has ended; ``curves.png`` is its picture."""
+    def finish(self, figures: Mapping[str, float], files: Sequence[Path]) -> None:
+        """Records the figures and the files of a run that has ended; ``curves.png`` is its picture."""
 
     @abstractmethod
     def close(self, ending: Ending) -> None:
@@ -94,8 +123,7 @@ class Tracker(Callback, ABC):
     @contextmanager
     def running(self, progress: Progress[Any]) -> Iterator[None]:
         """Opens the tracker, in one of the processes that share a run."""
-        if self.needs_folder and self._given is None and progress.folder is None:
-            raise SettingError(f"{self.name} needs a folder to write into: give it one, or run with out=...")
+        self._check_folder(progress.folder)
         self._off, self._opened, self._ending = jax.process_index() > 0, False, "failed"
         if not self._off:
             self._attempt(self._open, progress)
@@ -111,11 +139,58 @@ class Tracker(Callback, ABC):
             self._attempt(self._record, progress, point)
 
     def on_end(self, run: Run[Any]) -> None:
-        """Records the files, unless the run is to be resumed."""
+        """Records the figures and the files, unless the run is to be resumed."""
         self._ending = "stopped" if run.stopped else "finished" if run.diverged is None else "failed"
-        if not (self._off or run.stopped or run.folder is None):
-            files = [run.folder / name for name in _FILES]
-            self._attempt(self.finish, [each for each in files if each.exists()])
+        if not (self._off or run.stopped):
+            files = [run.folder / name for name in _FILES] if run.folder else []
+            self._attempt(self.finish, run_figures(run), [each for each in files if each.exists()])
+
+    def on_point(self, sweep: Sweep, number: int) -> None:
+        """Records a point of a sweep as a run, unless that was done before the sweep was interrupted."""
+        self._check_folder(None)
+        self._off = jax.process_index() > 0
+        if not self._off:
+            self._attempt(self._record_point, sweep, number)
+
+    def _record_point(self, sweep: Sweep, number: int) -> None:
+        note = self.group and self.group.folder / layout.TRACKING / f"{self.name}.json"
+        done: dict[str, Any] = {"points": []}
+        if note and note.exists():
+            done = read_json(note)
+            expect(done, {"points": [COUNT]}, note)
+        if number in done["points"]:
+            return
+        ended = recorded_point(sweep, number)
+        primary, validated = sweep.metric.name, sweep.validation is not None
+        seeds = sweep.experiment.seed_list
+        self.open(Start(self._folder(None), ended.name, self._group, ended.settings, seeds, shown(primary, validated)))
+        ending: Ending = "failed"
+        try:
+            for each in ended.evaluations:
+                self.record(each)
+            self.finish(ended.figures, [])
+            ending = "finished" if ended.figures else "failed"
+        finally:
+            self.close(ending)
+        if note:
+            ensure_folder(note.parent)
+            write_json(note, {"points": [*done["points"], number]})
+
+    def _check_folder(self, run: Path | None) -> None:
+        if self.needs_folder and not (self._given or self.group or run):
+            raise SettingError(f"{self.name} needs a folder to write into: give it one, or run with out=...")
+
+    @property
+    def _group(self) -> str | None:
+        return self.group.name if self.group else None
+
+    def _folder(self, run: Path | None) -> Path | None:
+        """Where to write: as given, or else in the folder of the group or of the run."""
+        if not self.needs_folder:
+            return None
+        above = self.group.folder if self.group else run
+        folder = self._given or (above and above / layout.TRACKING / self.name)
+        return folder and ensure_folder(folder.absolute())
 
     def _open(self, progress: Progress[Any]) -> None:
         experiment, inside = progress.experiment, progress.folder and progress.folder / layout.TRACKING
@@ -124,13 +199,14 @@ class Tracker(Callback, ABC):
         if self._note and self._note.exists():
             kept = read_json(self._note)
             expect(kept, {"id": str, "round": COUNT}, self._note)
-        folder = (self._given or (inside and inside / self.name)) if self.needs_folder else None
+        name = progress.folder.name if progress.folder else experiment.algorithm_name
         start = Start(
-            folder=folder and ensure_folder(folder.absolute()),
-            name=progress.folder.name if progress.folder else experiment.algorithm_name,
+            folder=self._folder(progress.folder),
+            name=self.title or name,
+            group=self._group,
             settings=flattened(experiment.plain()),
             seeds=experiment.seed_list,
-            figures=figures(progress.backend.plan.metrics[0].name),
+            figures=shown(progress.backend.plan.metrics[0].name, experiment.validation is not None),
             id=kept["id"],
             round=kept["round"],
         )

@@ -10,11 +10,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from pfedbred.engine.history import Point, Which
+from pfedbred.experiment.result import Run
+from pfedbred.experiment.sweep_result import Sweep, named
+from pfedbred.runs.figures import by_seed, figures_of
 
 _MODELS: tuple[Which, ...] = ("global", "personal")
 
 ALWAYS = "screening/skipped"
-"""The name of a value that every evaluation has, and that is always finite."""
+"""The name of a value that every evaluation of a run has, and that is always finite."""
 
 Flat: TypeAlias = dict[str, str | int | float | bool]
 
@@ -71,9 +74,67 @@ def measured(point: Point, seeds: Sequence[int], primary: str) -> Measured:
     return Measured(point.round, seeds, values, {name: each[np.isfinite(each)] for name, each in clients.items()})
 
 
-def figures(primary: str) -> list[str]:
+def shown(primary: str, validated: bool) -> list[str]:
     """The names of the values that tables show."""
-    return [f"{model}/test/{primary}" for model in _MODELS]
+    names = [f"{model}/test/{primary}" for model in _MODELS]
+    return names + [f"{model}/chosen/{primary}" for model in _MODELS if validated]
+
+
+def run_figures(run: Run[Any]) -> dict[str, float]:
+    """The figures of a run by name, such as ``personal/best/accuracy``, as means over seeds."""
+    better = {each.name: each.higher_is_better for each in run.backend.plan.metrics}
+    primary, stopped = next(iter(better)), run.diverged is not None
+    return _finite(
+        {
+            f"{model}/{figure}/{primary}": float(np.mean(by_seed(run.points, figure, primary, model, better, stopped)))
+            for figure in figures_of(run.points)
+            for model in _MODELS
+        }
+    )
+
+
+class EndedPoint(NamedTuple):
+    """A point of a sweep that has ended.
+
+    Attributes:
+      name: its number and its settings.
+      settings: the experiment with these settings.
+      evaluations: what was measured of it, without the values of clients.
+      figures: as of a run.
+    """
+
+    name: str
+    settings: Flat
+    evaluations: list[Measured]
+    figures: dict[str, float]
+
+
+def recorded_point(sweep: Sweep, number: int) -> EndedPoint:
+    """A point of a sweep as trackers record it."""
+    primary, own = sweep.metric.name, named(sweep.names, sweep.points[number])
+    plain = sweep.experiment.plain()
+    tables = {("global", "test"): sweep.global_, ("personal", "test"): sweep.personal}
+    tables |= {(model, "validation"): values for model, values in (sweep.validation or {}).items()}
+    return EndedPoint(
+        f"point {number}: " + " ".join(f"{name}={value:g}" for name, value in own.items()),
+        flattened({**plain, "settings": {**plain["settings"], **own}}),
+        [
+            Measured(
+                round_,
+                sweep.experiment.seed_list,
+                {f"{model}/{part}/{primary}": values[number, i] for (model, part), values in tables.items()},
+                {},
+            )
+            for i, round_ in enumerate(sweep.rounds[: sweep.evaluations[number]])
+        ],
+        _finite(
+            {
+                f"{model}/{figure}/{primary}": float(np.mean(sweep.figure(figure, model)[number]))
+                for figure in sweep.figures
+                for model in _MODELS
+            }
+        ),
+    )
 
 
 def flattened(options: Mapping[str, Any], above: str = "") -> Flat:

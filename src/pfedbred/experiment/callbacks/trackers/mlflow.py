@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,7 +39,7 @@ class MLflow(Tracker):
         )
         self._client: Any = None
         self._run = ""
-        self._known = 0
+        self._known = self._round = 0
 
     @property
     def needs_folder(self) -> bool:
@@ -52,7 +52,7 @@ class MLflow(Tracker):
         if start.folder is not None:
             address, artifacts = f"sqlite:///{start.folder / 'mlflow.db'}", (start.folder / "artifacts").as_uri()
         self._client = self._tracking.MlflowClient(address)
-        self._known = 0
+        self._known, self._round = 0, start.round
         if start.id is not None:
             self._run = start.id
             self._client.update_run(self._run, status="RUNNING")
@@ -62,7 +62,8 @@ class MLflow(Tracker):
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "pfedbred")
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self._client.create_experiment(name, artifacts)
-        self._run = self._client.create_run(experiment, run_name=start.name).info.run_id
+        tags = {"group": start.group} if start.group else None
+        self._run = self._client.create_run(experiment, run_name=start.name, tags=tags).info.run_id
         params = [self._entities.Param(name, str(value)) for name, value in start.settings.items()]
         for first in range(0, len(params), _MOST_PARAMS):
             self._client.log_batch(self._run, params=params[first : first + _MOST_PARAMS])
@@ -77,15 +78,19 @@ class MLflow(Tracker):
             if values.size:
                 found = np.percentile(values, _QUANTILES)
                 numbers |= {f"{name}/q{q:03}": float(each) for q, each in zip(_QUANTILES, found, strict=True)}
-        now = int(1000 * time.time())
-        metrics = [self._entities.Metric(name, each, now, evaluation.round) for name, each in numbers.items()]
-        for first in range(0, len(metrics), _MOST_METRICS):
-            self._client.log_batch(self._run, metrics=metrics[first : first + _MOST_METRICS])
+        self._log(numbers, evaluation.round)
 
-    def finish(self, files: Sequence[Path]) -> None:
-        """The files as artifacts, which MLflow shows."""
+    def finish(self, figures: Mapping[str, float], files: Sequence[Path]) -> None:
+        """The figures as metrics, and the files as artifacts, which MLflow shows."""
+        self._log(figures, self._round)
         for file in files:
             self._client.log_artifact(self._run, str(file))
+
+    def _log(self, numbers: Mapping[str, float], round_: int) -> None:
+        self._round, now = round_, int(1000 * time.time())
+        metrics = [self._entities.Metric(name, each, now, round_) for name, each in numbers.items()]
+        for first in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[first : first + _MOST_METRICS])
 
     def close(self, ending: Ending) -> None:
         """Says how the run ended."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from pfedbred.errors import file_name
 from pfedbred.experiment.callbacks.trackers.base import Ending, Start, Tracker, imported
 from pfedbred.experiment.callbacks.trackers.content import Flat, Measured
 from pfedbred.runs import layout
@@ -21,7 +22,7 @@ class TensorBoard(Tracker):
     """TensorBoard: event files, to be seen with ``tensorboard --logdir FOLDER``.
 
     The folder has the means over seeds; of several seeds, each has a folder below, which TensorBoard draws as curves in
-    the same charts.
+    the same charts. In a comparison or a sweep each run has a folder.
 
     Example:
       >>> import pfedbred, tempfile
@@ -46,8 +47,9 @@ class TensorBoard(Tracker):
     def open(self, start: Start) -> str:
         """Starts another event file in each folder, as TensorBoard expects of a resumed run."""
         assert start.folder is not None
-        below = [start.folder / f"seed-{seed}" for seed in start.seeds] if len(start.seeds) > 1 else []
-        self._writers = [self._writer(folder) for folder in (start.folder, *below)]
+        folder = start.folder if start.group is None else start.folder / file_name(start.name)
+        below = [folder / f"seed-{seed}" for seed in start.seeds] if len(start.seeds) > 1 else []
+        self._writers = [self._writer(each) for each in (folder, *below)]
         self._seeds, self._round = self._writers[1:], start.round
         self._hparams = (start.settings, dict.fromkeys(start.figures, 0.0))
         if start.id is None:
@@ -73,10 +75,12 @@ class TensorBoard(Tracker):
         for writer in self._writers:
             writer.flush()
 
-    def finish(self, files: Sequence[Path]) -> None:
-        """The picture, and the two files that are short enough to be read there."""
+    def finish(self, figures: Mapping[str, float], files: Sequence[Path]) -> None:
+        """The figures, the picture, and the two files that are short enough to be read there."""
         from matplotlib.image import imread
 
+        for name, number in figures.items():
+            self._write(self._writers[0], self._summary.scalar(name, number), self._round)
         for file in files:
             if file.name == layout.CURVES:
                 pixels = np.round(255 * imread(file)).astype(np.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +38,7 @@ class Wandb(Tracker):
             "dir": str(start.folder),
             "project": os.environ.get("WANDB_PROJECT", "pfedbred"),
             "name": start.name,
+            "group": start.group,
             "mode": "offline" if self._offline else None,
             "reinit": "create_new",  # a run that the program itself may have open is not disturbed
             "settings": self._wandb.Settings(console="off", silent=True),
@@ -55,8 +56,11 @@ class Wandb(Tracker):
                 content[name] = self._wandb.Histogram(values)
         self._run.log(content, step=evaluation.round, commit=True)
 
-    def finish(self, files: Sequence[Path]) -> None:
-        """The picture, and the files as an artifact."""
+    def finish(self, figures: Mapping[str, float], files: Sequence[Path]) -> None:
+        """The figures in the summary, the picture, and the files as an artifact."""
+        self._run.summary.update(dict(figures))
+        if not files:
+            return
         results = self._wandb.Artifact(f"results-{self._run.id}", type="results")
         for file in files:
             results.add_file(str(file), policy="immutable")  # no copy of it among the user's own files
