@@ -112,7 +112,6 @@ class ResidentBackend(Simulation[State]):
     def __repr__(self) -> str:
         return f"ResidentBackend({self.algorithm} on {self.federation})"
 
-
     def _shardings(self, states: State) -> State | None:
         """The sharding of a state: clients spread over the devices if they divide evenly, all else on every device.
 
