@@ -45,7 +45,7 @@ import json, sys
 import numpy as np
 import pfedbred
 x, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 2
-data = pfedbred.from_clients([(x[i::3], y[i::3]) for i in range(3)])
+data = pfedbred.from_arrays(x, y, np.arange(60) % 3)
 pfedbred.run(federation=data, model="mclr", algorithm="fedavg", rounds=2)
 print(json.dumps(sorted(sys.modules)))
 """
