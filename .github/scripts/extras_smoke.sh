@@ -12,7 +12,7 @@ unset PYTHONPATH
 
 "${PYTHON:-python3}" -m venv "$work/venv"
 bin=$work/venv/bin
-"$bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt pipx
+"$bin/python" -m pip install --quiet --disable-pip-version-check pipx==1.18.4
 for pins in /dev/null "$source/constraints.txt"; do
   "$bin/python" -m pip install --quiet --disable-pip-version-check --dry-run --report "$work/report.json" -c "$pins" "${wheel}[all]"
   "$bin/python" - "$work/report.json" "$pins" <<'REPORT'

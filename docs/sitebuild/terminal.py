@@ -1,7 +1,7 @@
 """Records a command in a terminal and draws it as an animated picture: `PYTHONPATH=docs python -m sitebuild.terminal`.
 
 The command really runs, and what it prints is drawn as a terminal of that size would show it. Two things differ from what
-one sees: the typing of the command is made up, and no wait is longer than ``LONGEST_WAIT``.
+one would see: the typing is made up, and the rest is played faster, in ``PLAYED`` seconds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-COMMAND = "pfedbred compare --algorithms fedavg,ditto,mg-meta --seeds 5"
+COMMAND = "pfedbred compare --algorithms fedavg,ditto,mg-meta --validation 0.2 --seeds 5"
 PICTURE = Path(__file__).resolve().parents[1] / "terminal.svg"
 COLUMNS, LINES = 100, 50  # more lines than the command prints: nothing scrolls away
+PLAYED = 15.0  # seconds from the first output to the last
 STEP = 0.1  # seconds between two frames, at least
-LONGEST_WAIT = 0.6
 END = 8.0  # seconds for which the last frame stays
 
 CELL, LINE, MARGIN = 8.4, 18, 14  # pixels
@@ -88,8 +88,14 @@ def record(command: str, folder: Path) -> list[tuple[float, bytes]]:
     return written
 
 
+def in_time(written: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
+    """The same in ``PLAYED`` seconds, if it took longer."""
+    factor = min(1.0, PLAYED / written[-1][0])
+    return [(factor * moment, read) for moment, read in written]
+
+
 def screens(written: Iterable[tuple[float, bytes]]) -> list[Frame]:
-    """The screen after each tenth of a second in which something was written."""
+    """The screen after each ``STEP`` in which something was written."""
     import pyte
 
     screen = pyte.Screen(COLUMNS, LINES)
@@ -130,15 +136,10 @@ def typed(command: str) -> list[Frame]:
 
 
 def scene(command: str, shown: Sequence[Frame]) -> list[Frame]:
-    """The command being typed, and below it what it wrote, without long waits."""
-    frames = typed(command)
-    (line,) = frames[-1].rows
-    now = before = 0.0
-    for frame in shown:
-        now += min(frame.time - before, LONGEST_WAIT)
-        before = frame.time
-        frames.append(Frame(frames[len(typed(command)) - 1].time + 0.3 + now, (line, *frame.rows)))
-    return frames
+    """The command being typed, and below it what it wrote."""
+    typing = typed(command)
+    start, (line,) = typing[-1].time + 0.4, typing[-1].rows
+    return [*typing, *(Frame(start + frame.time, (line, *frame.rows)) for frame in shown)]
 
 
 def drawn(title: str, frames: Sequence[Frame]) -> str:
@@ -200,7 +201,7 @@ def _drawn_run(y: float, run: Run) -> str:
 def main() -> None:
     """Runs the command in an empty folder, and draws it."""
     with tempfile.TemporaryDirectory() as folder:
-        frames = scene(COMMAND, screens(record(COMMAND, Path(folder))))
+        frames = scene(COMMAND, screens(in_time(record(COMMAND, Path(folder)))))
     PICTURE.write_text(drawn(f"{COMMAND}, in a terminal", frames))
     print(f"picture: {PICTURE}, {PICTURE.stat().st_size / 1000:.0f} kB, {frames[-1].time + END:.0f} seconds")
 
