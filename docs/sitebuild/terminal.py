@@ -1,7 +1,7 @@
 """Records a command in a terminal and draws it as an animated picture: `PYTHONPATH=docs python -m sitebuild.terminal`.
 
-The command really runs, and what it prints is drawn as a terminal of that size would show it. Two things differ from what
-one would see: the typing is made up, and the rest is played faster, in ``PLAYED`` seconds.
+The command really runs, and what it prints is drawn as a terminal of that size would show it. Two things differ from
+what one would see: the typing is made up, and the rest is played faster, in ``PLAYED`` seconds.
 """
 
 from __future__ import annotations
