@@ -73,4 +73,4 @@ def test_the_pages_name_the_command_that_the_picture_shows(terminal, page):
 @pytest.mark.full
 def test_a_command_runs_in_a_terminal(terminal, tmp_path):
     written = terminal.record("""python -c 'import os; print(os.isatty(1), *os.get_terminal_size())'""", tmp_path)
-    assert b"".join(read for _, read in written).split() == b"True 100 50".split()
+    assert b"".join(read for _, read in written).split() == b"True 110 50".split()

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 COMMAND = "pfedbred compare --algorithms fedavg,ditto,mg-meta --validation 0.2 --seeds 5"
 PICTURE = Path(__file__).resolve().parents[1] / "terminal.svg"
-COLUMNS, LINES = 100, 50  # more lines than the command prints: nothing scrolls away
+COLUMNS, LINES = 110, 50  # more lines than the command prints: nothing scrolls away
 PLAYED = 15.0  # seconds from the first output to the last
 STEP = 0.1  # seconds between two frames, at least
 END = 8.0  # seconds for which the last frame stays
