@@ -86,6 +86,8 @@ def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
 @_with_options
 def columns_command(name: Name, *, out: Out = None, **options: Any) -> None:
     """Describe a table's columns in a file, so that all clients of a real federation have the same inputs."""
+    if options.get("split") is None and options.get("client_column") is None and options.get("clients") is None:
+        options |= {"split": "iid", "clients": 1}  # the table of one client does not name it
     federation = _load(name, **{**options, "standardise": "none"})
     if federation.encoding is None:
         raise SettingError(f"{name} is not a table of numbers and texts")
