@@ -21,7 +21,7 @@ test: $(READY)  ## one case of every test but the longest: under five minutes
 test-all: $(READY)  ## every method, real processes and a browser: about 20 minutes
 	$(BIN)/pytest -m 'not slow'
 
-test-slow: $(READY)  ## what test-all leaves out: many more cases, kills, inputs and processes, and the notebooks; an hour or more
+test-slow: $(READY)  ## what test-all leaves out: many more cases, kills, inputs and processes; an hour or more
 	$(BIN)/pytest -m slow
 
 lint: $(READY)
@@ -41,7 +41,7 @@ docs: $(READY)  ## the documentation site, in site/; runs the notebooks, which t
 	PYTHONPATH=docs $(BIN)/python -m sitebuild
 	@echo "to read it: $(BIN)/python -m http.server --directory site"
 
-docs-check: $(READY)  ## the same without running the notebooks: broken links and references in seconds
+docs-check: $(READY)  ## the same without running the notebooks (test-all runs them): broken links and references in seconds
 	PYTHONPATH=docs $(BIN)/python -m sitebuild --no-run
 
 check: lint types contracts test

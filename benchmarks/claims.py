@@ -96,7 +96,7 @@ def difference(results: Path, claim: Claim, key: str) -> Estimate:
 
 def shown(found: Estimate) -> str:
     """With its interval, marked if it cannot be told from 0."""
-    return f"{found.mean:+.2f} ± {found.half_width:.2f}{'' if found.told_apart else ' ≈'}"
+    return f"{found.mean:+.2f} ± {found.half_width:.2f}{'' if found.excludes_zero else ' ≈'}"
 
 
 def hyper() -> None:

@@ -139,7 +139,8 @@ def main(out: Path | None = None, rounds: int = 20, trials: int = 6, seeds: int 
             "screening": "norms",
         }
         records = {name: trained(name, trials, seeds, options) for name in METHODS}
-    print("\n| P | chosen round | last round | best on test | chosen round, less the best |\n|---|---|---|---|---|")
+    print("\n| P | chosen round | last round | best on test | chosen round, minus the best method |")
+    print("|---|---|---|---|---|")
     for method in comparison({name: [each] for name, each in records.items()})["methods"]:
         found = method["personal"]["accuracy"]
         figures = [shown(found[figure]) for figure in ("chosen", "last", "best")]

@@ -137,12 +137,12 @@ def main(datasets: str = "school,parkinson", divisions: int = 5, trials: int = 8
     for name in datasets.split(","):
         every = [division(name, seed, trials) for seed in range(divisions)]
         found = {method: np.array([each[method] for each in every]) for method in every[0]}
-        print(f"\n| {name} | test RMSE | less {BASE} |\n|---|---|---|")
+        print(f"\n| {name} | test RMSE | minus {BASE} |\n|---|---|---|")
         for method, values in found.items():
             difference = "" if method == BASE else shown(paired_difference(values, found[BASE]))
             print(f"| {method} | {shown(estimate(values))} | {difference} |")
         for one, other in itertools.combinations(reversed(METHODS), 2):
-            print(f"\n{one} less {other}: {shown(paired_difference(found[one], found[other]))}", flush=True)
+            print(f"\n{one} minus {other}: {shown(paired_difference(found[one], found[other]))}", flush=True)
         print()
 
 

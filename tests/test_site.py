@@ -17,6 +17,7 @@ from support.browser import wait
 
 import pfedbred
 from pfedbred import settings
+from pfedbred.algorithms.guidance import GUIDANCE
 from pfedbred.algorithms.wrappers import WRAPPERS
 
 ROOT = Path(__file__).parent.parent
@@ -71,6 +72,26 @@ def test_links_lead_to_the_gathered_pages(sitebuild, source, text, expected):
     assert pages.with_links(ROOT, source, text)[0] == expected
 
 
+def test_no_formula_is_taken_for_a_tag(sitebuild):
+    """An inner product <x, y> outside of code would be one, and not be shown."""
+    pages, _ = sitebuild
+    code = re.compile(r"^```.*?^```|^ {4}.*?$|(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL | re.MULTILINE)
+    for path in (*pages.sources(ROOT), *(f"docs/notebooks/{each.name}" for each in NOTEBOOKS)):
+        assert not re.findall(r"<[a-zA-Z/][^>\n]*>", code.sub("", (ROOT / path).read_text())), path
+
+
+def test_the_figures_of_which_method_are_those_of_the_tables_beside_them():
+    """Each figure with two digits or more is in a file that its row, or its paragraph, links to."""
+    page = ROOT / "docs" / "methods.md"
+    count = 0
+    for part in re.split(r"\n(?=\||- |\n)", page.read_text()):
+        linked = "".join((page.parent / link).read_text() for link in re.findall(r"\]\(([^)#]+\.md)", part))
+        for figure in re.findall(r"(?<![\d.])\d+\.\d{2,}", part):
+            assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", linked), (figure, part)
+            count += 1
+    assert count > 30
+
+
 def test_a_link_that_leads_nowhere_is_an_error(sitebuild):
     pages, _ = sitebuild
     with pytest.raises(pages.BrokenLinkError, match=r"docs/data.md: there is no gone.md"):
@@ -89,6 +110,15 @@ def test_every_setting_of_every_method_is_on_the_page_in_words(sitebuild):
         assert all(len(words) > 5 for words in rows.values()), (name, rows)
 
 
+def test_the_ranges_on_the_page_of_settings_are_those_of_the_help_pages():
+    rows = re.findall(
+        r"^\| `(\w+)` \| [^|]+ \| (\S+ to \S+)", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) == 7
+    for setting, shown in rows:
+        assert GUIDANCE[setting].startswith(shown.rstrip(",;")), setting
+
+
 def test_the_reference_has_every_public_name(sitebuild):
     _, generated = sitebuild
     listed = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", generated.reference(), re.MULTILINE)}
@@ -100,8 +130,8 @@ def test_docstrings_are_read_as_markdown(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     from sitebuild.docstrings import as_markdown
 
-    text = "Calls :func:`~pfedbred.run` of :mod:`pfedbred`.\n\nExample:\n  >>> 1\n  1"
-    assert as_markdown(text) == "Calls `run` of `pfedbred`.\n\nExamples:\n  >>> 1\n  1"
+    text = "Calls :func:`~pfedbred.run` of :mod:`pfedbred`: `<x>`, <x, s>.\n\nExample:\n  >>> 1 <a\n  1"
+    assert as_markdown(text) == "Calls `run` of `pfedbred`: `<x>`, \\<x, s>.\n\nExamples:\n  >>> 1 <a\n  1"
 
 
 @pytest.mark.full
@@ -118,17 +148,37 @@ def test_the_figures_of_the_concepts_are_those_of_the_script(monkeypatch):
         plt.close(drawn)
 
 
-@pytest.mark.slow  # and by make docs, which runs them all
+@pytest.fixture
+def notebooks(monkeypatch):
+    """The site's module that runs notebooks."""
+    pytest.importorskip("nbclient", reason="needs nbclient: pip install 'pfedbred[docs]'")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from sitebuild import notebooks
+
+    return notebooks
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_run(notebook, tmp_path):
-    """As plain scripts, as a reader would run them."""
-    environment = {**os.environ, "MPLBACKEND": "agg"}
-    del environment["XLA_FLAGS"]  # that of the tests leaves programs slow
-    done = subprocess.run(
-        [sys.executable, notebook], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout
+def test_notebooks_run(notebook, notebooks, tmp_path):
+    """As make docs runs them: the page has what every cell prints and draws, and each picture has a description."""
+    notebooks.render(ROOT, notebook, tmp_path, run=True)
+    page = (tmp_path / f"{notebook.stem}.md").read_text()
+    pictures = re.findall(rf"!\[Figure: \w.*\]\(({notebook.stem}-\d+\.png)\)", page)
+    interactive = re.findall(r'data-figure="(.*?)" role="figure" aria-label="Interactive figure: \w', page)
+    files = {path.name for path in tmp_path.glob(f"{notebook.stem}-*")}
+    assert {*pictures, *interactive} == files
+    assert len(files) == len(re.findall(r"^plt\.show|^figure$", notebook.read_text(), re.MULTILINE))
+    assert "```text\n" in page
+
+
+@pytest.mark.full
+def test_a_notebook_that_fails_is_an_error(notebooks, tmp_path):
+    script = tmp_path / "docs" / "notebooks" / "faulty.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("# %%\nprint('here')\n\n# %%\n1 / 0\n")
+    with pytest.raises(notebooks.FailedNotebookError, match=r"faulty.py: (?s:.*)ZeroDivisionError"):
+        notebooks.render(tmp_path, script, tmp_path, run=True)
 
 
 def copy_of_the_repository(target):
@@ -173,7 +223,9 @@ def test_the_strict_build_has_every_page_and_fetches_nothing(site):
     settings_page = (site / "settings.html").read_text()
     assert 'id="mg-meta"' in settings_page
     assert "aggregation momentum" in settings_page
-    assert "RunRecord" in (site / "reference.html").read_text()
+    reference = (site / "reference.html").read_text()
+    assert "RunRecord" in reference
+    assert "argmax_s &lt;x, s&gt; - g(s)" in reference
     for page in site.rglob("*.html"):
         fetched = re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text())
         assert not [each for each in fetched if "canonical" not in each], page.name

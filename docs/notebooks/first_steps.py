@@ -13,8 +13,8 @@
 # %% [markdown]
 # # First steps
 #
-# Twenty clients have handwritten digits: ten samples each to train on, of only three of the ten labels. We train
-# every client alone, one model for all, and personal models that learn from each other; then we look at who gains.
+# Twenty clients have handwritten digits: ten training samples each, of only three of the ten labels. We train every
+# client alone, one model for all, and personal models that learn from each other; then we look at which clients gain.
 
 # %%
 import matplotlib.pyplot as plt
@@ -42,7 +42,7 @@ print(
 )
 
 # %% [markdown]
-# ## Who has what
+# ## The data distribution
 #
 # Rows are clients, columns are labels; darker is more samples.
 
@@ -63,7 +63,7 @@ plt.show()
 # ## Four ways to train
 #
 # `pfedbred.run` takes the data, a method and its settings. Every run below averages all twenty clients in every
-# round, does so for two seeds at once, and is kept in a folder.
+# round, trains two seeds at once, and is saved in a folder.
 
 # %%
 SETTINGS = {
@@ -81,9 +81,9 @@ for name, run in runs.items():
     print(f"{name:8} P after 40 rounds: {np.round(100 * run.accuracy('personal')[-1], 1)} % by seed")
 
 # %% [markdown]
-# `local` stops where ten samples end. For `fedavg` P is the global model itself: it has seen 200 samples, but has to
-# tell all ten digits apart on clients that need only three. The personal methods have both: the others' samples,
-# through the common model, and a model of their own.
+# `local` can learn no more than ten samples teach. For `fedavg` P is the global model itself: it has seen 200
+# samples, but has to distinguish all ten digits on clients that need only three. The personal methods have both: the
+# others' samples, through the common model, and a model for each client.
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
@@ -97,8 +97,8 @@ plt.show()
 # %% [markdown]
 # ## Who gains?
 #
-# A mean over clients can hide a client that would be better off alone. The accuracy of each client with `ditto`, less
-# that with `local`, averaged over the seeds:
+# A mean over clients can hide a client that would be better off alone. Here is the accuracy of each client with
+# `ditto` minus that with `local`, averaged over the seeds:
 
 # %%
 by_client = {
@@ -116,7 +116,7 @@ print(f"{(gains > 0).sum()} clients gain, {(gains < 0).sum()} lose")
 # %% [markdown]
 # ## When it is not worth it
 #
-# The same with forty samples a client. Training alone is now nearly as good, and much simpler: always compare with it.
+# The same with forty samples per client. Training alone is now as good, and much simpler: always compare with it.
 
 # %%
 more = with_samples(40)
@@ -127,7 +127,8 @@ for name in ("local", "ditto"):
 # %% [markdown]
 # ## Using a personal model
 #
-# The parameters of client 7's model are a pytree of arrays. To predict, export it to a file that holds all it takes.
+# The parameters of client 7's model are a pytree of arrays. To predict, export the model to a file, which holds
+# everything that prediction needs.
 
 # %%
 theta = runs["ditto"].personal_model(client=7)

@@ -14,8 +14,8 @@
 # # The prior in two dimensions
 #
 # A personal model is held near the mean of its prior by a Bregman divergence. With two parameters one can see what
-# that means: which directions are cheap, where the personal model comes to lie, and how a client moves the mean. All
-# pictures are computed with the library's own functions; point at them, zoom, and use the menus and sliders.
+# that means: which directions are cheap, where the personal model ends up, and how a client moves the mean. All
+# figures are computed with the library's own functions; hover over them, zoom, and use the menus and sliders.
 
 # %%
 import jax
@@ -40,8 +40,8 @@ def on_plane(function):
 #
 # The penalty on a personal model (v1, v2) around the mean (1, -1), for each family. The Gaussian's contours are
 # circles: all directions cost the same. A Poisson prior holds the first parameter, whose mean is large, much more
-# tightly than the second. The Bernoulli's grows slowly far away, and the exponential family's is cheap below the mean
-# and dear above it.
+# tightly than the second. The Bernoulli penalty grows slowly far from the mean, and that of the exponential family is
+# low below the mean and high above it.
 
 # %%
 MEAN = jnp.array([1.0, -1.0])
@@ -80,8 +80,8 @@ figure.update_layout(
 figure
 
 # %% [markdown]
-# The divergence is in general not symmetric. For the Poisson family, exchanging personal model and mean gives another
-# value:
+# The divergence is in general not symmetric. For the Poisson family, swapping personal model and mean gives a
+# different value:
 
 # %%
 poisson = priors.get("poisson")
@@ -93,18 +93,18 @@ print(f"from a to b: {poisson.regulariser(a, b):.3f}, from b to a: {poisson.regu
 #
 # A client's loss is a valley (contours). Its own minimum is the diamond; the mean of its prior is the cross. The
 # slider sets the strength lambda of a Gaussian prior; the dot is the personal model, argmin f + lambda D, and the
-# line shows all of them, from `local` training at one end to the mean at the other. The path is bent: directions that
-# the data does not determine (along the valley) give in to the prior first.
+# line shows it for all strengths, from `local` training at one end to the mean at the other. The path is curved:
+# directions that the data does not determine (along the valley) yield to the prior first.
 
 # %%
 CENTRE = jnp.array([-1.0, 1.0])
-BENDING = jnp.array([[3.0, 2.0], [2.0, 1.8]])
+HESSIAN = jnp.array([[3.0, 2.0], [2.0, 1.8]])
 PRIOR_MEAN = jnp.array([1.5, 1.5])
 
 
 def loss(v):
     """A client's loss: a quadratic valley."""
-    return 0.5 * (v - CENTRE) @ BENDING @ (v - CENTRE)
+    return 0.5 * (v - CENTRE) @ HESSIAN @ (v - CENTRE)
 
 
 def personal(lam, family):
@@ -155,19 +155,19 @@ figure.update_layout(
 figure
 
 # %% [markdown]
-# For a quadratic loss with bending H the Gaussian's proximal point has a closed form, (H + lambda)^-1 (H c + lambda
-# m). The library's solver agrees:
+# For a quadratic loss with Hessian H and minimum c, the Gaussian's proximal point has a closed form, (H + lambda)^-1
+# (H c + lambda m). The library's solver agrees:
 
 # %%
 closed = np.stack(
-    [np.linalg.solve(BENDING + lam * np.eye(2), BENDING @ CENTRE + lam * PRIOR_MEAN) for lam in strengths]
+    [np.linalg.solve(HESSIAN + lam * np.eye(2), HESSIAN @ CENTRE + lam * PRIOR_MEAN) for lam in strengths]
 )
 print("largest difference:", np.abs(path - closed).max())
 assert np.abs(path - closed).max() < 1e-3
 
 # %% [markdown]
-# With another family the path from the mean to the client's own minimum is another one. All start at the mean (cross)
-# and end at the minimum (diamond):
+# The path from the mean to the client's own minimum depends on the family. All paths start at the mean (cross) and
+# end at the minimum (diamond):
 
 # %%
 figure = go.Figure()
@@ -197,9 +197,9 @@ figure
 # %% [markdown]
 # ## Means
 #
-# pFedMe's prior is around the global model w. The paper's strategies let a client shift the mean by what it knows:
-# its gradient at w (`fo`), where it went in its last round, memory - theta (`mfo`), or both (`mg`). The arrows show
-# from w to the mean of each strategy, with large steps so that they can be seen.
+# pFedMe's prior is centred at the global model w. The paper's strategies let a client shift the mean by what it
+# knows: its gradient at w (`fo`), how it moved in its last round, memory - theta (`mfo`), or both (`mg`). The arrows
+# lead from w to the mean of each strategy, with large steps so that they are visible.
 
 # %%
 w, theta, memory = jnp.array([1.5, 1.5]), jnp.array([-0.6, 0.9]), jnp.array([1.2, 1.4])

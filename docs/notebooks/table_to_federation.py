@@ -13,9 +13,9 @@
 # %% [markdown]
 # # From a table to a federation
 #
-# Four clinics have tables of patients, with gaps and with texts in cells. First all rows are in one file, as in a
-# study: we train a model for each clinic and use it. Then each clinic keeps its own file, and we prepare the
-# federation that trains on all of them without moving a row. (It needs `pip install 'pfedbred[data,flower]'`.)
+# Four clinics have tables of patients, with gaps and text columns. First all rows are in one file, as in a study: we
+# train a model for each clinic and use it. Then each clinic keeps its own file, and we prepare a federation that
+# trains on all of them without moving a row. (It needs `pip install 'pfedbred[data,flower]'`.)
 
 # %%
 import csv
@@ -32,8 +32,8 @@ import pfedbred
 # %% [markdown]
 # ## The tables
 #
-# Made up: the risk grows with age and dose, but how the dose counts differs from clinic to clinic. One clinic hardly
-# measures the pressure, and smokers' habits are texts.
+# The data is made up: the risk grows with age, but the effect of the dose differs from clinic to clinic. One clinic
+# hardly ever measures the pressure, and the smoking habits are texts.
 
 # %%
 random.seed(0)
@@ -56,8 +56,9 @@ print(Path("east.csv").read_text()[:170])
 # %% [markdown]
 # ## In one place
 #
-# A client column, a label column, and every other column is a feature. Gaps are filled with the clinic's own mean,
-# and marked; texts become categories: [Tables with gaps and categories](../data.md#tables-with-gaps-and-categories).
+# There is a client column and a label column; every other column is a feature. Gaps are filled with the clinic's own
+# mean, and marked; texts become categories: [Tables with gaps and
+# categories](../data.md#tables-with-gaps-and-categories).
 
 # %%
 table = pfedbred.load("all.csv", client_column="clinic", label_column="ill", task="binary")
@@ -75,8 +76,8 @@ for name, settings in {"local": {}, "fedavg": {}, "ditto": {"lam": 0.03}}.items(
 # %% [markdown]
 # ## Using a clinic's model
 #
-# The exported file takes raw columns by name, with gaps. Because of `coverage=0.9` above, it also knows
-# [how sure it is](../uncertainty.md).
+# The exported model takes raw columns by name, with gaps. Because of `coverage=0.9` above, it also knows [how sure it
+# is](../uncertainty.md).
 
 # %%
 patient = {"age": 61, "dose": 1.2, "pressure": None, "smoker": "daily"}
@@ -85,11 +86,11 @@ for clinic in ("north", "south"):
     print(clinic, model.predict([patient]), "with probabilities", np.round(model.probabilities([patient]), 2))
 
 # %% [markdown]
-# ## Where tables may not move
+# ## If tables may not move
 #
-# Now each clinic has only its own file. Clients must agree on what the inputs are before they train. One clinic
-# describes the columns of its table; the others add what theirs has, and everybody gets the same `columns.json`,
-# which holds names and categories, no rows.
+# Now each clinic has only its own file. Clients must agree on the inputs before they train. One clinic describes the
+# columns of its table, the others add what is missing, and everybody gets the same `columns.json`, which holds names
+# and categories, but no rows.
 
 
 # %%
@@ -107,7 +108,8 @@ shell(
 print(Path("columns.json").read_text()[:400])
 
 # %% [markdown]
-# The server's side is a folder with one file, a Flower app: which method, how many rounds, who has to be there.
+# On the server's side there is a folder with one file, a Flower app. It sets the method, the number of rounds and how
+# many clients are needed.
 
 # %%
 shell(
@@ -123,8 +125,8 @@ print(Path("app/pyproject.toml").read_text())
 shell("pfedbred flower keys keys --node north --node south --node east --node west")
 
 # %% [markdown]
-# On each clinic's machine one process connects to the server; it says where the clinic's table is and nothing else
-# leaves it but [what the method sends](../deploy.md#what-leaves-a-client):
+# On each clinic's machine one process connects to the server. Its configuration says where the clinic's table is.
+# Nothing leaves the machine except [what the method sends](../deploy.md#what-leaves-a-client):
 
 # %%
 for port, clinic in enumerate(CLINICS, start=9101):
@@ -134,7 +136,7 @@ for port, clinic in enumerate(CLINICS, start=9101):
     print(f"""    --node-config '{config} name="{clinic}" home="{clinic}-home"'\n""")
 
 # %% [markdown]
-# [On real machines](../deploy.md) starts the server and the gateway, step by step, and `pfedbred flower demo` starts
-# a whole federation on one machine, to watch. After the run every clinic has its personal model on its own disk:
+# [On real machines](../deploy.md) starts the server and the gateway, step by step, and `pfedbred flower demo` runs a
+# whole federation on one machine. After the run every clinic has its personal model on its own disk:
 #
 #     pfedbred predict north-home new_patients.csv

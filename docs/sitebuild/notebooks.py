@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -44,13 +46,14 @@ def render(root: Path, script: Path, target: Path, *, run: bool) -> None:
                 client.execute(env=_environment())
             except CellExecutionError as problem:
                 raise FailedNotebookError(f"{script.name}: {problem}") from None
-    pieces = []
+    pieces, heading = [], script.stem
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
+            heading = (re.findall(r"^#+ (.+)$", cell.source, re.MULTILINE) or [heading])[-1]
             pieces.append(with_links(root, script.relative_to(root).as_posix(), cell.source)[0])
         elif cell.source.strip():
             pieces.append(f"```python\n{cell.source}\n```")
-            pieces += _outputs(cell.get("outputs", []), script.stem, target)
+            pieces += _outputs(cell.get("outputs", []), script.stem, target, heading)
     how = f"*This page is a notebook, kept as the script `docs/notebooks/{script.name}`"
     how += ", run when the site was built.*" if run else "; this build of the site did not run it.*"
     (target / f"{script.stem}.md").write_text("\n\n".join([*pieces, how]) + "\n")
@@ -61,8 +64,8 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PLOTLY_RENDERER": "plotly_mimetype"}
 
 
-def _outputs(outputs: list[dict[str, Any]], name: str, target: Path) -> Iterator[str]:
-    """What a cell has printed, drawn or returned, as Markdown."""
+def _outputs(outputs: list[dict[str, Any]], name: str, target: Path, heading: str) -> Iterator[str]:
+    """What a cell has printed, drawn or returned, as Markdown; ``heading`` describes its pictures."""
     for output in outputs:
         if output["output_type"] == "stream":
             if output["name"] == "stdout":
@@ -74,11 +77,12 @@ def _outputs(outputs: list[dict[str, Any]], name: str, target: Path) -> Iterator
             file = f"{name}-{number}.js"
             (target / file).write_text(f"showFigure({json.dumps(file)}, {json.dumps(data[_PLOTLY])});\n")
             height = data[_PLOTLY].get("layout", {}).get("height", 450)
-            yield f'<div class="figure" data-figure="{file}" style="height: {height}px"></div>'
+            label = f'role="figure" aria-label="Interactive figure: {html.escape(heading)}"'
+            yield f'<div class="figure" data-figure="{file}" {label} style="height: {height}px"></div>'
         elif "image/png" in data:
             file = f"{name}-{number}.png"
             (target / file).write_bytes(base64.b64decode(data["image/png"]))
-            yield f"![What the cell above draws]({file})"
+            yield f"![Figure: {heading}]({file})"
         elif "text/plain" in data:
             yield _text(data["text/plain"])
 

@@ -67,7 +67,7 @@ from pfedbred.experiment.sweep_result import Sweep
 from pfedbred.models import MODELS, Model
 from pfedbred.runs.exporting import export
 from pfedbred.runs.record import RunRecord
-from pfedbred.runs.saved_models import TrainedModel, load_model
+from pfedbred.runs.trained_model import TrainedModel, load_model
 from pfedbred.settings import Count, Fraction, NonNegative, Positive
 from pfedbred.tasks import TASKS, Target, TaskKind
 from pfedbred.types import Array, Key, Tree, Words

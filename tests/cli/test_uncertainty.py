@@ -67,7 +67,7 @@ def test_the_table_says_what_was_asked_for_and_what_was_covered(folder):
     kind, root, said = folder
     found = pfedbred.RunRecord.read(root / "run").summary["calibration"]["personal"]["figures"]
     assert "calibrated for 80 % coverage, on the test samples, mean over clients" in said["run"]
-    assert "calibrated alone: 3 of 3 clients, those with 9 validation samples or more" in " ".join(said["run"].split())
+    assert "calibrated alone: 3 of 3 clients, those with at least 9 validation samples" in " ".join(said["run"].split())
     assert f"{100 * found['coverage']['mean']['mean']:.2f} ±" in said["run"]
     if kind == "classes":
         before, after = (found[name]["mean"]["mean"] for name in ("nll_before", "nll"))

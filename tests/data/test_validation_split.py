@@ -61,7 +61,7 @@ def test_what_is_wrong_with_them_is_said():
     spoiled = divided.validation._replace(y=np.full_like(divided.validation.y, 9))
     with pytest.raises(SettingError, match=r"client 0, sample 0 of the validation set: label 9 is not one of 0 to 2"):
         check(dataclasses.replace(divided, validation=spoiled))
-    with pytest.raises(SettingError, match=r"validation = 0\.01 keeps no sample of any client"):
+    with pytest.raises(SettingError, match=r"validation = 0\.01 holds out no samples"):
         pfedbred.run(federation=small_federation(), validation=0.01, rounds=1)
 
 
@@ -146,7 +146,7 @@ def test_a_prepared_file_says_that_its_inputs_stay(tmp_path, capsys):
             show_federation(
                 build(pfedbred.Experiment(dataset=str(tmp_path / dataset), task="regression", **options)).backend
             )
-            said.append("inputs stay as they were prepared" in capsys.readouterr().out)
+            said.append("inputs encoded as prepared" in capsys.readouterr().out)
     assert said == [False] * 3 + [True, True, False]
 
 

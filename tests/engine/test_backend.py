@@ -10,7 +10,7 @@ from support.backends import assert_close, backend, federation, numbers, trained
 import pfedbred
 from pfedbred.engine import Backend, ResidentBackend
 from pfedbred.engine.backend import Pending, Saved
-from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.screening import Rejections
 
 SIZES = (7, 12, 5, 20, 9, 3)

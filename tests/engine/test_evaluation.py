@@ -11,6 +11,7 @@ from support.backends import federation, task_for, trained
 
 import pfedbred
 from pfedbred.engine import ResidentBackend, evaluation, metrics, selection
+from pfedbred.engine import scores as scoring
 
 DATA = federation((40, 3, 17, 90), seed=2).with_validation(0.3, seed=0)
 
@@ -176,8 +177,8 @@ def test_scores_from_counts():
     samples = np.array([[[20] * 25 + [0]] * 2])
     chosen = metrics.resolve("")
     means = {"accuracy": correct, "loss": 2 * correct}
-    sums = {name: evaluation.Combined(metrics.base.Mean(each, samples), None) for name, each in means.items()}
-    found, alike = evaluation._scores(sums, chosen)
+    sums = {name: metrics.base.Mean(each, samples) for name, each in means.items()}
+    found, alike = scoring._scores(sums, chosen)
     accuracies = 0.8 * np.arange(25) / 20
     assert found.worst_decile[0] == pytest.approx(accuracies[:3].mean())
     assert found.client_std[0] == pytest.approx(accuracies.std())
@@ -232,7 +233,7 @@ def test_regression_metrics_of_a_regression_task():
 
 def test_a_run_that_diverges_beside_another_warns_of_nothing(recwarn):
     """Its clients' errors are infinite: the deviation is unknown, and numpy says nothing on the terminal."""
-    found = evaluation._spread(np.array([[[1.0, 3.0]], [[np.inf, np.inf]]]), higher_is_better=False)
+    found = scoring._spread(np.array([[[1.0, 3.0]], [[np.inf, np.inf]]]), higher_is_better=False)
     np.testing.assert_array_equal(found["client_std"], [[1.0], [np.nan]])
     np.testing.assert_array_equal(found["worst_decile"], [[3.0], [np.inf]])
     assert not recwarn.list

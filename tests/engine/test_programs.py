@@ -130,6 +130,23 @@ def test_a_streamed_cohort_runs_a_few_at_a_time(request):
         assert np.allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.broad
+def test_a_network_with_dropout_draws_the_same_if_only_a_few_clients_run_at_a_time(request):
+    federation = small_federation((30,) * 8, features=20)
+    linear = pfedbred.models.mclr(federation.shape, federation.classes)
+
+    def train(params, x, key):
+        return linear.apply(params, x * jax.random.bernoulli(key, 0.5, x.shape))
+
+    options = {**WIDE, "model": linear._replace(train=train)}
+    plain = pfedbred.run(federation=federation, **options)
+    request.getfixturevalue("first_program_too_large")
+    found = pfedbred.run(federation=federation, **options)
+    assert found.backend.plan.chunk == 4
+    for one, other in zip(*(jax.tree.leaves(each.global_model()) for each in (plain, found)), strict=True):
+        assert np.allclose(one, other, atol=1e-6)
+
+
 @pytest.fixture
 def no_cache():
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")

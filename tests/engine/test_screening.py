@@ -15,7 +15,7 @@ import pfedbred
 from pfedbred import aggregation
 from pfedbred.data.minibatches import ClientData, Inputs
 from pfedbred.engine import ResidentBackend, StreamedBackend, screening, selection
-from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
+from pfedbred.engine.scores import Evaluation, ModelScores, Scores
 from pfedbred.engine.screening import Norms, Rejections
 from pfedbred.engine.varying import Varying
 from pfedbred.paper import cells

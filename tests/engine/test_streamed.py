@@ -272,7 +272,7 @@ def test_a_server_that_compares_all_clients_rejects_a_million():
     made = data.population("synthetic", clients=1_000_000)
     task = pfedbred.Task(pfedbred.models.mclr(made.shape, made.classes))
     plan = pfedbred.Plan(selection.uniform(10), participation="sample")
-    with pytest.raises(SettingError, match="1,000,000 clients are too many"):
+    with pytest.raises(SettingError, match="1,000,000 are too many, at most 10,000 are supported"):
         StreamedBackend(pfedbred.make("fedu", task), task, made, plan)
 
 

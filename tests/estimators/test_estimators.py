@@ -338,7 +338,7 @@ ROWS, LABELS = [[0.0], [1.0], [2.0]], [0, 1, 1]
         ({"class_weight": {7: 2.0}}, None, "class_weight has the label 7, which is not in y"),
         ({"class_weight": {0: -2.0}}, None, "class_weight must be numbers >= 0 and not all 0"),
         ({"random_state": -1}, None, "random_state must be from 0 to 4294967295, not -1"),
-        ({"validation": 0.01}, None, "validation = 0.01 keeps no sample of any client"),
+        ({"validation": 0.01}, None, "validation = 0.01 holds out no samples"),
     ],
 )
 def test_what_cannot_work_is_one_clear_line(given, clients, message):

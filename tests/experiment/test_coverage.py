@@ -251,7 +251,7 @@ def test_a_model_without_calibration_says_so(tmp_path):
         ({"validation": None}, "coverage needs validation samples: keep some with validation=0.2"),
         (
             {"coverage": 0.99},
-            "coverage 0.99 needs at least 99 validation samples of all clients together, and there are",
+            "coverage 0.99 needs at least 99 validation samples across all clients, but there are",
         ),
         ({"coverage": 1.0}, "coverage must be a number above 0 and below 1, not 1.0"),
         ({"coverage": "most"}, "coverage must be a number above 0 and below 1, not 'most'"),

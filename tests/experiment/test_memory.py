@@ -69,7 +69,7 @@ def test_a_program_that_needs_more_than_there_is_never_starts(store, monkeypatch
 def test_the_points_of_a_sweep_take_no_more_than_half_of_a_small_device(monkeypatch):
     for device, usual in ((2**31, 2**30), (2**40, 2**32)):
         monkeypatch.setattr(devices, "device_memory", lambda found=device: found)
-        assert sweep.usual_memory() == usual
+        assert sweep.default_memory() == usual
 
 
 def test_more_evaluated_clients_than_memory_holds_are_refused(call, tmp_path):

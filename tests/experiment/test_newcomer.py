@@ -5,7 +5,7 @@ import pytest
 from conftest import small_federation
 
 import pfedbred
-from pfedbred.runs.saved_models import load_model
+from pfedbred.runs.trained_model import load_model
 
 OPTIONS = {"rounds": 3, "aggregated": 2, "batch_size": 50, "model": "mclr"}
 

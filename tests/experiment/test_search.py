@@ -74,7 +74,7 @@ def test_a_place_that_becomes_free_is_taken_by_another_point(whole, halved):
 
 
 class StopAfter:
-    """A reason to stop, at the so-manieth time it is asked for."""
+    """A reason to stop, at the n-th call."""
 
     def __init__(self, times):
         self.times = times
@@ -205,7 +205,7 @@ def test_the_command_draws_halves_stops_and_resumes(call, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--grid", "lam=1:2"), "lam is given as a range: say how many points to draw from it with --random N"),
+        (("--grid", "lam=1:2"), "lam is a range: give the number of points to draw from it with --random N"),
         (("--grid", "lam=1,2", "--random", "3", "--sampler", "tpe"), "leave --points and --sampler out"),
         (("--grid", "lam=1,2", "--overwrite", "--resume"), "give one of them"),
         (("--resume",), "--resume needs --out"),

@@ -136,7 +136,7 @@ def test_broken_grids_are_refused(texts):
         ({"K": [1.0, 2.0]}, "K decides how the program is built.*lam, alpha"),
         ({"lam": [1.0, -1.0]}, "lam must be a number > 0"),
         ({"tol": [0.0, 0.1]}, "tol cannot be swept: it changes the compiled program"),
-        ({"lam": Range(1.0, 2.0)}, "lam is given as a range: say how many points to draw from it with --random N"),
+        ({"lam": Range(1.0, 2.0)}, "lam is a range: give the number of points to draw from it with --random N"),
         ({"lam": Range(-1.0, 2.0)}, "lam must be a number > 0"),
     ],
 )

@@ -10,7 +10,7 @@ from support import normalised
 from support.flower_grid import Loopback, assert_same_models, nodes_of, run, simulate, to_nan
 
 from pfedbred import models
-from pfedbred.runs import saved_models
+from pfedbred.runs import trained_model
 
 
 def network(shape, classes):
@@ -51,5 +51,5 @@ def test_statistics_that_are_not_finite_do_not_reach_the_average(prepared, tmp_p
     grid = Loopback(nodes_of(prepared[1], 3, tmp_path), tamper)
     summary = run(grid, tmp_path / "run", algorithm="fedavg", clients=3, aggregated=3, model="normalised")
     assert summary["rejected"] == [{"clinic-1": 3}]
-    kept = saved_models.load_model(tmp_path / "run/global.safetensors").params.statistics
+    kept = trained_model.load_model(tmp_path / "run/global.safetensors").params.statistics
     assert np.isfinite(kept["norm"]["mean"]).all()

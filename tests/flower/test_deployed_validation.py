@@ -21,7 +21,7 @@ from support.flower_grid import (
     simulate,
 )
 
-from pfedbred.runs import saved_models
+from pfedbred.runs import trained_model
 
 OPTIONS = {"algorithm": "pfedme", "clients": 3, "aggregated": 2, "validation": 0.3}
 OPTIONS |= {"settings": "R=2 K=2 alpha_m=0.1"}
@@ -34,7 +34,7 @@ def chosen_models_are_the_simulations(folder, simulated):
         for line, point in zip(lines(folder / "run"), simulated.points, strict=True):
             for name, values in point.scores.of(model).validation.values.items():
                 np.testing.assert_allclose(line[model]["validation"][name], values, rtol=1e-4, err_msg=name)
-    found = saved_models.load_model(folder / "run" / "global.safetensors")
+    found = trained_model.load_model(folder / "run" / "global.safetensors")
     assert (found.about["round"], found.about["chosen_on"]) == (simulated.chosen.rounds["global"][0], "validation")
     assert_close(found.params, simulated.global_model())
     for i in range(3):

@@ -31,7 +31,7 @@ from pfedbred.errors import SettingError
 from pfedbred.flower import server
 from pfedbred.flower.client_home import Home
 from pfedbred.io import tensors
-from pfedbred.runs import locks, saved_models
+from pfedbred.runs import locks, trained_model
 
 # Late and gone ------------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def test_a_late_client_keeps_what_it_has_learned(prepared, tmp_path, capsys):
     simulated = simulate(made, "pfedme", aggregated=3)
     assert_close(personal(tmp_path, 2).params, kept(tmp_path, 2, made, "pfedme").after.state.theta)
     with pytest.raises(AssertionError):  # G is not that of all three
-        assert_close(saved_models.load_model(out / "global.safetensors").params, simulated.global_model())
+        assert_close(trained_model.load_model(out / "global.safetensors").params, simulated.global_model())
 
 
 @pytest.mark.full
@@ -226,7 +226,7 @@ def test_clients_with_their_own_files_and_label_names(tmp_path):
         for number, name in ((1, "a"), (2, "b"))
     }
     run(Loopback(nodes), tmp_path / "run", algorithm="mg-meta", rounds=1, labels="cat,dog,emu", aggregated=2)
-    model = saved_models.load_model(next((tmp_path / "home-b").glob("*/personal.safetensors")))
+    model = trained_model.load_model(next((tmp_path / "home-b").glob("*/personal.safetensors")))
     assert model.about["labels"] == ["cat", "dog", "emu"]
     assert set(model.predict(rng.normal(size=(20, 2)))) <= {"cat", "dog", "emu"}
     assert (model.about["kind"], model.about["client_name"]) == ("personal", "b")

@@ -16,7 +16,7 @@ from support.flower_grid import assert_close, kept, personal
 
 from pfedbred.data import prepared
 from pfedbred.flower import certificates, processes
-from pfedbred.runs import saved_models
+from pfedbred.runs import saved_models, trained_model
 
 CLIENTS = 4
 ROUNDS = 5
@@ -150,11 +150,11 @@ def test_a_federation_gives_the_simulations_models_and_admits_nobody_else(algori
     for name in algorithms:
         numbers = json.loads((tmp_path / f"run-{name}" / "summary.json").read_text())["federation"]
         assert numbers["clients"] == [f"clinic-{i}" for i in range(clients)]
-        expected = saved_models.load_model(saved_models.export(simulated / name))
-        assert_close(saved_models.load_model(tmp_path / f"run-{name}" / "global.safetensors").params, expected.params)
+        expected = trained_model.load_model(saved_models.export(simulated / name))
+        assert_close(trained_model.load_model(tmp_path / f"run-{name}" / "global.safetensors").params, expected.params)
         for i in range(clients):
-            expected = saved_models.load_model(saved_models.export(simulated / name, client=i))
-            own = saved_models.load_model(tmp_path / f"home-{i}" / numbers["run"] / "personal.safetensors")
+            expected = trained_model.load_model(saved_models.export(simulated / name, client=i))
+            own = trained_model.load_model(tmp_path / f"home-{i}" / numbers["run"] / "personal.safetensors")
             assert_close(own.params, expected.params)
     assert not alive(str(tmp_path))  # everything that was started has ended
 

@@ -33,7 +33,7 @@ import pfedbred
 from pfedbred.data import prepared as prepared_file
 from pfedbred.flower.backend import DeployedBackend
 from pfedbred.io import tensors
-from pfedbred.runs import saved_models
+from pfedbred.runs import trained_model
 
 REPLIED = {"seconds", "update_norm", "reference_norm", "info"}
 INTRODUCED = {"protocol", "client", "name", "number", "dataset", "shape", "classes", "labels", "features", "words"}
@@ -130,7 +130,7 @@ def test_the_valid_uploads_are_averaged_in_their_proportions(prepared, tmp_path)
         if "upload" in reply.content
     }
     weights = {100: 7 / 27, 102: 20 / 27}
-    model = tensors.named(saved_models.load_model(tmp_path / "run" / "global.safetensors").params)
+    model = tensors.named(trained_model.load_model(tmp_path / "run" / "global.safetensors").params)
     for name, array in model.items():
         expected = sum(weight * sent[node][name] for node, weight in weights.items())
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-7)
@@ -177,7 +177,7 @@ def test_updates_are_compared_with_the_others_and_weights_bounded(tmp_path, caps
     for clinic, why in reasons.items():
         assert f"the update of {clinic} is rejected: {why}" in said
     assert "clinic-6 claims 16,777,216 samples; its weight in the average is that of 28" in said  # 0.7 * 5 * 8
-    model = tensors.named(saved_models.load_model(tmp_path / "run" / "global.safetensors").params)
+    model = tensors.named(trained_model.load_model(tmp_path / "run" / "global.safetensors").params)
     weights = {100: 8 / 60, 101: 8 / 60, 102: 8 / 60, 104: 8 / 60, 106: 28 / 60}
     for name, array in model.items():
         expected = sum(weight * uploads[node][name] for node, weight in weights.items())
@@ -199,7 +199,7 @@ def test_the_weight_of_one_of_three_clients_is_bounded(prepared, tmp_path, capsy
 
     run(Loopback(nodes_of(path, 3, tmp_path), tamper), tmp_path / "run", algorithm="fedavg", rounds=1, **ALL)
     assert "clinic-2 claims 16,777,216 samples; its weight in the average is that of 40" in capsys.readouterr().out
-    model = tensors.named(saved_models.load_model(tmp_path / "run" / "global.safetensors").params)
+    model = tensors.named(trained_model.load_model(tmp_path / "run" / "global.safetensors").params)
     weights = {100: 7 / 67.5, 101: 20 / 67.5, 102: 40.5 / 67.5}
     for name, array in model.items():
         expected = sum(weight * uploads[node][name] for node, weight in weights.items())
@@ -233,7 +233,7 @@ def test_a_reversed_client_is_found_as_in_the_simulation(tmp_path):
     assert summary["rejected"] == [{f"clinic-{name}": times for name, times in found.items()}]
     assert found["4"] >= 6
     assert_close(
-        saved_models.load_model(tmp_path / "run" / "global.safetensors").params, simulated.global_model(), 1e-4
+        trained_model.load_model(tmp_path / "run" / "global.safetensors").params, simulated.global_model(), 1e-4
     )
 
 

@@ -181,7 +181,7 @@ def test_reliability_and_coverage_are_drawn_and_told(page):
     lines = browser.execute_script(
         """return document.getElementById('coverage-chart').data.map((each) => [each.name, [...each.y]])"""
     )
-    assert lines == [["asked for", [90, 90]], ["G", [50, 50, 50]], ["P", [95, 95, 95]]]
+    assert lines == [["requested", [90, 90]], ["G", [50, 50, 50]], ["P", [95, 95, 95]]]
     marks = browser.execute_script("return [...document.getElementById('coverage-chart').data[1].marker.symbol]")
     assert sorted(marks) == ["circle", "circle-open", "circle-open"]
     curves = browser.execute_script(

@@ -381,7 +381,7 @@ def test_mistakes_are_one_line(finished, call):
     run, file = finished / "run", finished / "run" / "client-1.safetensors"
     for arguments, words in {
         (run, "--format", "onx"): "unknown format 'onx'; did you mean 'onnx'?",
-        (run, "--format", "onnx", "--out", "a.pt"): "a.pt is a name for the format torch, and the format is to be onnx",
+        (run, "--format", "onnx", "--out", "a.pt"): "a.pt has the suffix of the format torch, but the format is onnx",
         (file, "--client", "1", "--format", "onnx"): "holds one model: choose a client or a seed of a run's folder",
         (file,): "is in the format safetensors already: choose onnx or torch",
         (run, "--client", "9", "--format", "onnx"): "there is no client 9",

@@ -38,7 +38,7 @@ def test_an_interval_by_hand():
 
 def test_a_single_run_has_no_interval_and_a_diverged_one_no_mean():
     assert estimate(np.array([0.5])) == Estimate(0.5, None)
-    assert estimate(np.array([0.5])).told_apart is None
+    assert estimate(np.array([0.5])).excludes_zero is None
     assert estimate(np.array([0.5, np.nan])) == Estimate(None, None)
     assert estimate(np.array([])) == Estimate(None, None)
 
@@ -49,9 +49,9 @@ def test_pairs_cancel_what_both_share():
     found = paired_difference(one, other)
     assert found.mean == pytest.approx(0.2)
     assert found.half_width == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-3)
-    assert found.told_apart is False  # 0.2 ± 0.25
-    assert paired_difference(one + 0.1, other).told_apart
-    assert paired_difference(one, one).told_apart is False
+    assert found.excludes_zero is False  # 0.2 ± 0.25
+    assert paired_difference(one + 0.1, other).excludes_zero
+    assert paired_difference(one, one).excludes_zero is False
 
 
 def test_seeds_of_one_split_are_not_independent():

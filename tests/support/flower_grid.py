@@ -25,7 +25,7 @@ from pfedbred.flower.run_config import parse
 from pfedbred.flower.server import Coordinator
 from pfedbred.io import tensors
 from pfedbred.report import curves
-from pfedbred.runs import saved_models
+from pfedbred.runs import trained_model
 from pfedbred.runs.prediction import personal_models
 
 SMALL = {"participation": "all", "batch-size": 4, "rounds": 3, "min-clients": 1, "deadline": 0.5}
@@ -170,7 +170,7 @@ def lines(out):
 
 def personal(homes, i):
     """P as client i keeps it."""
-    return saved_models.load_model(personal_models(homes / f"home-{i}")[0])
+    return trained_model.load_model(personal_models(homes / f"home-{i}")[0])
 
 
 def kept(homes, i, federation, algorithm):
@@ -186,7 +186,7 @@ def assert_close(one, other, tolerance=1e-5):
 
 def assert_same_models(homes, out, simulated, clients=3):
     """G on the server and every P at home are the simulation's."""
-    assert_close(saved_models.load_model(out / "global.safetensors").params, simulated.global_model())
+    assert_close(trained_model.load_model(out / "global.safetensors").params, simulated.global_model())
     for i in range(clients):
         assert_close(personal(homes, i).params, simulated.personal_model(i))
 
@@ -195,7 +195,7 @@ def assert_same_run(one, other):
     """Two folders with ``run`` and the homes hold the same lines, G and P to the last bit."""
     assert lines(one / "run") == lines(other / "run")
     files = [each.relative_to(one) for each in (one / "run/global.safetensors",)]
-    models = [(saved_models.load_model(one / each), saved_models.load_model(other / each)) for each in files]
+    models = [(trained_model.load_model(one / each), trained_model.load_model(other / each)) for each in files]
     models += [(personal(one, i), personal(other, i)) for i in range(3)]
     for a, b in models:
         first, second = tensors.named(a.params), tensors.named(b.params)

@@ -7,7 +7,7 @@ import numpy as np
 
 from pfedbred import models, tasks
 from pfedbred.io import tensors
-from pfedbred.runs import saved_models
+from pfedbred.runs import trained_model
 from pfedbred.types import Words
 
 VOCABULARY = ["good", "bad", "day", "sun", "rain"]
@@ -67,7 +67,7 @@ def trained(model, *, batch_norm="local", vectors=None, seed=0, **facts):
     if not reads_words:
         arrays["input.shift"] = rng.normal(size=about["shape"][-1:]).astype(np.float32)
         arrays["input.scale"] = rng.uniform(0.5, 2, about["shape"][-1:]).astype(np.float32)
-    return saved_models.restored_model(arrays, about, Path("random"))
+    return trained_model.restored_model(arrays, about, Path("random"))
 
 
 def drawn(rng, name, shape):

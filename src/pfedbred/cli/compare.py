@@ -120,7 +120,7 @@ def compare_command(
 
 
 def _write(folder: Path, records: Sequence[RunRecord], compared: Mapping[str, Any], table: bool) -> None:
-    """What a comparison leaves; ``table`` is whether the runs are in this very folder."""
+    """Writes the outcome of a comparison; ``table`` is whether its runs are directly in this folder."""
     with writing_into(folder):
         write_json(folder / layout.COMPARISON, compared)
         if table:
@@ -131,7 +131,7 @@ def _write(folder: Path, records: Sequence[RunRecord], compared: Mapping[str, An
 def _run_split(
     folder: Path, seed: int, built: Mapping[str, Built[Any]], how: RunOptions, command: str, plain: Mapping[str, Any]
 ) -> list[RunRecord]:
-    """A comparison on one split, in a folder of its own below."""
+    """A comparison on one split, in its own subfolder."""
     below = layout.split_name(seed)
     print(f"split {seed}", flush=True)
     with open_folder(folder / below, overwrite=how.overwrite, resume=how.resume):
@@ -148,7 +148,7 @@ def _split_seeds(experiment: Experiment, count: int) -> list[int]:
 
 
 def _load(experiments: Sequence[Experiment], split_seed: int | None) -> Federation | Population:
-    """The data of all of them, split by that seed if there is one."""
+    """The data of all runs, split by that seed if there is one."""
     first = experiments[0]
     return load_data(first if split_seed is None else dataclasses.replace(first, split_seed=split_seed))
 

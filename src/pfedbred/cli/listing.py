@@ -42,7 +42,7 @@ _LISTS: dict[str, Mapping[str, Any]] = {
 def list_command(
     what: Annotated[
         str | None,
-        typer.Argument(help=f"one of {', '.join(_LISTS)}, by default all; or an algorithm, for its settings in words"),
+        typer.Argument(help=f"one of {', '.join(_LISTS)}, by default all; or an algorithm, to describe its settings"),
     ] = None,
 ) -> None:
     """Show what can be given by name, or what an algorithm does and what each of its settings means.

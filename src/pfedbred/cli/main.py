@@ -62,7 +62,7 @@ def root(
 ) -> None:
     """Personalised federated learning with Bregman-divergence priors."""
     if distributed and not join_processes():
-        options.write_elsewhere()
+        options.write_to_scratch()
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
     if version:
         print(__version__)
@@ -93,7 +93,7 @@ def export_command(
         str | None,
         typer.Option(
             "--format",
-            help=f"{', '.join(exporting.FORMATS)}; by default what the suffix of --out says, and else safetensors",
+            help=f"{', '.join(exporting.FORMATS)}; by default that of the suffix of --out, else safetensors",
             metavar="NAME",
         ),
     ] = None,
@@ -189,10 +189,10 @@ def predict_command(
         bool, typer.Option("--probabilities", help="also the calibrated probability of each label")
     ] = False,
     sets: Annotated[
-        bool, typer.Option("--sets", help="also the set of labels that holds the true one as often as promised")
+        bool, typer.Option("--sets", help="also the calibrated set of labels that covers the true one")
     ] = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals", help="also the interval that holds the true number as often as promised")
+        bool, typer.Option("--intervals", help="also the calibrated interval that covers the true number")
     ] = False,
     network: Annotated[
         str | None,
@@ -227,7 +227,7 @@ def predict_command(
     whose = f"personal model of client {about.get('client_name')}" if personal else "global model"
     line = f"{whose}, {about['algorithm']}, {_when(about)}"
     if any(asked):
-        line += f", {prediction.promise(about)}"
+        line += f", {prediction.coverage_words(about)}"
     if given.labels is not None:
         line += f": {prediction.agreement(trained, labels, given.labels)}"
     print(printable(line), file=sys.stderr)
@@ -296,7 +296,7 @@ def main() -> None:
 
 def _stop(*_: Any) -> NoReturn:
     """Ends the process at Ctrl-C. An exception would be lost if it were raised in a callback, as JAX has for cycles."""
-    with suppress(OSError):  # nobody may be reading any more
+    with suppress(OSError):  # standard error may be closed
         os.write(2, b"pfedbred: stopped\n")
     os._exit(130)
 

@@ -41,7 +41,7 @@ _PANELS: dict[type, str] = {
 
 
 def path(text: str) -> Path:
-    """A path that somebody gives; an empty one would be the current folder, as of a variable that is not set."""
+    """A path given by the user; an empty one, as from an unset variable, would be the current folder."""
     if not text:
         raise typer.BadParameter("it must not be empty")
     return Path(text)
@@ -74,7 +74,7 @@ Resume = Annotated[
     typer.Option(
         "--resume",
         help="resume the run in --out where it stopped, or start it if there is none; with more --rounds, a finished "
-        "run goes on",
+        "run continues",
         rich_help_panel=help_pages.OUTPUT,
     ),
 ]
@@ -214,7 +214,7 @@ def with_recorded(out: Path | None, resume: bool, given: dict[str, Any]) -> dict
 
 
 def note(words: str) -> None:
-    """A line on standard error about something that is not wrong, but perhaps not what was meant."""
+    """A note on standard error about something that is not an error, but may be unintended."""
     print(f"pfedbred: note: {printable(words)}", file=sys.stderr)
 
 
@@ -233,8 +233,8 @@ def run_name(experiment: Experiment, what: str) -> str:
 _scratch: tempfile.TemporaryDirectory[str] | None = None
 
 
-def write_elsewhere() -> None:
-    """Of several processes that do the same, all but the first write into a temporary folder."""
+def write_to_scratch() -> None:
+    """Makes this process, one of several of a run but not the first, write into a temporary folder."""
     global _scratch
     _scratch = tempfile.TemporaryDirectory(prefix="pfedbred-")
 
@@ -245,5 +245,5 @@ def scratch_folder() -> Path | None:
 
 
 def chosen_folder(out: Path | None, name: str) -> Path:
-    """Where to write: as asked, or a new name under runs/."""
+    """Where to write: as requested, or a new name under runs/."""
     return scratch_folder() or out or layout.free_name(Path("runs"), file_name(name, 200))

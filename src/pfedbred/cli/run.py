@@ -52,11 +52,11 @@ def run_command(file: File = None, **options: Any) -> None:
 
 
 def read_options(file: Path | None, options: dict[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
-    """How to run, and what: as the file, the options and, to resume, the run in the folder say."""
+    """The options and the experiment: from the file, the command line and, to resume, the run in the folder."""
     how = RunOptions(**{name: options.pop(name) for name in RunOptions._fields})
     if how.time_limit is not None:
         parse_seconds(how.time_limit)  # rejected before the data is read
-    trackers.named(how.track)  # likewise
+    trackers.named(how.track)  # also before the data is read
     return how, options_.with_recorded(how.out, how.resume, options_.merged(file, options, how.set_))
 
 
@@ -91,7 +91,7 @@ def run_each(
     experiments = [each.experiment for each in built.values()]
     with interruption.listening(saving), showing_progress(experiments) as displays:
         for (name, each), display in zip(built.items(), displays, strict=True):
-            if how.resume and layout.finished(source / name) and not _goes_on(source / name, each.experiment):
+            if how.resume and layout.finished(source / name) and not _has_more_rounds(source / name, each.experiment):
                 check_unchanged(source / name, each.experiment.plain())
                 print(f"{source / name}: already finished")
                 records.append(RunRecord.read(source / name))
@@ -117,7 +117,7 @@ def run_each(
     return records
 
 
-def _goes_on(folder: Path, experiment: Experiment) -> bool:
+def _has_more_rounds(folder: Path, experiment: Experiment) -> bool:
     """Whether the finished run in a folder is given more rounds."""
     plain, before = experiment.plain(), read_config(folder / layout.CONFIG)
     if not has_more_rounds(before, plain):
@@ -145,7 +145,7 @@ def show(records: Sequence[RunRecord]) -> None:
 
 
 def finish(folder: Path, records: Sequence[RunRecord]) -> None:
-    """Says where everything is; the exit code is 1 if all runs diverged."""
+    """Prints where the results are; the exit code is 1 if all runs diverged."""
     print(f"run:     {folder}\npicture: {folder / layout.CURVES}")
     if all(record.diverged is not None for record in records):
         raise typer.Exit(1)

@@ -12,14 +12,14 @@ from typing import Any
 
 
 class _Closed(io.TextIOBase):
-    """What stands for a stream that the caller has closed, which Python leaves out."""
+    """A substitute for a stream that the caller has closed, which is None in Python."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 class Stream:
-    """A text stream that goes quiet when it cannot be written any more.
+    """A text stream that ignores writes once one has failed.
 
     Attributes:
       problem: why it cannot.
@@ -36,7 +36,7 @@ class Stream:
         return len(text)
 
     def flush(self) -> None:
-        """Likewise."""
+        """Flushes the text, or ignores a failure."""
         with self._noting():
             self._stream.flush()
 

@@ -113,7 +113,7 @@ def sweep_command(
 
 
 def _plan(asked: Mapping[str, Any], recorded: Any) -> dict[str, Any]:
-    """How points are chosen: as asked, and otherwise as a file of an earlier sweep says."""
+    """How points are chosen: as requested, else as in the file of an earlier sweep."""
     if recorded is not None and not isinstance(recorded, dict):
         raise SettingError(f"sweep must be a mapping of options, not {recorded!r}")
     before = {"grid": None, "points": None, "sampler": None, "halving": False, "choose_on_test": False}

@@ -2,9 +2,9 @@
 
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.devices import join_processes, keep_programs, use_all_cores
-from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.plan import Plan
 from pfedbred.engine.resident import ResidentBackend, State
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.streamed import StreamedBackend
 
 __all__ = [

@@ -17,9 +17,10 @@ from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.data.columns import Encoding
 from pfedbred.data.federation import Federation, Part
 from pfedbred.data.text import Text
-from pfedbred.engine.evaluation import Evaluation, Outputs
+from pfedbred.engine.evaluation import Outputs
 from pfedbred.engine.plan import Plan
 from pfedbred.engine.round import Servers
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.io.tensors import Pieces
@@ -30,7 +31,7 @@ S = TypeVar("S")
 
 
 class DataInfo(Protocol):
-    """What is known of the data, wherever the samples are: a Federation, a Population, or a description of one."""
+    """What is known about the data, wherever the samples are: a Federation, a Population, or a description of one."""
 
     @property
     def name(self) -> str:
@@ -42,11 +43,11 @@ class DataInfo(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample."""
 
     @property
     def classes(self) -> int:
-        """Number of labels; 1 if they are numbers to predict."""
+        """Number of labels; 1 for regression."""
 
     @property
     def task(self) -> str:
@@ -62,7 +63,7 @@ class DataInfo(Protocol):
 
     @property
     def names(self) -> Sequence[str] | None:
-        """Of the clients, if they have names."""
+        """Names of the clients, if they have any."""
 
     @property
     def labels(self) -> Sequence[str] | None:
@@ -74,11 +75,11 @@ class DataInfo(Protocol):
 
     @property
     def encoding(self) -> Encoding | None:
-        """How cells of a table have become inputs, if it had gaps or texts."""
+        """How the cells of a table are encoded as inputs, if it has missing values or text."""
 
     @property
     def text(self) -> Text | None:
-        """The vocabulary, if samples are word ids and it is here."""
+        """The vocabulary, if samples are word ids and it is on this machine."""
 
     @property
     def shift(self) -> np.ndarray | None:
@@ -94,7 +95,7 @@ class DataInfo(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Where the data comes from, for people to read."""
+        """Where the data comes from, as text."""
 
 
 class Saved(NamedTuple):
@@ -106,7 +107,7 @@ class Saved(NamedTuple):
 
 @dataclass
 class Pending:
-    """An evaluation that was asked for. ``result`` is None until it is there."""
+    """An evaluation in progress; ``result`` is None until it is available."""
 
     result: Evaluation | None = field(default=None)
 
@@ -115,10 +116,10 @@ class Backend(Protocol[S]):
     """Runs rounds of an algorithm for several seeds. ``S`` is its state between two rounds, for all seeds.
 
     Attributes:
-      algorithm: what is run.
+      algorithm: the algorithm to run.
       task: the model and its loss.
       plan: how rounds are run.
-      federation: what is known of the data.
+      federation: what is known about the data.
       store: where clients are between rounds: ``device``, ``memory``, ``file``, or ``clients`` for their own machines.
       evaluated: the numbers of the clients that are evaluated; None for all.
       compile_seconds: time spent compiling so far.
@@ -131,11 +132,11 @@ class Backend(Protocol[S]):
 
     @property
     def federation(self) -> DataInfo:
-        """What is known of the data."""
+        """What is known about the data."""
 
     @property
     def samples(self) -> Federation | None:
-        """The samples of all clients, if they are here."""
+        """The samples of all clients, if they are on this machine."""
 
     @property
     def store(self) -> str:
@@ -160,16 +161,16 @@ class Backend(Protocol[S]):
         """The state before the first round."""
 
     def advance(self, state: S, rounds: int) -> S:
-        """The state ``rounds`` rounds later. The state passed in is used up."""
+        """The state ``rounds`` rounds later. The state passed in is consumed."""
 
     def evaluate(self, state: S) -> Evaluation:
         """G and P on training and test samples."""
 
     def start_evaluation(self, state: S) -> Pending:
-        """Asks for an evaluation. Its result may come with a later call of ``advance``, or of ``evaluate``."""
+        """Starts an evaluation. Its result may only be available after a later ``advance`` or ``evaluate``."""
 
     def rejections(self, state: S) -> Rejections:
-        """Whose updates were rejected so far, and how many rounds were skipped."""
+        """Which clients' updates were rejected so far, and how many rounds were skipped."""
 
     def diagnostics(self, state: S) -> dict[str, np.ndarray]:
         """The last round's diagnostics by seed; empty if they are not collected."""
@@ -178,13 +179,13 @@ class Backend(Protocol[S]):
         """The server's side of the state."""
 
     def participated(self, state: S) -> list[int] | None:
-        """By seed, how many of the evaluated clients have taken part; None where all clients are evaluated."""
+        """The number of evaluated clients that have taken part, by seed; None if all clients are evaluated."""
 
     def save(self, state: S) -> Saved:
         """The state for a checkpoint, on the host. All processes must call it."""
 
     def load(self, saved: Saved, seeds: int) -> S:
-        """The state from a checkpoint, on whatever devices there are now."""
+        """The state from a checkpoint, placed on the current devices."""
 
     def global_model(self, state: S, seed: int = 0) -> Tree:
         """G of the seed at that position."""
@@ -196,28 +197,28 @@ class Backend(Protocol[S]):
         """G by seed, and P by seed and client; None where personal models stay with their clients."""
 
     def evaluated_models(self, state: S) -> tuple[Tree, Tree | None]:
-        """G by seed and P by seed and client, as in the last evaluation whose result is there.
+        """G by seed and P by seed and client, of the last evaluation whose result is available.
 
         None in place of P where personal models stay with their clients.
         """
 
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> Outputs:
-        """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
+        """Predictions of these models, whose first axis is the seeds, for the samples of the evaluated clients."""
 
     def announce(self, state: S, round_: int, last: bool = False) -> None:
-        """Tells clients that keep their own personal models which round is chosen: with the next round, or now."""
+        """Tells clients that keep their personal models which round was chosen: with the next round, or now."""
 
     def model_bytes(self) -> int | None:
-        """What ``models`` takes for one seed; None if models are not saved by default."""
+        """Bytes of the models of one seed; None if models are not saved by default."""
 
 
 def check_seed(seeds: int, seed: Any) -> None:
-    """Rejects a position that no seed has, unless it is traced."""
+    """Rejects a seed position that does not exist, unless it is traced."""
     if isinstance(seed, int | np.integer) and not 0 <= seed < seeds:
         raise SettingError(f"there is no seed at position {seed}; positions are 0 to {seeds - 1}")
 
 
 def check_client(clients: int, client: Any) -> None:
-    """Rejects a number that no client has, unless it is traced."""
+    """Rejects a client number that does not exist, unless it is traced."""
     if isinstance(client, int | np.integer) and not 0 <= client < clients:
         raise SettingError(f"there is no client {client}; clients are 0 to {clients - 1}")

@@ -1,10 +1,10 @@
 r"""Calibration: probabilities that mean what they say, and sets or intervals that hold the truth as often as promised.
 
-Both are fitted after training, to validation samples: a temperature for the logits, and a threshold for conformal
+Both are fitted on validation samples after training: a temperature for the logits, and a threshold for conformal
 prediction. They are for one model on one client's samples, or on the pooled samples of all clients.
 
-Conformal prediction gives every sample of the validation part a score s that is small if the model fits it, and takes
-as threshold q the ceil((n + 1) level)-th smallest of the n scores. If a new sample is exchangeable with them,
+Conformal prediction gives every validation sample a score s that is small if the model fits it, and takes as
+threshold q the ceil((n + 1) level)-th smallest of the n scores. If a new sample is exchangeable with them,
 
     level <= P(s(x, y) <= q) < level + 1 / (n + 1),
 
@@ -26,11 +26,11 @@ from typing import NamedTuple
 import numpy as np
 
 COLDEST, HOTTEST = 1 / 20, 20.0
-"""Temperatures are kept between these: where every label has the largest logit, the likelihood has no maximum."""
+"""Limits of the temperature: if every label has the largest logit, the likelihood has no maximum."""
 
 
 class Calibration(NamedTuple):
-    """One model, as calibrated for each client and, in the last entry, for the pooled samples of all clients.
+    """The calibration of one model, for each client and, in the last entry, for the pooled samples of all clients.
 
     Attributes:
       temperature: what logits are divided by; NaN where numbers are predicted.
@@ -44,7 +44,7 @@ class Calibration(NamedTuple):
 def log_probabilities(logits: np.ndarray, temperature: float | np.ndarray = 1.0) -> np.ndarray:
     """ln softmax(z / T), in double precision; NaN for a sample with a logit that is not finite.
 
-    ``temperature`` is a number, or one of each sample.
+    ``temperature`` is one number, or one for each sample.
     """
     scaled = np.asarray(logits, np.float64) / np.asarray(temperature, np.float64)[..., None]
     scaled = np.where(np.isfinite(scaled).all(-1, keepdims=True), scaled, np.nan)
@@ -55,12 +55,12 @@ def log_probabilities(logits: np.ndarray, temperature: float | np.ndarray = 1.0)
 def fitted_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     r"""The temperature with the smallest negative log-likelihood, from :data:`COLDEST` to :data:`HOTTEST`.
 
-    With b = 1 / T the objective is convex in b, and its derivative is what is brought to zero:
+    With b = 1 / T the objective is convex in b, and the root of its derivative is found:
 
     .. math:: \frac{1}{n} \sum_i \Bigl(\sum_c p_{ic}(b) z_{ic} - z_{i y_i}\Bigr), \quad p_i(b) = softmax(b z_i)
 
-    It is 1 if the samples do not tell: there are none, or every temperature is as good. Samples with a logit that is
-    not finite do not count.
+    It is 1 if the samples do not determine it: there are none, or all temperatures are equally good. Samples with a
+    logit that is not finite do not count.
 
     Reference: Guo et al. 2017, section 4.2.
     """
@@ -87,15 +87,15 @@ def fitted_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def least_samples(level: float) -> int:
-    """The fewest samples with a finite threshold: ceil((n + 1) level) <= n."""
+    """The smallest number of samples with a finite threshold: ceil((n + 1) level) <= n."""
     return math.ceil(round(level / (1 - level), 9))
 
 
 def own_samples(level: float) -> int:
-    """The fewest validation samples by which a client is calibrated alone: 19 at 90 %.
+    """The smallest number of validation samples with which a client is calibrated alone: 19 at 90 %.
 
-    Then coverage is at most half of 1 - level above the level, 1 / (n + 1) <= (1 - level) / 2. With the fewest that
-    have a threshold at all it would be the largest score, and sets and intervals much larger than promised.
+    Then coverage is at most half of 1 - level above the level, 1 / (n + 1) <= (1 - level) / 2. With the
+    smallest number that gives a finite threshold, it would be the largest score, and sets and intervals too large.
     """
     return math.ceil(round(2 / (1 - level), 9)) - 1
 
@@ -106,7 +106,7 @@ def conformal_threshold(scores: np.ndarray, level: float) -> float:
     Reference: Vovk et al. 2005; Romano et al. 2019, equation (6).
     """
     ordered = np.sort(np.where(np.isnan(scores), np.inf, scores))
-    rank = math.ceil(round((len(ordered) + 1) * level, 9))  # (n + 1) 0.9 may be a whole number but for rounding
+    rank = math.ceil(round((len(ordered) + 1) * level, 9))  # (n + 1) 0.9 may be an integer apart from rounding
     return float(ordered[rank - 1]) if rank <= len(ordered) else math.inf
 
 
@@ -121,8 +121,8 @@ def conformal_scores(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def label_sets(logits: np.ndarray, threshold: float | np.ndarray) -> np.ndarray:
     """(n, labels) whether a label is in a sample's set: 1 - p <= threshold, or no label is more likely.
 
-    So no set is empty, and coverage can only become larger. ``threshold`` is a number, or one of each sample. Without
-    finite logits there is no set.
+    So no set is empty, and coverage can only become larger. ``threshold`` is one number, or one for each sample.
+    Without finite logits there is no set.
     """
     each = log_probabilities(logits)
     allowed = 1 - np.exp(each) <= np.asarray(threshold)[..., None]
@@ -133,13 +133,13 @@ def calibrate(outputs: np.ndarray, labels: np.ndarray, offsets: np.ndarray, leve
     """Calibrates a model for each client, and for all of them, by the clients' validation samples.
 
     A client with fewer than :func:`own_samples` samples has the temperature and the threshold of the pooled samples.
-    So has the temperature of a client whose own would lie at a limit: its samples do not tell what it is.
+    A client whose own temperature would lie at a limit has the pooled one: its samples do not determine it.
 
     Args:
-      outputs: of the samples of all clients, client after client: logits, (n, labels), or numbers, (n,).
-      labels: of the same samples.
+      outputs: for the samples of all clients, client after client: logits, (n, labels), or numbers, (n,).
+      labels: for the same samples.
       offsets: where each client's samples begin, and where the last one's end.
-      level: the coverage asked for.
+      level: the requested coverage.
     """
     classes = np.ndim(outputs) == 2
     scores = conformal_scores(outputs, labels)

@@ -3,8 +3,8 @@
 Only clients that have taken part have a record. All records have the same size, so each client has a slot: a row in
 memory or a range of the file. Slots are assigned when clients first take part; all others cost nothing.
 
-``np.memmap`` and LMDB (``map_size``) need to know when the file is opened how large it may become, and a write to a
-``np.memmap`` on a full disk ends the process. A plain file grows as clients arrive, and a full disk is an error.
+``np.memmap`` and LMDB (``map_size``) need the maximum size when the file is opened, and a write to a ``np.memmap``
+ on a full disk ends the process. A plain file grows as clients arrive, and a full disk is an error.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pfedbred.errors import SettingError
 from pfedbred.types import Tree
 
 STORES = ("device", "memory", "file")
-_ROOM = 0.5  # share of a memory that a run may fill
+_ROOM = 0.5  # fraction of the memory that a run may use
 _PIECE = 2**24  # bytes of records read at a time
 
 
 def choose(store: str, *, sampled: bool, samples: int, states: int, device: int, host: int) -> str:
-    """Where to keep the clients: as asked, or the first place with room for them.
+    """Where to keep the clients: as requested, or the first place with room for them.
 
     Args:
       store: one of STORES, or ``auto``.
@@ -59,7 +59,7 @@ class Slots(Protocol):
 
 
 class MemorySlots:
-    """Each row is an array of its own."""
+    """Each row is a separate array."""
 
     def __init__(self) -> None:
         self._rows: list[np.ndarray] = []
@@ -121,7 +121,7 @@ class ClientStore:
         self.record_bytes = int(ends[-1])
         self._slots = slots
         self._slot_of: dict[int, int] = {}
-        self.rejected: Counter[int] = Counter()  # rounds by client, kept apart so that not all records must be read
+        self.rejected: Counter[int] = Counter()  # rounds by client, separate so that not all records must be read
 
     def __contains__(self, client: int) -> bool:
         """Whether that client has a record."""
@@ -156,6 +156,16 @@ class ClientStore:
         for slot, (client, row) in enumerate(zip(clients.tolist(), rows, strict=True)):
             self._slots.write(slot, np.array(row))
             self._slot_of[client] = slot
+
+    def restore(self, clients: np.ndarray, rows: np.ndarray, rejected: np.ndarray, everyone: int) -> None:
+        """Fills an empty store from a checkpoint; ``everyone`` is the number of clients of the run."""
+        known = clients.ndim == 1 and clients.dtype == np.int64 and len(np.unique(clients)) == len(clients)
+        known = known and bool(np.all((clients >= 0) & (clients < everyone)))
+        counted = rejected.ndim == 2 and rejected.shape[1] == 2 and rejected.dtype == np.int64
+        if not known or not counted or not np.isin(rejected[:, 0], np.arange(everyone)).all():
+            raise SettingError(f"the checkpoint does not fit: it is not of {everyone} clients")
+        self.fill(clients, rows)
+        self.rejected.update(dict(rejected.tolist()))
 
     def read(self, clients: Iterable[int]) -> Tree:
         """The records of these clients along the first axis; zeros for a client that has none."""

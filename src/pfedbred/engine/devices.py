@@ -23,10 +23,10 @@ CLIENTS = "clients"
 
 
 def use_all_cores() -> None:
-    """Makes each core of the CPU a device of its own, so that clients run on all of them.
+    """Makes each core of the CPU a separate device, so that clients run on all of them.
 
-    Call it before JAX is used. The command line does it by itself. Once JAX is running it is too late, and nothing
-    changes; neither does it where the number of devices has been set already.
+    Call it before JAX is used; the command line does. It has no effect once JAX is running, or if the number of devices
+    has been set already.
     """
     chosen = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if chosen != -1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -40,8 +40,8 @@ def use_all_cores() -> None:
 def join_processes() -> bool:
     """Makes this process one of several that run the same program; returns whether it is the first of them.
 
-    On a cluster JAX finds out by itself where the others are (Slurm, Open MPI, Kubernetes, cloud TPUs). Elsewhere three
-    environment variables say it: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    On a cluster (Slurm, Open MPI, Kubernetes, cloud TPUs) JAX detects the others. Elsewhere, set three environment
+    variables: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
     """
     given = [os.environ.get(f"JAX_{name}") for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")]
     try:
@@ -59,8 +59,8 @@ def join_processes() -> bool:
 def keep_programs(folder: Path) -> None:
     """Keeps compiled programs in a folder, so that the same experiment starts at once the next time.
 
-    The command line does it by itself; a folder chosen for JAX already (``JAX_COMPILATION_CACHE_DIR``) stays. Where
-    the folder cannot be created, programs are not kept.
+    The command line calls this. A folder configured for JAX (``JAX_COMPILATION_CACHE_DIR``) takes precedence. If the
+    folder cannot be created, programs are not kept.
     """
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         try:
@@ -99,7 +99,7 @@ def compiled(traced: Any) -> Any:
     """A traced program, compiled; rejected if the compiler says that it needs more memory than a device has."""
     program = traced.lower().compile(compiler_options())
     stats = program.memory_analysis()
-    if stats is not None:  # not every backend tells
+    if stats is not None:  # not every backend reports it
         needed = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
         if jax.default_backend() != "cpu":  # there, samples may be a memory-mapped file, which takes no memory
             needed += stats.argument_size_in_bytes
@@ -110,12 +110,12 @@ def compiled(traced: Any) -> Any:
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether this is how NumPy or JAX says that there is no memory left."""
+    """Whether this exception of NumPy or JAX means that memory is exhausted."""
     return isinstance(problem, MemoryError) or "RESOURCE_EXHAUSTED" in str(problem)
 
 
 def is_no_device(problem: BaseException) -> bool:
-    """Whether this is how JAX says that the machine lacks the devices that JAX_PLATFORMS asks for."""
+    """Whether this exception of JAX means that the devices requested by JAX_PLATFORMS are missing."""
     return isinstance(problem, RuntimeError) and "Unable to initialize backend" in str(problem)
 
 
@@ -132,7 +132,7 @@ def clients_mesh(devices: int | None = None) -> Mesh | None:
 
 
 def spread(mesh: Mesh, axis: int) -> NamedSharding:
-    """A sharding that spreads clients, who are along that axis, over the devices."""
+    """A sharding that spreads the clients, along that axis, over the devices."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, CLIENTS))
 
 

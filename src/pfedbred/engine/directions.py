@@ -18,7 +18,7 @@ from pfedbred.types import Array
 _SAME = 0.99999
 _OPPOSITE, _APART = -0.8, 0.3
 _FEWEST = 6  # updates that can be compared
-_COMPARED = 64  # of a large cohort, all are compared with so many
+_COMPARED = 64  # in a large cohort, every update is compared with this many
 
 
 def units(updates: Sequence[Array], norms: Array) -> Array:
@@ -42,20 +42,20 @@ def products(rows: Array) -> Array:
 
 
 def compared_with(clients: int) -> np.ndarray:
-    """With which of so many updates all are compared: all of a small cohort, none of one that is too small."""
+    """The updates that all are compared with: all of a small cohort, none of one that is too small."""
     if clients < _FEWEST:
         return np.zeros(0, int)
     return np.unique(np.linspace(0, clients - 1, min(clients, _COMPARED)).round().astype(int))
 
 
 def distinct(cosines: Array, opposed: bool) -> Array:
-    """Whether no two updates are equal nor, if ``opposed`` ones are looked for, opposite: then all are in line."""
+    """Whether no two updates are equal or, with ``opposed``, opposite: then all are in line."""
     far = (cosines > _SAME) | (cosines < _OPPOSITE) if opposed else cosines > _SAME
     return ~jnp.any(far)
 
 
 def in_line(cosines: Array, norms: Array, counted: Array, opposed: bool) -> tuple[Array, Array]:
-    """Which of the ``counted`` updates are no copies of others; and which of these are not ``opposed`` either."""
+    """Which of the ``counted`` updates are not copies of others; and which of those are not ``opposed`` either."""
     columns = compared_with(len(norms))
     if len(columns) == 0:
         return counted, counted
@@ -67,7 +67,7 @@ def in_line(cosines: Array, norms: Array, counted: Array, opposed: bool) -> tupl
 
 
 def _not_copied(cosines: Array, columns: np.ndarray, norms: Array, counted: Array) -> Array:
-    """Of two equal updates the first counts, of more none, unless most updates are equal."""
+    """If two updates are equal the first counts, if more are none does, unless most updates are equal."""
     alike = (cosines > _SAME) & (jnp.abs(norms[:, None] / _at(norms, columns) - 1) < 1 - _SAME)
     earlier = columns < np.arange(len(norms))[:, None]
     copies = counted & (jnp.sum(alike * (1 + earlier), axis=1) > 1)  # like an earlier one, or like two others
@@ -75,7 +75,7 @@ def _not_copied(cosines: Array, columns: np.ndarray, norms: Array, counted: Arra
 
 
 def _not_opposed(cosines: Array, columns: np.ndarray, counted: Array) -> Array:
-    """Leaves out one opposed update after another, the worst first, while more than half of all count."""
+    """Drops opposed updates one by one, the worst first, as long as more than half of all count."""
 
     def worst(counted: Array) -> tuple[Array, Array]:
         """The update with the lowest score of those opposite to another, and whether it is opposed to all."""
@@ -94,5 +94,5 @@ def _not_opposed(cosines: Array, columns: np.ndarray, counted: Array) -> Array:
 
 
 def _at(values: Array, places: np.ndarray) -> Array:
-    """``values[places]``, without a copy if that is all of them."""
+    """``values[places]``, without a copy if those are all."""
     return values if len(places) == len(values) else values[places]

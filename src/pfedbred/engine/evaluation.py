@@ -1,19 +1,17 @@
 """Evaluation: the global model G and the personal models P, on each part of the samples, client by client.
 
 G is evaluated on the union of the clients' samples, P of each client on its own. The samples are cut into blocks that
-belong to one client each, so that clients of very different size cost what they hold and no more. On training samples
-only the metrics that every evaluation has (such as accuracy and loss) are computed; the others are for samples not
-trained on.
+belong to one client each, so that the cost depends on the number of samples, however unequal the clients. On training
+samples only the metrics that every evaluation has (such as accuracy and loss) are computed.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +23,9 @@ from pfedbred.data.federation import Federation, Part, Split
 from pfedbred.data.minibatches import Inputs
 from pfedbred.engine import devices, executors, metrics
 from pfedbred.engine.metrics import Metric, Predictions
-from pfedbred.errors import SettingError
+from pfedbred.engine.scores import MODELS, Evaluation, Sums, Tallies, chosen_metrics, combine, summarise
 from pfedbred.types import Array, Tree
 
-_MODELS = ("global", "personal")
 _MOST_BLOCKS = 1024
 _LARGEST = 2**28  # bytes of an array while one seed is evaluated
 
@@ -49,113 +46,8 @@ class EvaluationSet(NamedTuple):
     blocks: Blocks
 
 
-Sums: TypeAlias = Mapping[str, Tree]
-"""A metric's additive statistics, by its name."""
-
-
 Packed: TypeAlias = Mapping[str, Array]
 """Statistics of both models on all parts as one array per type of number."""
-
-
-Tallies: TypeAlias = Mapping[str, Sums]
-"""Statistics by model and part, as in ``global_test``; clients are along the first axis (the second, after seeds)."""
-
-
-Chosen: TypeAlias = Mapping[Part, Sequence[Metric]]
-"""The metrics of each part."""
-
-
-def chosen_metrics(parts: Iterable[Part], chosen: Sequence[Metric], task: Task) -> Chosen:
-    """What is evaluated: all metrics, but only the usual ones on training samples."""
-    return {part: metrics.resolve("", task.kind) if part == "train" else tuple(chosen) for part in parts}
-
-
-class Combined(NamedTuple):
-    """A metric's statistics of G and P, in this order along an axis before the clients.
-
-    Attributes:
-      clients: of each client.
-      pooled: of all clients together, if the statistics are condensed; else None, and the host adds them up.
-    """
-
-    clients: Tree
-    pooled: Tree | None
-
-
-CombinedTallies: TypeAlias = Mapping[str, Mapping[str, Combined]]
-"""By part and by the metric's name."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One model on one part of the samples.
-
-    Attributes:
-      values: each metric by seed, pooled over all samples of the clients. ``worst_decile`` is the mean of the first
-        metric over the tenth of the clients (at least one) for whom it is worst, ``client_std`` its standard deviation
-        over clients.
-      clients: each metric by seed and client; NaN for a client without samples.
-    """
-
-    values: Mapping[str, np.ndarray]
-    clients: Mapping[str, np.ndarray]
-
-    @property
-    def accuracy(self) -> np.ndarray:
-        """Fraction of correct predictions over all samples, by seed."""
-        return self.values["accuracy"]
-
-    @property
-    def loss(self) -> np.ndarray:
-        """Mean loss over all samples, by seed."""
-        return self.values["loss"]
-
-    @property
-    def worst_decile(self) -> np.ndarray:
-        """Mean of the first metric, such as accuracy, over the worst-off tenth of the clients, by seed."""
-        return self.values["worst_decile"]
-
-    @property
-    def client_std(self) -> np.ndarray:
-        """Standard deviation of the first metric over the clients, by seed."""
-        return self.values["client_std"]
-
-    @property
-    def client_accuracy(self) -> np.ndarray:
-        """Accuracy by seed and client."""
-        return self.clients["accuracy"]
-
-    @property
-    def client_loss(self) -> np.ndarray:
-        """Loss by seed and client."""
-        return self.clients["loss"]
-
-
-class ModelScores(NamedTuple):
-    """One model on each part; ``validation`` is None if no samples are kept for it."""
-
-    train: Scores
-    test: Scores
-    validation: Scores | None = None
-
-    @property
-    def parts(self) -> dict[Part, Scores]:
-        """The parts that there are, by name."""
-        validation: dict[Part, Scores] = {} if self.validation is None else {"validation": self.validation}
-        return {"train": self.train, **validation, "test": self.test}
-
-
-class Evaluation(NamedTuple):
-    """Both models."""
-
-    global_: ModelScores
-    personal: ModelScores
-
-    def of(self, model: Literal["global", "personal"]) -> ModelScores:
-        """G or P."""
-        if model not in ("global", "personal"):
-            raise SettingError(f"model must be 'global' or 'personal', not {model!r}")
-        return self.global_ if model == "global" else self.personal
 
 
 class Outputs(NamedTuple):
@@ -163,7 +55,7 @@ class Outputs(NamedTuple):
 
     Attributes:
       global_: by seed and sample: logits, (seeds, n, labels), or numbers in the units of the labels, (seeds, n).
-      personal: likewise, of each client's own model.
+      personal: the same for each client's own model.
       labels: (n,).
       offsets: where each client's samples begin, and where the last one's end.
     """
@@ -187,7 +79,7 @@ class Evaluator:
         mesh: Mesh | None = None,
         chosen: Sequence[Metric] = metrics.resolve(""),
     ) -> None:
-        """``train`` are the training inputs, on the device already; ``chosen`` the metrics of all other samples."""
+        """``train``: the training inputs, already on the device; ``chosen``: the metrics on all other samples."""
         self._sharding = devices.everywhere(mesh) if mesh else None
         self._predict, self._task = algorithm.predict, task
         self._clients = federation.clients
@@ -229,7 +121,7 @@ class Evaluator:
             predictions = Predictions(self._task.scores(outputs), y, self._task.losses(outputs, y), mask)
             return {metric.name: metric.sums(predictions) for metric in self.metrics[part]}
 
-        if self._executor == "loop":  # it takes what cannot be traced
+        if self._executor == "loop":  # for functions that cannot be traced
             return tally(outputs[0]), tally(outputs[1])
         both = jax.vmap(tally)(jnp.stack(outputs))  # half as many kernels on a GPU as one model after the other
         return jax.tree.map(itemgetter(0), both), jax.tree.map(itemgetter(1), both)
@@ -263,11 +155,11 @@ class Evaluator:
                 shapes = jax.eval_shape(functools.partial(self._tally_block, part), *_one_row(shared))
                 blocks = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), shapes)
             by_client = _by_client(blocks, samples.blocks.client, self._clients)
-            tallies |= {f"{model}_{part}": sums for model, sums in zip(_MODELS, by_client, strict=True)}
+            tallies |= {f"{model}_{part}": sums for model, sums in zip(MODELS, by_client, strict=True)}
         return tallies
 
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> Outputs:
-        """What models predict that begin with the seeds: G, and P of each client for its own samples."""
+        """Predictions of models whose first axis is the seeds: of G, and of each client's P for its own samples."""
         samples, offsets = self.sets[list(self.metrics).index(part)], self._offsets[part]
         labels, seeds = np.asarray(samples.y), len(jax.tree.leaves(global_)[0])
         if not len(labels):
@@ -299,7 +191,7 @@ class Evaluator:
             groups.setdefault(str(leaf.dtype), []).append(leaf.ravel())
         return {name: jnp.concatenate(parts) for name, parts in groups.items()}
 
-    def _unpack(self, packed: Mapping[str, np.ndarray]) -> CombinedTallies:
+    def _unpack(self, packed: Mapping[str, np.ndarray]) -> Mapping[str, Sums]:
         """The statistics again, each with the seeds along its first axis."""
         used, leaves = dict.fromkeys(packed, 0), []
         for name, shape, size in self._leaves:
@@ -328,76 +220,16 @@ def _by_client(blocks: Tree, owner: Array, clients: int) -> Tree:
 
 
 def _block_width(sizes: np.ndarray) -> int:
-    """As many samples as half of the clients have, rounded up to a multiple of 16, at most 256."""
+    """The median number of samples of a client, rounded up to a multiple of 16, at most 256."""
     typical = float(np.median(sizes[sizes > 0])) if np.any(sizes) else 1.0
     return int(min(16 * math.ceil(typical / 16), 256))
 
 
 def _one_row(shared: tuple[EvaluationSet, Tree, Tree]) -> Any:
-    """Shapes of a split without samples as if it had one, and of a block."""
+    """Shapes of an empty split as if it had one sample, and of a block."""
     samples, *models = shared
     x, y = (jax.ShapeDtypeStruct((1, *each.shape[1:]), each.dtype) for each in (samples.x.x, samples.y))
     block: Any = Blocks._make(jax.ShapeDtypeStruct((), jnp.int32) for _ in Blocks._fields)
     inputs: Any = x
     labels: Any = y
     return (samples._replace(x=samples.x._replace(x=inputs), y=labels), *models), block
-
-
-def combine(tallies: Tallies, chosen: Chosen, axis: int = 0) -> CombinedTallies:
-    """Both models' statistics side by side; ``axis`` is the clients'. Large ones are condensed here, on the device."""
-
-    def combined(part: str, metric: Metric) -> Combined:
-        both = [tallies[f"{model}_{part}"][metric.name] for model in _MODELS]
-        own = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *both)
-        if metric.condense is None:
-            return Combined(own, None)
-        # All clients together are one more client: on a GPU, condensing them apart would be as many kernels again.
-        more = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.sum(leaf, axis + 1, keepdims=True)], axis + 1), own)
-        found = metric.condense(more)
-        clients = (slice(None),) * (axis + 1) + (slice(-1),)
-        pooled = (slice(None),) * (axis + 1) + (-1,)
-        return Combined(jax.tree.map(itemgetter(clients), found), jax.tree.map(itemgetter(pooled), found))
-
-    return {part: {metric.name: combined(part, metric) for metric in chosen[part]} for part in chosen}
-
-
-def summarise(tallies: CombinedTallies, chosen: Chosen) -> Evaluation:
-    """The metrics' values from combined statistics that begin with the seeds, then the models, then the clients."""
-    found = {part: _scores(tallies[part], chosen[part]) for part in chosen}
-    return Evaluation(*(ModelScores(**{part: both[model] for part, both in found.items()}) for model in (0, 1)))
-
-
-def _scores(sums: Mapping[str, Combined], chosen: Sequence[Metric]) -> list[Scores]:
-    """Of G and of P."""
-    clients, values = {}, {}
-    for metric in chosen:
-        own, pooled = sums[metric.name]
-        clients[metric.name] = metric.value(own)
-        values[metric.name] = metric.value(jax.tree.map(_total, own) if pooled is None else pooled)
-    values |= _spread(clients[chosen[0].name], chosen[0].higher_is_better)
-    return [
-        Scores(*({name: array[:, model] for name, array in each.items()} for each in (values, clients)))
-        for model in range(len(_MODELS))
-    ]
-
-
-def _total(leaf: np.ndarray) -> np.ndarray:
-    """Over the clients, in double precision."""
-    return np.asarray(np.sum(leaf, axis=2, dtype=np.float64 if leaf.dtype.kind == "f" else np.int64))
-
-
-def _spread(values: np.ndarray, higher_is_better: bool) -> dict[str, np.ndarray]:
-    """How a metric differs between the clients that have samples."""
-    have = np.isfinite(values).any(axis=(0, 1))
-    if not have.any():
-        return dict.fromkeys(("worst_decile", "client_std"), np.full(values.shape[:2], np.nan))
-    own = np.sort(values[..., have], axis=-1)
-    with np.errstate(invalid="ignore"):  # a run that diverges has infinite errors, and no deviation
-        return {"worst_decile": worst_tenth(own, higher_is_better), "client_std": own.std(-1)}
-
-
-def worst_tenth(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
-    """The mean over the tenth of the clients, along the last axis and at least one, for whom it is worst."""
-    ordered = np.sort(values, axis=-1)
-    tenth = math.ceil(values.shape[-1] / 10)
-    return (ordered[..., :tenth] if higher_is_better else ordered[..., -tenth:]).mean(-1)

@@ -7,8 +7,8 @@ for each client along the first axis. All of them give the same results to round
     in-turn  one after another inside the compiled program: for CPUs, where one client's params stay in the cache
     loop     one after another in Python: slow and plain, the reference that the others are tested against
 
-On several devices, each runs its share of the clients: as many as the others or, where the clients' costs are given,
-clients that cost about as much together.
+With several devices, each runs an equal share of the clients: by number or, if the clients' costs are given, by total
+cost.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _spread(run: Every, mesh: Mesh) -> Every:
 
 
 def shares(costs: Array, devices: int) -> tuple[Array, Array]:
-    """Equally many entries for each device, with about equal costs: the next costliest goes to whoever has least.
+    """The same number of entries for each device, at about the same cost: the costliest goes to the least loaded.
 
     Returns:
       The entries of the first device, then those of the second, and so on, filled up with the cheapest entry; and

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from pfedbred.data.federation import Part
-from pfedbred.engine.evaluation import Evaluation
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError, nearest
 
@@ -49,7 +49,7 @@ def curve(points: Sequence[Point], metric: str, model: Which, part: Part = "test
 
 
 def best_places(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
-    """Of each seed, which evaluation has the best value: the first of several; those without a value do not count."""
+    """The index of the best evaluation for each seed: the first in a tie; missing values do not count."""
     return np.where(np.isnan(values), -np.inf, values if higher_is_better else -values).argmax(axis=0)
 
 

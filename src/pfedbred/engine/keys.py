@@ -27,12 +27,12 @@ def select_key(key: Key, round_: int | Array) -> Key:
 
 
 def augmentation_key(key: Key, client: int | Array, read: int | Array) -> Key:
-    """For the augmentation of a client's minibatches in the round before which it has read so many samples."""
+    """For the augmentation of a client's minibatches in the round before which it has read ``read`` samples."""
     return jax.random.fold_in(_derive(key, 4, client), read)
 
 
 def network_key(key: Key, client: int | Array, read: int | Array) -> Key:
-    """For what a client's networks and method draw in training, as dropout does, likewise."""
+    """For what a client's networks and method draw in training, such as dropout, in that round."""
     return jax.random.fold_in(_derive(key, 5, client), read)
 
 

@@ -1,7 +1,7 @@
-"""Clients that join when training is over: how well does a method personalise to someone it has never met?
+"""Clients that join when training is over: how well does a method personalise to clients it has not seen?
 
-A newcomer receives the message that the server sends to clients it has not met, starts from it, and trains alone for
-some rounds. The server does not learn from it.
+A newcomer receives the message that the server sends to new clients, starts from it, and trains alone for some rounds.
+The server does not learn from it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TypeVar
 from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
 from pfedbred.engine.backend import Backend
-from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.resident import ResidentBackend
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.selection import fixed
 
 S = TypeVar("S")
@@ -33,7 +33,7 @@ def join(backend: Backend[S], state: S, newcomers: Federation, rounds: int) -> l
 
 
 def frozen(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with a server that treats everyone as new and learns no more."""
+    """The algorithm with a server that treats every client as new and never changes."""
     server, client = algorithm.server, algorithm.client
     welcome = server.welcome
     return algorithm._replace(

@@ -1,4 +1,4 @@
-"""How rounds are run and evaluated, apart from what the algorithm does; and how much a client counts in an average."""
+"""How rounds are run and evaluated, apart from the algorithm; and the largest weight of a client in an average."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from pfedbred.types import Array, Key, Tree
 
 @dataclass(frozen=True)
 class Plan:
-    """How rounds are run and evaluated, apart from what the algorithm does.
+    """How rounds are run and evaluated, apart from the algorithm.
 
     Attributes:
       select: chooses I, whose uploads are averaged.
       participation: ``all`` clients train in every round and the selected are averaged (the paper's experiments), or
         only the ``sample`` that is averaged trains (practice).
-      weights: of the average, by training samples (``data``: up to a :class:`WeightCap`; ``unbounded``: however
-        many) or ``uniform``.
+      weights: of the average, by training samples (``data``: up to a :class:`WeightCap`; ``unbounded``: without a
+        cap) or ``uniform``.
       batch_size: samples in a minibatch.
       executor: see :mod:`pfedbred.engine.executors`.
       chunk: clients that ``vmap`` runs at a time; if None, all, or as many as the device has memory for.
@@ -39,7 +39,7 @@ class Plan:
       screening: how updates are compared: ``norms`` alone; ``responses`` and norms; or ``directions`` as well.
       last_batch: what happens to a smaller last minibatch of a pass; see :class:`pfedbred.data.minibatches.Batching`.
       optimizer: takes the local steps, built from a method's step size; None for plain gradient descent.
-      augment: changes training inputs at random, ``augment(key, x)``; None leaves them.
+      augment: changes training inputs at random, ``augment(key, x)``; None for no augmentation.
       steady: whether settings stay the same from round to round.
     """
 
@@ -73,10 +73,10 @@ class Plan:
         return self.screening != "norms" and algorithm.server.averages and algorithm.client.comparable
 
     def remembers(self, algorithm: Algorithm) -> bool:
-        """Whether screening keeps how clients respond to the server's steps.
+        """Whether screening remembers how clients respond to the server's steps.
 
-        Not where they come and go, nor where an update depends on more than where it starts: with a schedule or an
-        optimizer that adapts, it changes though the server does not move.
+        Not if clients are sampled, nor if an update depends on more than its starting point: with a schedule or an
+        adaptive optimizer it changes although the server does not.
         """
         alike = self.steady and self.optimizer is None
         return self.compares(algorithm) and self.participation == "all" and alike
@@ -100,10 +100,10 @@ class Plan:
 
 
 class WeightCap(NamedTuple):
-    """The most samples that a client counts for in an average: its number of samples is self-reported.
+    """The largest number of samples that a client counts for in an average: the actual number is self-reported.
 
     Attributes:
-      typical: how many samples a client typically has.
+      typical: the typical number of samples of a client.
       few: whether the server knows fewer than five clients.
     """
 
@@ -111,16 +111,16 @@ class WeightCap(NamedTuple):
     few: bool
 
     def samples(self, clients: Array | int) -> Array:
-        """In an average of n ``clients``: 0.7 max(n, 3) times the typical size; three times where the server knows few.
+        """In an average of n ``clients``: 0.7 max(n, 3) times the typical size; three times if the server knows few.
 
-        If the others have that size, it is about half of the average (7/17 of very many clients, 7/15 of five, 3/6 of
-        four), and at most 3/4, of two.
+        If the others have that size, its weight is about half (7/17 with very many clients, 7/15 with five, 3/6 with
+        four), and at most 3/4, with two.
         """
         return jnp.where(self.few, 3.0, 0.7 * jnp.maximum(clients, 3)) * self.typical
 
 
 def weight_cap(sizes: Array | np.ndarray) -> WeightCap:
-    """By the median of the clients' sample counts; of fewer than five, which one can sway, of all but the largest."""
+    """From the median of the clients' sample counts; of fewer than five, where one can sway it, without the largest."""
     few, numpy = len(sizes) < 5, np if isinstance(sizes, np.ndarray) else jnp
     if len(sizes) < 2:
         return WeightCap(np.float64(np.inf), few)

@@ -1,8 +1,8 @@
 """Compiled programs that fit into memory, and whose large constants are arguments.
 
 JAX (0.10 and 0.12) writes the arrays that a function closes over into its program as literals. A network's frozen
-params would be in it as text, in the folder of kept programs, and part of what identifies a program there; the compiler
-would also spend time on transposing and converting them. As arguments they are none of that.
+params would be part of its text, of the compilation cache and of the program's key there, and the compiler would spend
+time on transposing and converting them. Passed as arguments, they are not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def trace(
 
     def traced(function: Callable[..., Any], *arguments: Any, before: int = 0) -> Any:
         donated = () if in_place is None else (in_place + before,)
-        # A new function: JAX would return the trace that it made of the same one with another chunk.
+        # A new function: for the same one, JAX would return the trace that it made with another chunk.
         function = functools.wraps(function)(functools.partial(function))
         return jax.jit(function, donate_argnums=donated, out_shardings=out_shardings).trace(*arguments)
 
@@ -77,8 +77,8 @@ def trace(
 def fitted(traced: Callable[[], Traced], run_fewer: Callable[[devices.TooLarge], bool]) -> Callable[..., Any]:
     """The program compiled; where it needs too much memory, again with fewer clients at a time.
 
-    ``run_fewer(problem)`` makes ``traced()`` run fewer at a time, and returns False if it cannot. It is also given up
-    where fewer clients do not need less.
+    ``run_fewer(problem)`` makes ``traced()`` run fewer at a time, and returns False if it cannot. It also gives up if
+    fewer clients do not need less memory.
     """
     needed = None
     while True:

@@ -23,12 +23,12 @@ class Reliability(NamedTuple):
     """One model on the test samples.
 
     Attributes:
-      figures: by name, a value of each client; NaN without samples. ``coverage`` is the fraction of samples whose label
-        is in their set or interval; ``size`` the mean number of labels in a set, or ``width`` that of an interval.
+      figures: by name, a value for each client; NaN without samples. ``coverage`` is the fraction of samples whose
+        label is in their set or interval; ``size`` the mean number of labels in a set, ``width`` that of an interval.
         ``nll``, ``brier`` and ``ece`` are those of the calibrated probabilities, as the metrics define them, and those
-        that end in ``_before`` of the probabilities as they were.
+        that end in ``_before`` of the uncalibrated probabilities.
       before: the reliability diagram of all samples before calibration; None where numbers are predicted.
-      after: the one after it.
+      after: the same after calibration.
     """
 
     figures: dict[str, np.ndarray]

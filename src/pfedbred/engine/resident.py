@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from pfedbred.algorithms.base import Algorithm, Info, Task
-from pfedbred.data.federation import Federation, Part
-from pfedbred.engine import devices, evaluation, executors, programs, screening, selection
-from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
+from pfedbred.data.federation import Federation
+from pfedbred.engine import devices, evaluation, screening, selection
+from pfedbred.engine.backend import Saved, check_client, check_seed
 from pfedbred.engine.keys import init_key, select_key
 from pfedbred.engine.plan import Plan
 from pfedbred.engine.responses import Responses
 from pfedbred.engine.round import (
     ClientRecord,
-    Round,
     Servers,
     Shards,
     Shared,
@@ -31,18 +27,20 @@ from pfedbred.engine.round import (
     new_record,
     shards_of,
 )
+from pfedbred.engine.scores import Evaluation
+from pfedbred.engine.seed_program import SeedProgram, settings_as_inputs
+from pfedbred.engine.simulation import Simulation
 from pfedbred.engine.varying import Varying
-from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.types import Array, Key, Tree, tree_bytes
 
-_EVALUATED = 8  # runs side by side: the points of a sweep may be hundreds, and each needs its own memory
+_EVALUATED = 8  # runs evaluated side by side: a sweep may have hundreds of points, and each needs memory
 
 
 class State(NamedTuple):
     """A run between two rounds. All randomness is derived from the key, which never changes.
 
-    ``settings`` are the hyper-parameters that differ between the runs of one program, by name; usually there are none.
+    ``settings`` are the hyper-parameters that differ between the runs of one program, by name; usually empty.
     ``skipped`` rounds had too few valid updates, among them the most recent ``skipped_in_row``. ``info`` holds the last
     round's diagnostics, if they are collected, and ``responses`` what the server remembers for screening.
     """
@@ -58,7 +56,7 @@ class State(NamedTuple):
     responses: Responses | None = None
 
 
-class ResidentBackend:
+class ResidentBackend(Simulation[State]):
     """Runs an algorithm on a federation, several seeds side by side.
 
     Example:
@@ -84,51 +82,42 @@ class ResidentBackend:
         """A backend for all clients of a federation.
 
         Args:
-          algorithm: what is run.
+          algorithm: the algorithm to run.
           task: the model and its loss.
           federation: the clients.
           plan: how rounds are run.
           varying: for hyper-parameters given to ``init``, or with a schedule.
         """
-        self.algorithm, self.task, self.plan = algorithm, task, plan
-        self.federation = self.samples = federation
-        self.executor = executors.choose(plan.executor, plan.chunk)
-        self.mesh = None if self.executor == "loop" else devices.clients_mesh()
-        self.shards = devices.place(shards_of(federation, np.arange(federation.clients)), self._everywhere)
+        super().__init__(algorithm, task, federation, plan, varying)
+        self.federation = federation
+        self.shards = devices.place(shards_of(federation, np.arange(federation.clients)), self.everywhere)
         # As one program: a dozen small ones take a fifth of a second to compile. The loop runs what cannot be jitted.
         select = plan.select if self.executor == "loop" else jax.jit(plan.select)
-        selection.check(select(jax.random.key(0), self.shards.sizes), federation.clients)
+        chosen = select(jax.random.key(0), self.shards.sizes)
+        selection.check(chosen, federation.clients)
+        self._each_round = federation.clients if plan.participation == "all" else len(chosen)
         self._evaluator = evaluation.Evaluator(
             algorithm, task, federation, self.shards.x, self.executor, self.mesh, plan.metrics
         )
-        self._varying, self._runs_all = varying, plan.chunk is None
-        random = task.model.train is not None
-        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, federation.train.sizes, random)
         self._model_one = jax.jit(self.round.model_client)
-        self._replicate = jax.jit(lambda counts: counts, out_shardings=self._everywhere)
-        self._advance = self._compiled(self._rounds, in_place=True)
-        self._tally = self._compiled(self._tally_one, at_once=_EVALUATED)
-        self._models = self._compiled(self._models_one)
-        self.compile_seconds = 0.0
+        self._replicate = jax.jit(lambda counts: counts, out_shardings=self.everywhere)
+        self._advance = SeedProgram(self, self._rounds, self._shardings, in_place=True)
+        self._tally = SeedProgram(self, self._tally_one, self._shardings, at_once=_EVALUATED)
+        self._models = SeedProgram(self, self._models_one, self._shardings)
 
     store = "device"
     evaluated = None
-    checkpoint_always = False
-
-    @property
-    def _everywhere(self) -> NamedSharding | None:
-        return devices.everywhere(self.mesh) if self.mesh else None
 
     def _shardings(self, states: State) -> State | None:
-        """Where a state lives: clients spread over the devices if they divide evenly, all else on every device.
+        """The sharding of a state: clients spread over the devices if they divide evenly, all else on every device.
 
         The first axis is the seeds'.
         """
         if self.mesh is None:
             return None
         even = self.federation.clients % self.mesh.size == 0
-        clients = devices.spread(self.mesh, 1) if even else self._everywhere
-        placed = jax.tree.map(lambda leaf: self._everywhere, states)
+        clients = devices.spread(self.mesh, 1) if even else self.everywhere
+        placed = jax.tree.map(lambda leaf: self.everywhere, states)
         return placed._replace(clients=jax.tree.map(lambda leaf: clients, states.clients))
 
     # One round --------------------------------------------------------------------------------------------------
@@ -170,49 +159,17 @@ class ResidentBackend:
 
     # All seeds --------------------------------------------------------------------------------------------------
 
-    def _compiled(
-        self, function: Callable[[Shards, Any, State], Any], *, in_place: bool = False, at_once: int | None = None
-    ) -> _SeedProgram:
-        """``function`` for all seeds as one program, compiled once per number of seeds.
-
-        With ``in_place`` it maps a state to the next in the same memory. Other results go to every device. At most
-        ``at_once`` seeds run side by side.
-        """
-        every_seed = executors.every(
-            lambda shared, state: function(shared[0], shared[1], state), self.executor, at_once
-        )
-
-        def seeds(shards: Shards, extra: Any, states: State) -> Any:
-            if len(states.round) > 1:
-                return every_seed((shards, extra), states)
-            # A single seed is not vmapped: vmap would compute both sides of its conditions, which a CPU can branch on.
-            alone = function(shards, extra, jax.tree.map(itemgetter(0), states))
-            return jax.tree.map(lambda leaf: leaf[None], alone)
-
-        return _SeedProgram(self, function, seeds, in_place)
-
-    def run_fewer(self, problem: devices.TooLarge) -> bool:
-        """Runs fewer clients at a time from now on, if that is possible and no chunk is given."""
-        everyone = self.plan.participation == "all"
-        clients = self.federation.clients if everyone else len(self.plan.select(jax.random.key(0), self.shards.sizes))
-        share = -(-clients // self.mesh.size) if self.mesh else clients
-        chunk = programs.fewer(share, self.plan.chunk, problem)
-        if chunk is None or self.executor != "vmap" or not self._runs_all:
-            return False
-        self.plan = dataclasses.replace(self.plan, chunk=chunk)
-        sizes = self.federation.train.sizes
-        self.round = Round(self.algorithm, self.plan, self.executor, self.mesh, self._varying, sizes)
+    def _forget_traces(self) -> None:
         for program in (self._advance, self._tally, self._models):
             program.forget_traces()
-        return True
 
     def init(self, seeds: Sequence[int], settings: Mapping[str, Any] | None = None) -> State:
         """The state before the first round, with the seeds along the first axis.
 
-        With ``settings``, each run has its own: arrays of one number for each of the seeds, which may repeat.
+        With ``settings``, each run has its own: arrays with one number for each seed; seeds may repeat.
         """
         own = self._settings(settings)
-        with _settings_as_inputs(own):
+        with settings_as_inputs(own):
             return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
 
     def _settings(self, settings: Mapping[str, Any] | None) -> dict[str, Array]:
@@ -287,7 +244,7 @@ class ResidentBackend:
         return tree_bytes((state.server, state.clients, state.responses))
 
     def model_bytes(self) -> int:
-        """What ``models`` takes for one seed."""
+        """Bytes of the models of one seed."""
 
         def both(seeds: Array) -> tuple[Tree, Tree]:
             return self._models_one(self.shards, (), jax.tree.map(itemgetter(0), self._start(seeds)))
@@ -295,23 +252,19 @@ class ResidentBackend:
         return tree_bytes(jax.eval_shape(both, jnp.zeros(1, jnp.uint32)))
 
     def advance(self, states: State, rounds: int) -> State:
-        """The state ``rounds`` rounds later. ``states`` is used up: its memory is given to the result."""
+        """The state ``rounds`` rounds later. ``states`` is consumed: the result reuses its memory."""
         return self._advance(self.shards, jnp.int32(rounds), states)
 
-    def evaluate(self, states: State) -> evaluation.Evaluation:
+    def evaluate(self, states: State) -> Evaluation:
         """G and P on the training and test samples, for every seed."""
         return self._evaluator.summarise(self._tally(self.shards, self._evaluator.sets, states))
-
-    def start_evaluation(self, states: State) -> Pending:
-        """The evaluation, done at once."""
-        return Pending(self.evaluate(states))
 
     def save(self, states: State) -> Saved:
         """The state for a checkpoint."""
         return Saved({name: devices.fetch(leaf) for name, leaf in tensors.named(states).items()}, {})
 
     def replaced(self, states: State, fresh: State, which: np.ndarray) -> State:
-        """The states with the runs at these places, a mask, taken from ``fresh``. Both must have the same keys."""
+        """The states with the runs in the mask ``which`` taken from ``fresh``. Both must have the same keys."""
 
         def merge(which: Array, old: State, new: State) -> State:
             def pick(one: Array, other: Array) -> Array:
@@ -333,20 +286,12 @@ class ResidentBackend:
         return jax.tree.map(devices.place, states, shardings)
 
     def rejections(self, states: State) -> screening.Rejections:
-        """Whose updates were rejected so far, and how many rounds were skipped."""
+        """Which clients' updates were rejected so far, and how many rounds were skipped."""
         counts = states.clients.rejected
         if jax.process_count() > 1:  # each has the counts of its own clients
             counts = self._replicate(counts)
         rejected = [screening.by_name(enumerate(times), self.federation.names) for times in np.asarray(counts)]
         return screening.Rejections(rejected, states.skipped.tolist(), states.skipped_in_row.tolist())
-
-    def diagnostics(self, states: State) -> dict[str, np.ndarray]:
-        """The last round's diagnostics by seed."""
-        return {name: np.asarray(values, np.float64) for name, values in jax.device_get(dict(states.info)).items()}
-
-    def servers(self, states: State) -> Servers:
-        """The server's side of the state."""
-        return Servers(states.key, states.server, states.settings)
 
     def participated(self, states: State) -> None:
         """All clients are evaluated."""
@@ -355,17 +300,6 @@ class ResidentBackend:
     def models(self, states: State) -> tuple[Tree, Tree]:
         """G by seed, and P by seed and client."""
         return self._models(self.shards, (), states)
-
-    def evaluated_models(self, states: State) -> tuple[Tree, Tree]:
-        """Those of the state: an evaluation is done at once."""
-        return self.models(states)
-
-    def outputs(self, part: Part, global_: Tree, personal: Tree) -> evaluation.Outputs:
-        """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
-        return self._evaluator.outputs(part, global_, personal)
-
-    def announce(self, states: State, round_: int, last: bool = False) -> None:
-        """No client is elsewhere."""
 
     def global_model(self, states: State, seed: int = 0) -> Tree:
         """G of the seed at that position."""
@@ -392,71 +326,3 @@ def _with_responses(arrays: dict[str, Any], like: State) -> dict[str, Any]:
         name: np.full(leaf.shape, 0 if name.endswith(".times") else np.nan, leaf.dtype)
         for name, leaf in missing.items()
     }
-
-
-@contextmanager
-def _settings_as_inputs(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Turns the failure of a trace that needs the value of a swept setting into one line."""
-    try:
-        yield
-    except jax.errors.ConcretizationTypeError:
-        if not settings:
-            raise
-        raise SettingError(f"{' or '.join(settings)} cannot be swept: it changes the compiled program") from None
-
-
-class _SeedProgram:
-    """A function of all seeds: traced, then compiled, once per number of seeds; a Python loop for the executor loop."""
-
-    def __init__(
-        self,
-        backend: ResidentBackend,
-        one: Callable[[Shards, Any, State], Any],
-        seeds: Callable[[Shards, Any, State], Any],
-        in_place: bool,
-    ) -> None:
-        self._backend, self._one, self._seeds, self._in_place = backend, one, seeds, in_place
-        self._traced: dict[int, programs.Traced] = {}
-        self._programs: dict[int, Any] = {}
-
-    def trace(self, shards: Shards, extra: Any, states: State) -> None:
-        """Traces the program for as many seeds as ``states`` has, which may be shapes only."""
-        count = len(states.round) if hasattr(states.round, "__len__") else states.round.shape[0]
-        if count not in self._traced:
-            backend = self._backend
-            with _settings_as_inputs(states.settings):
-                self._traced[count] = programs.trace(
-                    self._seeds,
-                    shards,
-                    extra,
-                    states,
-                    everywhere=backend._everywhere,
-                    in_place=2 if self._in_place else None,
-                    out_shardings=backend._shardings(states) if self._in_place else backend._everywhere,
-                )
-
-    def forget_traces(self) -> None:
-        """What is traced but not compiled is traced again when it is needed."""
-        self._traced.clear()
-
-    def __call__(self, shards: Shards, extra: Any, states: State) -> Any:
-        backend, count = self._backend, len(states.round)
-        if backend.executor == "loop":
-            return self._loop(shards, extra, states)
-        if backend.mesh and jax.process_count() == 1:
-            states = jax.device_put(states, backend._shardings(states))  # a caller may have put them elsewhere
-        if count not in self._programs:
-            started = time.perf_counter()
-
-            def traced() -> programs.Traced:
-                self.trace(shards, extra, states)
-                return self._traced.pop(count)
-
-            self._programs[count] = programs.fitted(traced, backend.run_fewer)
-            backend.compile_seconds += time.perf_counter() - started
-        return self._programs[count](shards, extra, states)
-
-    def _loop(self, shards: Shards, extra: Any, states: State) -> Any:
-        """The reference for several seeds: one after another in Python."""
-        results = [self._one(shards, extra, jax.tree.map(itemgetter(i), states)) for i in range(len(states.round))]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)

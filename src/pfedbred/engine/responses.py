@@ -31,7 +31,7 @@ from pfedbred.aggregation.base import along_first
 from pfedbred.aggregation.median import masked_median
 from pfedbred.types import Array
 
-_NEW = 0.2  # least weight of the latest in an average
+_NEW = 0.2  # smallest weight of the latest response in an average
 _CLEAR, _SMALL, _MINORITY = 2.5, 0.25, 0.25
 _TWICE = 2
 _SIGMA = 1.4826

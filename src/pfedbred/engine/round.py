@@ -46,7 +46,7 @@ def new_record(state: Tree) -> ClientRecord:
 
 
 def current_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of a checkpoint by the names they have now: version 1 called ``rejected`` otherwise."""
+    """The arrays of a checkpoint by their current names: version 1 had another one for ``rejected``."""
     return {re.sub(r"^(clients|\d+)\.sick$", r"\1.rejected", name): array for name, array in arrays.items()}
 
 
@@ -94,7 +94,7 @@ def enough(valid: Array) -> Array:
 
 
 class Outcome(NamedTuple):
-    """What a round leaves behind.
+    """The outcome of a round.
 
     Attributes:
       server: its next state.
@@ -135,15 +135,15 @@ class Round:
         sizes: np.ndarray | None = None,
         random: bool = False,
     ) -> None:
-        """What happens in a round of this algorithm.
+        """The round of an algorithm.
 
         Args:
-          algorithm: what is run.
-          plan: how.
-          executor: by name.
+          algorithm: the algorithm to run.
+          plan: how rounds are run.
+          executor: its name.
           mesh: the devices that share the clients, if there are several.
           varying: which hyper-parameters vary, if any do.
-          sizes: of all clients, if they are known beforehand.
+          sizes: the training samples of all clients, if known beforehand.
           random: whether the network may draw random numbers in training.
         """
         plan.check_rule(algorithm)
@@ -157,7 +157,7 @@ class Round:
         self.prepare, self.train, self.model = map(every, (self.prepare_client, self.train_client, self.model_client))
 
     def algorithm(self, settings: Mapping[str, Array], round_: Array | int = 0) -> Algorithm:
-        """With these hyper-parameters, where the run has its own, and with those of the round."""
+        """The algorithm with the run's own hyper-parameters, if it has any, and those of the round."""
         return self._varying.at(self._usual, settings, round_) if self._varying else self._usual
 
     # One client -------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Round:
         return self._plan.batching.per_pass(sizes) if same is None else same
 
     def _costs(self, sizes: Array) -> Array | None:
-        """Of clients of these sizes, in minibatches; None if all train alike."""
+        """The costs of clients of these sizes, in minibatches; None if all cost the same."""
         draws = drawn(self._usual.client.draws, self._minibatches(sizes))
         return None if isinstance(draws, int) else draws
 
@@ -220,7 +220,7 @@ class Round:
 
     def info_shapes(self, shared: Shared, record: ClientRecord) -> Info:
         """Names, shapes and types of the diagnostics; empty if they are not collected."""
-        if self._plan.diagnostics and self._info_shapes is None:  # a trace takes long, and all would give the same
+        if self._plan.diagnostics and self._info_shapes is None:  # tracing is slow, and the result is always the same
             self._info_shapes = jax.eval_shape(self.train_client, shared, (jnp.int32(0), record)).info
         return self._info_shapes or {}
 
@@ -241,7 +241,7 @@ class Round:
     # All clients of a round -------------------------------------------------------------------------------------
 
     def run(self, shared: Shared, places: Array, records: ClientRecord, among: Any = slice(None)) -> Outcome:
-        """One round of the clients at these places; ``among`` them are the selected, by default all.
+        """One round of the clients at these places; ``among`` gives the selected ones, by default all.
 
         A rejected client's upload does not count and its state is restored; next time it draws other minibatches. If
         fewer than half of the selected updates are valid, the server does not change.
@@ -277,7 +277,7 @@ class Round:
         )
         keeps = jnp.zeros_like(valid).at[among].set(counted & learns) if client.synced else valid
         kept = ClientRecord(
-            # A pass over all states is hardly ever needed.
+            # A pass over all states is rarely needed.
             state=_either(jnp.all(keeps), lambda: trained.state, lambda: _where(keeps, trained.state, records.state)),
             drawn=records.drawn + self.samples_read(shared.shards.sizes[places]),
             met=records.met | keeps,
@@ -292,7 +292,7 @@ class Round:
         return lambda number: client.unchanged(half.send(server, number))
 
     def no_responses(self, shared: Shared) -> Responses | None:
-        """Before the first round; None if they are not kept."""
+        """The responses before the first round; None if they are not kept."""
         if not self._plan.remembers(self._usual):
             return None
         return screening.no_responses(self._unchanged(shared, shared.server)(jnp.int32(0)), len(shared.shards.sizes))
@@ -318,7 +318,7 @@ def _pick(tree: Tree, places: Any) -> Tree:
 
 
 def _where(which: Array, these: Tree, those: Tree) -> Tree:
-    """Along the first axis."""
+    """Chooses along the first axis."""
 
     def choose(this: Array, that: Array) -> Array:
         return jnp.where(which.reshape(-1, *(1,) * (this.ndim - 1)), this, that)

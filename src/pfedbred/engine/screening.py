@@ -2,26 +2,26 @@ r"""Screening: which clients' updates of a round are valid.
 
 An update is rejected if its upload or its new state is not finite, or if it is plainly out of line with the others of
 the round. Let m_i = ||upload - unchanged||, where ``unchanged`` is the upload of a client whose training changed
-nothing. Of updates that a server averages, one is out of line if
+nothing. If the server averages the updates, one is out of line if
 
 - it is too long: m_i > exp(max(log 5, 5 s)) median_j m_j and m_i > ||unchanged|| / 10, with s the spread of the log m_j
   (1.4826 times the median deviation from their median). The second condition spares a client that still learns while
   the others have settled;
-- it repeats another one: the cosine with it is above 0.99999, and their norms differ by less than 0.001 %. Of two such
-  the first counts, of three or more none: colluding clients may send identical updates;
+- it repeats another one: the cosine with it is above 0.99999, and their norms differ by less than 0.001 %. Of two
+  such updates the first counts, of three or more none: colluding clients may send identical updates;
 - it is opposed to the others: its cosine c_ij with at least one of them is below -0.8, and its score, sum_j c_ij^3 /
   sum_j |c_ij|^3, is below 0 and 0.3 below the median score. With few labels per client honest updates point in all
   directions, but a reversed one is nearly opposite to those of similar data, and cubes let these decide. The worst goes
   first, then the scores are computed without it, until no update is opposed or half of them are gone;
 - it is reversed: where all clients train in every round, see :mod:`pfedbred.engine.responses`.
 
-Fewer than six updates have no majority to compare with: of them only norms and responses are looked at. Only norms
-count for a method whose updates have no common direction (``comparable``), and in a run whose screening is by ``norms``
-alone. A model with one output or two labels has only two ways to go, and honest clients pull it both ways: there no
-update counts as opposed. If the server does not average, clients can hardly harm each other, and an update is out of
-line only if m_i > 100 median_j m_j and m_i > ||unchanged||. Numbers whose squares overflow count as not finite.
+Fewer than six updates have no majority to compare with: only their norms and responses are checked. Only norms count
+for a method whose updates have no common direction (``comparable``), and in a run whose screening is by ``norms``
+alone. A model with one output or two labels can only move in two directions, and honest clients pull it in both: no
+update counts as opposed then. If the server does not average, clients can hardly harm each other, and an update is out
+of line only if m_i > 100 median_j m_j and m_i > ||unchanged||. Numbers whose squares overflow count as not finite.
 
-What it catches, and what not, is measured by ``benchmarks/attacks.py``.
+What it catches and what it misses is measured by ``benchmarks/attacks.py``.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ import numpy as np
 from pfedbred.aggregation.base import flat_rows
 from pfedbred.aggregation.median import masked_median
 from pfedbred.engine import directions, responses
-from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.responses import Responses
+from pfedbred.engine.scores import Evaluation
 from pfedbred.types import Array, Tree
 
 FAR, LONG = 100, 5  # times the median norm, without and with an average
@@ -48,11 +48,11 @@ STALLED = 10  # rounds skipped in a row after which a run is given up
 
 
 class Norms(NamedTuple):
-    """Of one client's round.
+    """The norms of one client's round.
 
     Attributes:
       update: the norm of its update; NaN if its new state is not finite.
-      reference: the norm of an unchanged upload; 0 if that is not known.
+      reference: the norm of an unchanged upload; 0 if unknown.
     """
 
     update: Array
@@ -102,7 +102,7 @@ class Compared(NamedTuple):
     copied: Array | None = None
 
     def reason(self, place: int) -> str:
-        """Why the update at that place, which is not valid, is rejected."""
+        """Why the update at that place, which is not valid, was rejected."""
         if self.reversed is not None and self.reversed[place]:
             return "it goes against the server's steps as a reversed update does"
         if self.copied is not None and self.copied[place]:
@@ -131,7 +131,7 @@ def related(
 
     Args:
       unchanged: uploads of clients whose training changed nothing, the clients along the first axis.
-      uploads: those they sent.
+      uploads: what these clients sent.
       norms: of the updates.
       before: the responses up to the last round, if they are kept.
       numbers: of the clients, if responses are kept.
@@ -238,21 +238,21 @@ def screen(
 
 def _similar(norms: Array) -> Array:
     """Whether all are finite, and more than half at least a fifth of the largest: then none is above 5 medians."""
-    finite = jnp.all(jnp.isfinite(norms))  # the maximum does not tell: between devices, it passes over NaN
+    finite = jnp.all(jnp.isfinite(norms))  # the maximum is not enough: across devices, it ignores NaN
     return finite & (2 * jnp.sum(LONG * norms >= jnp.max(norms)) > len(norms))
 
 
 def no_responses(unchanged: Tree, clients: int) -> Responses | None:
-    """Before the first round, of so many clients that upload ``unchanged`` if their training changes nothing.
+    """The responses before the first round, of clients that upload ``unchanged`` if their training changes nothing.
 
-    None if that is nothing at all: a linear model has no body to share under personal heads.
+    None if the upload is empty: a linear model has no body to share under personal heads.
     """
     numbers = _numbers(unchanged)
     return responses.unknown(numbers, clients) if numbers else None
 
 
 def finite(trees: Tree) -> Array:
-    """Of each entry along the first axis: whether it is finite."""
+    """Whether each entry along the first axis is finite."""
     return jnp.isfinite(jax.vmap(_norm)(trees))
 
 
@@ -287,7 +287,7 @@ class Rejections(NamedTuple):
     skipped_in_row: list[int]
 
     def since(self, before: Rejections) -> Rejections:
-        """What has been added since then."""
+        """What was added since ``before``."""
         new = [
             {name: times - then.get(name, 0) for name, times in now.items() if times > then.get(name, 0)}
             for now, then in zip(self.rejected, before.rejected, strict=True)
@@ -317,7 +317,7 @@ def by_name(times: Iterable[tuple[int, int]], names: Sequence[str] | None) -> di
 
 
 def stalled(skipped_in_row: Sequence[int], rounds: int) -> np.ndarray:
-    """Of each seed: whether its last ten rounds (all ``rounds``, if fewer) were skipped.
+    """For each seed, whether its last ten rounds (all ``rounds``, if fewer) were skipped.
 
     By then every client has been rejected on several different minibatches, and the run makes no progress.
     """
@@ -325,6 +325,6 @@ def stalled(skipped_in_row: Sequence[int], rounds: int) -> np.ndarray:
 
 
 def diverged(scores: Evaluation, skipped_in_row: Sequence[int], rounds: int) -> np.ndarray:
-    """Of each seed: whether it has diverged, that is, a training loss is not finite, or the run has stalled."""
+    """For each seed, whether it has diverged: a training loss is not finite, or the run has stalled."""
     lost = ~(np.isfinite(scores.global_.train.loss) & np.isfinite(scores.personal.train.loss))
     return lost | stalled(skipped_in_row, rounds)

@@ -1,13 +1,12 @@
 """The streamed backend: a population too large for the device. A round's cohort is loaded, trains, and is stored again.
 
 It is the round of :mod:`pfedbred.engine.resident` with the same random numbers, and so with the same results under
-``participation="sample"``; but the cost of a round depends on its cohort alone, not on how many other clients there
-are. While one cohort trains, the samples of the next are fetched, unless an evaluation comes in between.
+``participation="sample"``; but the cost of a round depends on its cohort alone, not on the number of other clients.
+While one cohort trains, the samples of the next are fetched, unless an evaluation comes in between.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.algorithms.base import Algorithm, Info, Task
-from pfedbred.data.federation import Federation, Part
+from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
-from pfedbred.engine import devices, evaluation, executors, programs, screening, selection
-from pfedbred.engine.backend import Pending, Saved, check_client, check_seed
+from pfedbred.engine import devices, evaluation, programs, screening, selection
+from pfedbred.engine.backend import Saved, check_client, check_seed
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
 from pfedbred.engine.keys import init_key, select_key
 from pfedbred.engine.plan import Plan
-from pfedbred.engine.round import ClientRecord, Outcome, Round, Servers, Shards, Shared, new_record, shards_of
+from pfedbred.engine.round import ClientRecord, Outcome, Shards, Shared, new_record, shards_of
+from pfedbred.engine.scores import Evaluation
+from pfedbred.engine.simulation import Simulation
 from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
@@ -35,7 +36,7 @@ from pfedbred.io.tensors import Pieces
 from pfedbred.types import Array, Key, Tree, tree_bytes
 
 _EVALUATED = 1_000
-_MOST_KNOWN = 10_000  # clients of a server that keeps something of each of them
+_MOST_KNOWN = 10_000  # clients of a server that keeps state for each of them
 
 
 class StreamedState(NamedTuple):
@@ -59,7 +60,7 @@ class _OneSeed(NamedTuple):
     store: ClientStore
 
 
-class StreamedBackend:
+class StreamedBackend(Simulation[StreamedState]):
     """Runs an algorithm on the sampled clients of a population, one seed after another, each with its own store.
 
     Of a large population a fixed random sample of clients is evaluated; a client that has not taken part yet, with the
@@ -81,35 +82,27 @@ class StreamedBackend:
         """A backend for a population.
 
         Args:
-          algorithm: what is run.
+          algorithm: the algorithm to run.
           task: the model and its loss.
           population: the clients.
           plan: how rounds are run.
           store: where clients are between rounds.
           folder: for the file of client records.
-          evaluated: how many clients are, by default 1,000 at most.
+          evaluated: the number of clients to evaluate, by default at most 1,000.
           varying: for hyper-parameters with a schedule.
         """
         if plan.participation != "sample":
             raise SettingError(
                 f"store {store!r} needs participation 'sample': clients are loaded for their rounds only"
             )
-        self.algorithm, self.task, self.federation, self.plan = algorithm, task, population, plan
-        self.samples = population if isinstance(population, Federation) else None
-        self.store, self._folder = store, folder
+        self.federation, self.store, self._folder = population, store, folder
         if population.clients > _MOST_KNOWN and _server_bytes(algorithm, 3) > _server_bytes(algorithm, 2):
             raise SettingError(
-                f"this algorithm's server keeps something of every client and compares them: {population.clients:,} "
-                f"clients are too many for it, at most {_MOST_KNOWN:,} are possible"
+                f"this algorithm's server keeps state for every client and compares clients: {population.clients:,} "
+                f"are too many, at most {_MOST_KNOWN:,} are supported"
             )
-        self.executor = executors.choose(plan.executor, plan.chunk)
-        self.mesh = None if self.executor == "loop" else devices.clients_mesh()
-        self._sharding = devices.everywhere(self.mesh) if self.mesh else None
-        known = self.samples.train.sizes if self.samples else None
-        self._varying, self._runs_all = varying, plan.chunk is None
-        random = task.model.train is not None
-        self.round = Round(algorithm, plan, self.executor, self.mesh, varying, known, random)
-        sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # a population does not know them
+        super().__init__(algorithm, task, population if isinstance(population, Federation) else None, plan, varying)
+        sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # a population does not have them
         if self.samples:
             sizes = jnp.asarray(self.samples.train.sizes)
         self._select = jax.jit(lambda key, round_: plan.select(select_key(key, round_), sizes))
@@ -119,15 +112,12 @@ class StreamedBackend:
         self._capacity = 1
         self.evaluated = _evaluated_clients(population.clients, evaluated)
         some = population.take(self.evaluated)
-        self._evaluated_shards = devices.place(shards_of(some, self.evaluated), self._sharding)
+        self._evaluated_shards = devices.place(shards_of(some, self.evaluated), self.everywhere)
         self._evaluator = evaluation.Evaluator(
             algorithm, task, some, self._evaluated_shards.x, self.executor, self.mesh, plan.metrics
         )
         self._traced: dict[Any, Any] = {}
         self._programs: dict[Any, Any] = {}
-        self.compile_seconds = 0.0
-
-    checkpoint_always = False
 
     # The compiled programs --------------------------------------------------------------------------------------
 
@@ -142,10 +132,10 @@ class StreamedBackend:
         return self._evaluator.pack(self._evaluator.tally(sets, global_, self._models_of(shared, records)))
 
     def _run(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> Any:
-        """Compiled once for each number of clients and of rows."""
+        """Runs a program that is compiled once for each number of clients and of rows."""
         if self.executor == "loop":
             return function(shared, *rest)
-        shared, rest = devices.place((shared, rest), self._sharding)
+        shared, rest = devices.place((shared, rest), self.everywhere)
         name = _program_name(function, shared)
         if name not in self._programs:
             started = time.perf_counter()
@@ -154,29 +144,20 @@ class StreamedBackend:
                 self._trace_program(function, shared, *rest)
                 return self._traced.pop(name)
 
-            self._programs[name] = programs.fitted(traced, self._run_fewer)
+            self._programs[name] = programs.fitted(traced, self.run_fewer)
             self.compile_seconds += time.perf_counter() - started
         return self._programs[name](shared, *rest)
 
     def _trace_program(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> None:
-        """Traces a program for these shapes, unless that has been done."""
+        """Traces a program for these shapes, unless it is traced already."""
         name = _program_name(function, shared)
         if name not in self._traced:
             self._traced[name] = programs.trace(
-                function, shared, *rest, everywhere=self._sharding, out_shardings=self._sharding
+                function, shared, *rest, everywhere=self.everywhere, out_shardings=self.everywhere
             )
 
-    def _run_fewer(self, problem: devices.TooLarge) -> bool:
-        """Runs fewer clients of a cohort at a time from now on, if that is possible and no chunk is given."""
-        share = -(-self._each_round // self.mesh.size) if self.mesh else self._each_round
-        chunk = programs.fewer(share, self.plan.chunk, problem)
-        if chunk is None or self.executor != "vmap" or not self._runs_all:
-            return False
-        self.plan = dataclasses.replace(self.plan, chunk=chunk)
-        known = self.samples.train.sizes if self.samples else None
-        self.round = Round(self.algorithm, self.plan, self.executor, self.mesh, self._varying, known)
+    def _forget_traces(self) -> None:
         self._traced.clear()
-        return True
 
     def _fetch(self, numbers: np.ndarray) -> Shards:
         """The training samples of these clients, padded so that few programs serve all rounds."""
@@ -195,7 +176,7 @@ class StreamedBackend:
         return FileSlots(self._folder) if self.store == "file" else MemorySlots()
 
     def _one_record(self) -> ClientRecord:
-        """Its shapes and types."""
+        """Shapes and types of one record."""
 
         def record(seed: Array) -> ClientRecord:
             _, server = self._new_server(seed)
@@ -218,7 +199,7 @@ class StreamedBackend:
 
     def init(self, seeds: Sequence[int]) -> StreamedState:
         """The state before the first round, with an empty store for each seed."""
-        new_servers = jax.jit(jax.vmap(self._new_server), out_shardings=self._sharding)
+        new_servers = jax.jit(jax.vmap(self._new_server), out_shardings=self.everywhere)
         keys, servers = new_servers(jnp.asarray(seeds, jnp.uint32))
         stores = [ClientStore(self._one_record(), self._slots()) for _ in seeds]
         none = jnp.zeros(len(seeds), jnp.int32)
@@ -261,7 +242,7 @@ class StreamedBackend:
                 skipped, in_row = (skipped + 1, in_row + 1) if outcome.skipped else (skipped, 0)
         return server, jnp.int32(skipped), jnp.int32(in_row), info
 
-    def evaluate(self, states: StreamedState) -> evaluation.Evaluation:
+    def evaluate(self, states: StreamedState) -> Evaluation:
         """G and P on the training and test samples of the evaluated clients, for every seed."""
         tallies = []
         for place in range(len(states.round)):
@@ -271,27 +252,15 @@ class StreamedBackend:
             tallies.append(self._run(self._tally, shared, self._evaluator.sets, records))
         return self._evaluator.summarise(jax.tree.map(lambda *leaves: np.stack(leaves), *tallies))
 
-    def start_evaluation(self, states: StreamedState) -> Pending:
-        """The evaluation, done at once."""
-        return Pending(self.evaluate(states))
-
-    def servers(self, states: StreamedState) -> Servers:
-        """The server's side of the state."""
-        return Servers(states.key, states.server, {})
-
     def participated(self, states: StreamedState) -> list[int]:
-        """By seed, how many of the evaluated clients have taken part so far."""
+        """The number of evaluated clients that have taken part so far, by seed."""
         return [int(np.sum(store.read(self.evaluated.tolist()).met)) for store in states.clients]
 
     def rejections(self, states: StreamedState) -> screening.Rejections:
-        """Whose updates were rejected so far, and how many rounds were skipped."""
+        """Which clients' updates were rejected so far, and how many rounds were skipped."""
         names = self.federation.names
         rejected = [screening.by_name(sorted(store.rejected.items()), names) for store in states.clients]
         return screening.Rejections(rejected, states.skipped.tolist(), states.skipped_in_row.tolist())
-
-    def diagnostics(self, states: StreamedState) -> dict[str, np.ndarray]:
-        """The last round's diagnostics by seed."""
-        return {name: np.asarray(values, np.float64) for name, values in jax.device_get(dict(states.info)).items()}
 
     def save(self, states: StreamedState) -> Saved:
         """The state for a checkpoint, whatever store it is in."""
@@ -311,19 +280,12 @@ class StreamedBackend:
         states = self.init(range(seeds))
         shapes = jax.eval_shape(lambda: _without_stores(states))
         filled = tensors.refill(jax.tree.map(devices.without_keys, shapes), arrays, "the checkpoint")
-        placed = devices.place(jax.tree.map(devices.with_keys, shapes, filled), self._sharding)
+        placed = devices.place(jax.tree.map(devices.with_keys, shapes, filled), self.everywhere)
         for place, store in enumerate(states.clients):
             clients, records, rejected = (arrays.get(f"{name}.{place}") for name in ("clients", "records", "left_out"))
             if clients is None or records is None or rejected is None:
                 raise SettingError("the checkpoint does not fit: its clients were on the device, or of other seeds")
-            everyone = self.federation.clients
-            known = clients.ndim == 1 and clients.dtype == np.int64 and len(np.unique(clients)) == len(clients)
-            known = known and bool(np.all((clients >= 0) & (clients < everyone)))
-            counted = rejected.ndim == 2 and rejected.shape[1] == 2 and rejected.dtype == np.int64
-            if not known or not counted or not np.isin(rejected[:, 0], np.arange(everyone)).all():
-                raise SettingError(f"the checkpoint does not fit: it is not of {everyone} clients")
-            store.fill(clients, records)
-            store.rejected.update(dict(rejected.tolist()))
+            store.restore(clients, records, rejected, self.federation.clients)
         return placed._replace(clients=states.clients)
 
     # Models -----------------------------------------------------------------------------------------------------
@@ -345,7 +307,7 @@ class StreamedBackend:
         return self._run(self._models_of, shared, store.read(numbers.tolist()))
 
     def models(self, states: StreamedState) -> tuple[Tree, Tree]:
-        """G by seed, and P by seed and client: of every client there is."""
+        """G by seed, and P by seed and client, for all clients."""
         places = range(len(states.round))
         everyone = np.arange(self.federation.clients)
         pieces = np.split(everyone, everyone[self._each_round :: self._each_round])
@@ -354,19 +316,8 @@ class StreamedBackend:
         ]
         return _joined([self.global_model(states, place) for place in places]), _joined(of_seed)
 
-    def evaluated_models(self, states: StreamedState) -> tuple[Tree, Tree]:
-        """Those of the state: an evaluation is done at once."""
-        return self.models(states)
-
-    def outputs(self, part: Part, global_: Tree, personal: Tree) -> evaluation.Outputs:
-        """What these models predict, which begin with the seeds, for the samples of the evaluated clients."""
-        return self._evaluator.outputs(part, global_, personal)
-
-    def announce(self, states: StreamedState, round_: int, last: bool = False) -> None:
-        """No client is elsewhere."""
-
     def model_bytes(self) -> int | None:
-        """What ``models`` takes for one seed; None if not every client is evaluated, as most may not even exist yet."""
+        """Bytes of the models of one seed; None if not all clients are evaluated: most may not even exist yet."""
         if len(self.evaluated) < self.federation.clients:
             return None
 
@@ -385,7 +336,7 @@ class StreamedBackend:
         """Traces a round and its evaluation without computing them: what cannot work fails here."""
 
         self._slots()
-        place = self._sharding
+        place = self.everywhere
         key, server = devices.place(jax.jit(self._new_server)(jnp.uint32(0)), place)
         record = self._one_record()
 
@@ -394,7 +345,7 @@ class StreamedBackend:
             return devices.place(empty, place)
 
         started = time.perf_counter()
-        # The clients of some round: others will mostly have as many samples, rounded up, and use the same program.
+        # The clients of any round: rounded up, most others have as many samples, and use the same program.
         shards = devices.place(self._fetch(np.asarray(self._select(jax.random.key(0), 0))), place)
         shared = Shared(shards, key, server, {}, devices.place(jnp.int32(0), place))
         run = self._trace_program if self.executor != "loop" else jax.eval_shape
@@ -405,7 +356,7 @@ class StreamedBackend:
 
 
 def _evaluated_clients(clients: int, evaluated: int | None) -> np.ndarray:
-    """The same ones in every run on so many clients."""
+    """The clients to evaluate: the same in every run with this number of clients."""
     count = min(evaluated or _EVALUATED, clients)
     return np.sort(np.random.default_rng(clients).choice(clients, count, replace=False, shuffle=False))
 
@@ -415,12 +366,12 @@ def _server_bytes(algorithm: Algorithm, clients: int) -> int:
 
 
 def _several(one: Tree, count: int) -> Tree:
-    """The shapes and types of so many."""
+    """The shapes and types of ``count`` of them."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), one)
 
 
 def _program_name(function: Callable[..., Any], shared: Shared) -> tuple[str, int, int]:
-    """A program serves all rounds with as many clients and as many rows of samples."""
+    """A program serves all rounds with the same number of clients and of rows of samples."""
     return function.__name__, len(shared.shards.numbers), len(shared.shards.y)
 
 

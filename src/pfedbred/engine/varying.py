@@ -16,7 +16,7 @@ class Varying(NamedTuple):
     """An algorithm whose hyper-parameters vary.
 
     Attributes:
-      build: ``build(settings)`` is the algorithm with these hyper-parameters in place of its own.
+      build: ``build(settings)`` is the algorithm with these hyper-parameters.
       schedules: hyper-parameters that change from round to round, each with its value in every round.
     """
 

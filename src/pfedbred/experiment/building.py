@@ -76,7 +76,7 @@ def build(experiment: Experiment, federation: Federation | Population | None = N
 
 
 def build_sweep(experiment: Experiment, federation: Federation | None) -> tuple[Experiment, ResidentBackend]:
-    """Likewise, with a program whose inputs are the settings given to the backend's ``init``."""
+    """The experiment for a sweep: inputs of its program are the settings given to the backend's ``init``."""
     parts = _prepare(experiment, federation)
     if parts.experiment.coverage is not None:
         raise SettingError("a sweep keeps no models to calibrate: leave coverage out, and run its best point with it")
@@ -97,18 +97,18 @@ def load_data(experiment: Experiment) -> Federation | Population:
     options["seed"] = options.pop("split_seed")
     if isinstance(experiment.dataset, str) and experiment.participation == "sample" and experiment.store != "device":
         found = data.population(experiment.dataset, **options)
-        # Loading takes as much memory again, twice.
+        # Loading takes three times the memory of the data.
         if found and _choose_store(experiment, found, states=2 * found.bytes) != "device":
             return found if task is None else found.for_task(task)
     return data.load(experiment.dataset, **options, task=task)
 
 
 def make_plan(experiment: Experiment, classes: int) -> Plan:
-    """How the rounds are run, on data with so many labels."""
+    """The plan of the rounds, for data with ``classes`` labels."""
     chosen = experiment.fixed_clients()
     assert experiment.aggregated is not None
     assert experiment.weights is not None
-    # Two labels leave a model only two ways to go, and honest clients pull it both ways.
+    # With two labels a model can only move in two directions, and honest clients pull it in both.
     two_ways = experiment.kind.one_output or (classes == 2 and experiment.kind.labels == "classes")
     return Plan(
         select=selection.get(experiment.select if chosen is None else chosen, experiment.aggregated),
@@ -171,7 +171,7 @@ def schedule_tables(experiment: Experiment) -> dict[str, np.ndarray]:
 
 
 def first_values(experiment: Experiment) -> dict[str, float]:
-    """Of the settings that have a schedule."""
+    """The first value of each setting that has a schedule."""
     return {name: float(values[0]) for name, values in schedule_tables(experiment).items()}
 
 
@@ -188,15 +188,15 @@ class _Parts(NamedTuple):
 
 
 def _with_note(federation: Federation | Population) -> Federation | Population:
-    """With a note if samples that are now kept apart have had a part in how inputs are made."""
+    """With a note if the encoding of inputs was fitted on samples that are now held out."""
     if isinstance(federation, Population) or federation.refit is not None or not federation.fitted:
         return federation
-    note = "stay as they were prepared, by all training samples: those kept apart now included"
+    note = "encoded as prepared, from all training samples, including those now held out"
     return dataclasses.replace(federation, about={**federation.about, "inputs": note})
 
 
 def _prepare(experiment: Experiment, federation: Federation | Population | None) -> _Parts:
-    # Of other data the dataset's own numbers say nothing.
+    # The dataset's own numbers do not apply to other data.
     experiment = experiment.checked(data_elsewhere=federation is not None)
     if federation is None:
         federation = load_data(experiment)
@@ -208,7 +208,7 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     if experiment.validation:
         federation = federation.with_validation(experiment.validation, experiment.split_seed or 0)
         if isinstance(federation, Federation) and not len(federation.parts["validation"].y):
-            raise SettingError(f"validation = {experiment.validation} keeps no sample of any client: use a larger part")
+            raise SettingError(f"validation = {experiment.validation} holds out no samples: use a larger fraction")
     check_coverage(experiment, federation)
     newcomers = None
     if experiment.held_out_clients:
@@ -225,7 +225,7 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
 
 
 def _data_task(experiment: Experiment) -> str | None:
-    """By name, how the labels of the data are to be read; None if the data decides it."""
+    """The task by name that the labels are read for; None if the data decides it."""
     if experiment.task is None:
         return None
     kind = experiment.kind
@@ -275,14 +275,14 @@ def _decide_store(
 
 
 def _most_minibatches(backend: Backend[Any]) -> int:
-    """In a pass of the largest client, if its size is known."""
+    """Minibatches in a pass of the largest client, if its size is known."""
     if backend.samples is None:
         return 1
     return int(backend.plan.batching.per_pass(int(max(backend.samples.train.sizes, default=1))))
 
 
 def _check_memory(experiment: Experiment, backend: Backend[Any]) -> None:
-    """Rejects what the device has no memory for. A run that merely takes long is the user's decision."""
+    """Rejects a run that does not fit into device memory. A run that merely takes long is the user's decision."""
     client, federation = backend.algorithm.client, backend.federation
     most = _most_minibatches(backend)
     samples = max(drawn(each, most) for each in (client.draws, client.model_draws)) * experiment.batch_size

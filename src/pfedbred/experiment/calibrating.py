@@ -17,7 +17,7 @@ S = TypeVar("S")
 
 
 def check_coverage(experiment: Experiment, federation: Federation | Population) -> None:
-    """Rejects a coverage that this data has no samples for, or that its task has no sets for."""
+    """Rejects a coverage for which there are too few samples, or for which the task has no sets."""
     level = experiment.coverage
     if level is None:
         return
@@ -28,8 +28,8 @@ def check_coverage(experiment: Experiment, federation: Federation | Population) 
         raise SettingError("coverage needs validation samples: keep some with validation=0.2")
     if isinstance(federation, Federation) and len(federation.parts["validation"].y) < least_samples(level):
         raise SettingError(
-            f"coverage {level:g} needs at least {least_samples(level):,} validation samples of all clients together, "
-            f"and there are {len(federation.parts['validation'].y):,}: use a larger validation, or a lower coverage"
+            f"coverage {level:g} needs at least {least_samples(level):,} validation samples across all clients, "
+            f"but there are {len(federation.parts['validation'].y):,}: use a larger validation, or a lower coverage"
         )
 
 

@@ -1,4 +1,4 @@
-"""The command line that reproduces an experiment from what its record says."""
+"""The command line that reproduces an experiment, from its record."""
 
 from __future__ import annotations
 

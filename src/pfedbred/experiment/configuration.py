@@ -56,7 +56,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
     def checked(self, *, data_elsewhere: bool = False) -> Experiment:
         """The same experiment with every value checked and the defaults of its dataset and algorithm filled in.
 
-        The number of clients stays open where only the data knows it, so that the file means the same data later.
+        The number of clients stays unset if only the data determines it, so that the file means the same data later.
         With ``data_elsewhere``, ``dataset`` is only the name of data that other machines hold.
         """
         if hasattr(self, "_given"):
@@ -93,14 +93,14 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         return self
 
     def on(self, federation: Federation | Population) -> Experiment:
-        """The same experiment on other data: what its own dataset decided is open again."""
+        """The same experiment on other data: values that came from its own dataset are unset again."""
         return dataclasses.replace(self._as_given(), dataset=federation)
 
     def _as_given(self) -> Experiment:
         return getattr(self, "_given", self)
 
     def for_data(self, federation: DataInfo, *, data_elsewhere: bool = False) -> Experiment:
-        """This experiment, checked, with what only the data can tell: how many clients a round averages."""
+        """This experiment, checked, with what only the data determines: the number of clients that a round averages."""
         experiment = self.checked(data_elsewhere=data_elsewhere)
         if experiment.clients not in (None, federation.clients):
             raise SettingError(
@@ -155,7 +155,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         return resolved
 
     def _with_data_defaults(self) -> Experiment:
-        """The dataset's own numbers filled in, and paths made absolute, to mean the same wherever they are read."""
+        """Fills in the dataset's own numbers, and makes paths absolute, so that they mean the same in any folder."""
         given = {name: getattr(self, name) for name in field_names(path=True)}
         paths: dict[str, Any] = {name: absolute_path(path) for name, path in given.items() if path}
         experiment = dataclasses.replace(self, **paths)
@@ -192,7 +192,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             raise SettingError(f"aggregated is {self.aggregated}, but select names {len(chosen)} clients")
 
     def _with_aggregated(self, clients: int | None) -> Experiment:
-        """How many clients a round averages, and what else their number decides, if it is known by now."""
+        """Fills in the number of clients that a round averages, and what depends on it, if the total is known."""
         if clients is None:
             return self
         chosen = self.fixed_clients()
@@ -208,7 +208,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         return dataclasses.replace(self, aggregated=count, settings=settings)
 
     def _held_out_count(self, clients: int) -> int:
-        """How many clients are held out."""
+        """The number of clients that are held out."""
         who = self.held_out_clients
         return len(who) if isinstance(who, list) else round(float(who or 0) * clients)
 
@@ -251,7 +251,7 @@ def field_names(**metadata: bool) -> list[str]:
 
 
 def default_weights(select: Any) -> str:
-    """The averaging weights where none are given: size counts once, in the selection or in the average."""
+    """The default averaging weights: size counts once, in the selection or in the average."""
     return "uniform" if selection.counts_size(select) else "data"
 
 
@@ -275,7 +275,7 @@ _FORMER: dict[str, dict[str, Any]] = {"per-fedavg": {"adapt_steps": 2}}
 
 
 def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In what two recorded experiments differ, in words; options that cannot change the results do not count."""
+    """How two recorded experiments differ, in words, apart from options that cannot change the results."""
     free = field_names(result=False)
     before, now = ({**plain_defaults(), **each} for each in (before, now))
     changed = [
@@ -311,7 +311,7 @@ def _resolved(name: str, value: Any, hint: Any) -> Any:
 
 
 def _weights(given: str | list[float] | None) -> str | list[float] | None:
-    """Weights of the labels: a list of numbers, also if it is given as a text such as 1,5; or ``balanced``."""
+    """Weights of the labels: a list of numbers, possibly given as text such as 1,5; or ``balanced``."""
     if given is None or given == "balanced":
         return given
     parts = given.split(",") if isinstance(given, str) else given
@@ -348,7 +348,7 @@ def _held_out(given: float | str | list[str] | None) -> float | list[str] | None
 
 
 def _part_names(option: str, given: str | list[str] | None) -> list[str] | None:
-    """Names of parts as a list, also if they are given as a text such as conv1,conv2; None if there are none."""
+    """Names of parts as a list, possibly given as text such as conv1,conv2; None if there are none."""
     parts = given.split(",") if isinstance(given, str) else given or []
     if not all(isinstance(part, str) for part in parts):
         raise SettingError(f"{option} must be names of parts, such as conv1,conv2, not {given!r}")
@@ -378,13 +378,13 @@ def _is_client_number(text: str) -> bool:
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
-    """The path, wherever the program is run from."""
+    """The absolute path."""
     try:
         return str(Path(path).resolve())
-    except (OSError, ValueError, RuntimeError):  # a zero byte, or links that go round in a circle
+    except (OSError, ValueError, RuntimeError):  # a null byte, or circular links
         raise SettingError(f"{str(path)!r} is not a valid path") from None
 
 
 def _averaged_by_default(clients: int) -> int:
-    """A fifth of them, as in the paper; all of a few, of whom a fifth would be one or two."""
+    """A fifth of them, as in the paper; all of ten or fewer, where a fifth would be one or two."""
     return clients if clients <= 10 else max(1, round(clients / 5))

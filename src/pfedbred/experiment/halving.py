@@ -1,7 +1,7 @@
-"""Successive halving: at a few rounds, the worse half of the points that got there stops.
+"""Successive halving: at a few rounds, the worse half of the points that reached them stops.
 
 The rounds are R/2, R/4, ..., at least one evaluation apart. Points arrive there in their own time, as places in the
-batch become free, so a point is compared with those that have been there so far (Li et al. 2020, "A System for
+batch become free, so a point is compared with those that arrived before it (Li et al. 2020, "A System for
 Massively Parallel Hyperparameter Tuning").
 
 Optuna's SuccessiveHalvingPruner is the same idea for the trials of a study. But Optuna is an optional dependency, and a
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_LEAST = 1 / 16  # of all rounds, before which nothing is judged
+_LEAST = 1 / 16  # fraction of the rounds before which no point stops
 
 
 def rungs(rounds: Sequence[int]) -> list[int]:
@@ -28,7 +28,7 @@ def rungs(rounds: Sequence[int]) -> list[int]:
 
 
 class Halving:
-    """The points' scores where they are judged; without rounds, nowhere."""
+    """The points' scores at the evaluations after which they may stop; without rounds, there are none."""
 
     def __init__(self, rounds: Sequence[int]) -> None:
         self._scores: dict[int, dict[int, float]] = {rung: {} for rung in rungs(rounds)}
@@ -38,12 +38,12 @@ class Halving:
         return evaluation in self._scores
 
     def note(self, evaluation: int, point: int, score: float) -> None:
-        """The score of a point that has got so far, the higher the better; NaN if it diverged."""
+        """Notes the score of a point at this evaluation: higher is better, NaN if it diverged."""
         if evaluation in self._scores:
             self._scores[evaluation][point] = -math.inf if math.isnan(score) else float(score)
 
     def stops(self, evaluation: int, point: int) -> bool:
-        """Whether a point is not in the better half of those noted here so far; of equals, the first are better."""
+        """Whether a point is not in the better half of those noted here so far; ties go to the earlier point."""
         here = self._scores.get(evaluation, {})
         if point not in here:
             return False

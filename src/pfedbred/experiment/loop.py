@@ -35,7 +35,7 @@ def train(
 ) -> Run[S]:
     """Runs the experiment's rounds, from the beginning or from where a checkpoint left it.
 
-    ``folder`` is the run folder that the callbacks write into, if they do. ``keep_models`` is whether to keep the
+    ``folder`` is the run folder, if the callbacks write into one. ``keep_models`` is whether to keep the
     models of the rounds chosen on validation samples; by default if they are small.
     """
     keep = keep_models if built.experiment.coverage is None else True  # models to calibrate, whether written or not
@@ -64,7 +64,7 @@ class _Training(Generic[S]):
             self._experiment, self._backend, self._backend.init(self._experiment.seed_list)
         )
         self._progress.folder = folder
-        self._asked: tuple[Pending, _Moment] | None = None  # an evaluation whose result is not there yet
+        self._asked: tuple[Pending, _Moment] | None = None  # an evaluation whose result is not available yet
         self._stopped: str | None = None  # why the run is interrupted, to be resumed
         self._finished: str | None = None  # why it is complete before the last round
         self._diverged: int | None = None  # the round at which that was seen
@@ -81,6 +81,8 @@ class _Training(Generic[S]):
             while progress.round < rounds and not self._ends:
                 self._train_some_rounds()
                 if self._diverged is None:
+                    self._evaluate_if_due()
+                if self._diverged is None:
                     self._pause()
             if progress.round == rounds or self._finished:
                 self._stopped = None
@@ -96,7 +98,7 @@ class _Training(Generic[S]):
         return self._stopped is not None or self._finished is not None or self._diverged is not None
 
     def _train_some_rounds(self) -> None:
-        """Up to the next evaluation, or for as long as the callbacks allow; then evaluates, if that is due."""
+        """Up to the next evaluation, or for as long as the callbacks allow."""
         experiment, backend, progress = self._experiment, self._backend, self._progress
         until_evaluation = experiment.eval_every - progress.round % experiment.eval_every
         limits = (each.most_rounds(progress) for each in self._callbacks)
@@ -109,8 +111,6 @@ class _Training(Generic[S]):
         progress.round += rounds
         self._tick()
         self._note_result()
-        if self._diverged is None:
-            self._evaluate_if_due()
 
     def _pause(self) -> None:
         """Asks the callbacks whether to stop, and lets them do their work."""
@@ -126,7 +126,7 @@ class _Training(Generic[S]):
             self._note_result()
 
     def _complete_evaluation(self) -> None:
-        """Evaluates the last round now, if its result would only come with another one or none was due."""
+        """Evaluates the last round now, if its result would only arrive with another round or none was due."""
         progress = self._progress
         if not (progress.points and progress.points[-1].round == progress.round):
             self._asked = Pending(self._backend.evaluate(progress.state)), self._moment()
@@ -134,7 +134,7 @@ class _Training(Generic[S]):
             self._note_result()
 
     def _note_result(self) -> None:
-        """Records an evaluation once its result is there."""
+        """Records an evaluation once its result is available."""
         if self._asked is None or self._asked[0].result is None:
             return
         progress, result, moment = self._progress, self._asked[0].result, self._asked[1]

@@ -1,8 +1,8 @@
-"""A personal model for a client that comes after training: from the global model and its own samples alone.
+"""A personal model for a client that joins after training: from the global model and its own samples alone.
 
 The client does what a new client would do in a round of the method, with a server that sends G and learns nothing from
 it; no data of other clients is needed. What a server keeps beside G (control variates, momenta, learned strengths) is
-not in the file of a model, and starts anew.
+not in the file of a model, and starts from its initial value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pfedbred.errors import SettingError, nearest
 from pfedbred.io import tensors
 from pfedbred.models.base import WithStatistics
 from pfedbred.runs import layout, model_file
-from pfedbred.runs.saved_models import TrainedModel, export, load_model
+from pfedbred.runs.saved_models import export
+from pfedbred.runs.trained_model import TrainedModel, load_model
 from pfedbred.settings.values import Count, Rule, check
 from pfedbred.types import Tree
 
@@ -57,9 +58,9 @@ def adapt(
       batch_size: samples in a minibatch.
       name: of the client.
       out: file for the model, which ``pfedbred predict`` reads.
-      encoded: whether samples are inputs already, as a prepared federation holds them.
-      network: the network of a custom model, as it was given to ``run``.
-      algorithm: a custom algorithm, likewise.
+      encoded: whether samples are already encoded, as in a prepared federation.
+      network: the network of a custom model, as given to ``run``.
+      algorithm: a custom algorithm, as given to ``run``.
 
     Returns:
       The personal model.
@@ -80,9 +81,9 @@ def adapt(
 
 
 def _personal(given: TrainedModel, x: np.ndarray, y: np.ndarray, rounds: int, batch_size: int) -> Tree:
-    """P after so many rounds of the client alone."""
+    """P after ``rounds`` rounds of the client alone."""
     if len(x) != len(y) or not len(x):
-        raise SettingError(f"there are {len(x)} samples and {len(y)} labels: one of each is needed for every sample")
+        raise SettingError(f"there are {len(x)} samples and {len(y)} labels: give one label for each sample")
     split = Split(x, y, np.array([0, len(x)]))
     shift, scale = (None if each is None else np.asarray(each) for each in given.normalisation)
     about = given.about
@@ -135,7 +136,7 @@ def _labels(given: TrainedModel, y: Sequence[Any] | np.ndarray) -> np.ndarray:
 
 
 def _write(source: Path, given: TrainedModel, personal: Tree, out: Path, name: str) -> None:
-    """The model's file, with the client's params in place of the global ones; inputs are made as before."""
+    """The model's file, with the client's params in place of the global ones; inputs are encoded as before."""
     file, about = model_file.read(source, model_file.EXPORTED, "")
     old = tensors.named(given.params)
     kept = {each: file.get_tensor(each) for each in file.keys() if each not in old}  # noqa: SIM118  (not a mapping)

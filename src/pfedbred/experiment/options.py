@@ -150,7 +150,7 @@ class DataOptions:
     )
     validation: Fraction | None = option(
         None,
-        "fraction of each client's training samples held out to choose a round on",
+        "fraction of each client's training samples held out for validation, to choose a round",
         deployed=True,
         sent=True,
         later=True,
@@ -252,7 +252,7 @@ class ProtocolOptions:
 
     rounds: Count = option(100, "rounds of training", deployed=True, sent=True)
     seeds: Count = option(1, "number of seeds, run side by side")
-    seed: NonNegativeCount = option(0, "first seed; the others count up from it", deployed=True, sent=True)
+    seed: NonNegativeCount = option(0, "first seed; the others follow it", deployed=True, sent=True)
     joining_rounds: Count = option(5, "rounds of local training for held-out clients when they join")
     participation: Literal["all", "sample"] = option(
         "all",
@@ -261,7 +261,7 @@ class ProtocolOptions:
         sent=True,
     )
     aggregated: Count | None = option(
-        None, "number of clients averaged per round; by default a fifth of all, or all of ten or fewer", deployed=True
+        None, "number of clients averaged per round; by default a fifth of all, or all of at most ten", deployed=True
     )
     select: str | list[int] | Callable[..., Any] = option(
         "uniform",
@@ -319,8 +319,8 @@ class ProtocolOptions:
     )
     coverage: Level | None = option(
         None,
-        "calibrate the models by validation samples when training is over: probabilities, and sets or intervals that "
-        "hold the true label this often, such as 0.9",
+        "after training, calibrate probabilities on validation samples, and sets or intervals that "
+        "contain the true label with this frequency, such as 0.9",
         identifies=False,
     )
     diagnostics: bool = option(

@@ -21,10 +21,10 @@ class Progress(Generic[S]):
     """A run between two rounds.
 
     Attributes:
-      experiment: what is run.
-      backend: what runs it.
+      experiment: the experiment.
+      backend: its backend.
       state: the backend's.
-      round: how many rounds are done.
+      round: the number of rounds done.
       points: its evaluations so far.
       seconds: how long it has taken, resumed parts included.
       compile_seconds: how much of that was compiling.
@@ -55,7 +55,7 @@ class Progress(Generic[S]):
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether the current round is to be evaluated and has not been."""
+        """Whether the current round is due for evaluation and not evaluated yet."""
         evaluated = self.points[-1].round if self.points else 0
         last = self.round == self.experiment.rounds
         return self.round > evaluated and (last or self.round % self.experiment.eval_every == 0)

@@ -53,7 +53,7 @@ def built(given: Any, build: Callable[[Any], Any]) -> Any:
 
 
 def object_name(value: Any) -> str:
-    """A short name for people: a function's own, with dashes, or that of the type."""
+    """A short name to show: a function's own, with dashes, or that of the type."""
     if isinstance(value, str):
         return value
     name = getattr(value, "__name__", None) or type(value).__name__

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from pfedbred.engine.backend import Backend
-from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.history import Part, Point, Which, curve
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.experiment import references
@@ -18,8 +18,8 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.runs.calibration import RunCalibration
 from pfedbred.runs.chosen import Chosen
 from pfedbred.runs.record import RunRecord
-from pfedbred.runs.saved_models import TrainedModel
 from pfedbred.runs.summary import summary
+from pfedbred.runs.trained_model import TrainedModel
 from pfedbred.types import Tree
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ class Run(Generic[S]):
       round: the last round.
       compile_seconds: time spent compiling.
       round_seconds: time of one round, training only, for each stretch between evaluations.
-      total_seconds: all of it.
+      total_seconds: total time.
       newcomers: evaluations of the held-out clients after 0, 1, 2, ... rounds of local training; None without any.
       stopped: why it was interrupted before its last round, to be resumed; None if it was not.
       finished_early: why it was complete before its last round; None if it was not.
       diverged: the round at which all seeds were found to have diverged, where the run ended; None if they did not.
       folder: the run folder, if it has one.
       chosen: the rounds chosen on validation samples, and their models; None without such samples.
-      calibration: of the chosen models; None if no ``coverage`` was asked for, or the run diverged.
+      calibration: of the chosen models; None without ``coverage``, or if the run diverged.
     """
 
     experiment: Experiment
@@ -107,7 +107,7 @@ class Run(Generic[S]):
         return self._whole(self._kept("global", (seed,), last) if self._is_chosen(at) else last)
 
     def personal_model(self, client: int, seed: int = 0, *, at: When | None = None) -> Tree:
-        """The parameters of a client's P, for the seed at that position, likewise."""
+        """The parameters of a client's P, for the seed at that position: of the same round."""
         last = self.backend.personal_model(self.state, client, seed)
         return self._whole(self._kept("personal", (seed, client), last) if self._is_chosen(at) else last)
 
@@ -136,7 +136,7 @@ class Run(Generic[S]):
         return self.trained(client, seed).predict(x)
 
     def probabilities(self, x: Any, client: int | str | None = None, seed: int = 0) -> np.ndarray:
-        """(n, labels) the probability of each label, likewise; calibrated if the run has ``coverage``."""
+        """(n, labels) the probability of each label, from the same model; calibrated if the run has ``coverage``."""
         return self.trained(client, seed).probabilities(x, calibrated=self.calibration is not None)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -160,7 +160,7 @@ class Run(Generic[S]):
         ]
         if not pandas:
             return rows
-        import pandas as pd  # its users have it
+        import pandas as pd  # an optional dependency
 
         return pd.DataFrame(rows)
 
@@ -182,7 +182,7 @@ class Run(Generic[S]):
         return self.chosen.tree(model, place, like)
 
     def record(self) -> RunRecord:
-        """The run as its folder would tell it."""
+        """The run as it would be read from its folder."""
         experiment, backend = self.experiment, self.backend
         evaluated, participated = backend.evaluated, backend.participated(self.state)
         content = summary(

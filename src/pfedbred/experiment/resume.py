@@ -42,7 +42,7 @@ def check_unchanged(
 ) -> None:
     """Rejects other options than those of the run in the folder (``before``, by default its config.yaml).
 
-    With ``more_rounds`` there may be more of them, unless the run would have been another from the beginning.
+    With ``more_rounds`` there may be more of them, unless that would have changed the run from the start.
     """
     if before is None:
         before = read_config(folder / layout.CONFIG)
@@ -50,8 +50,8 @@ def check_unchanged(
         spanning = [name for name, value in options["settings"].items() if spans_all_rounds(value)]
         if spanning:
             raise SettingError(
-                f"{folder} cannot be given more rounds: the schedule of {spanning[0]} spans all of them, and would "
-                "have been another"
+                f"{folder} cannot be given more rounds: the schedule of {spanning[0]} spans all rounds, and "
+                "would change"
             )
         before = {**before, "rounds": options["rounds"]}
     changed = changed_options(before, options)
@@ -76,7 +76,7 @@ _FACTS = {
 
 
 def _current(facts: Any, path: Path) -> dict[str, Any]:
-    """A checkpoint's facts as they are written now; earlier servers kept the time of every round."""
+    """A checkpoint's facts in the current format; earlier servers kept the time of every round."""
     expect(facts, {"experiment": dict}, path)
     facts = {"data": None, "compile_seconds": 0.0, "metrics_sha256": None, **facts}
     if isinstance(facts.get("round_seconds"), list):
@@ -100,7 +100,7 @@ def latest_checkpoint(folder: Path, warn: Callable[[str], None]) -> checkpoints.
 
 
 def what_is_saved(folder: Path) -> str:
-    """What is left of a run that has just failed: as much as could be resumed now, whatever was written before."""
+    """What is saved of a run that has just failed: how far it could be resumed now."""
     try:
         found = latest_checkpoint(folder, lambda message: None)
     except SettingError:

@@ -37,7 +37,7 @@ def warn(message: str) -> None:
 
 
 class OutOfMemory(SettingError, MemoryError):
-    """No memory is left. ``saved`` says what is saved of the run."""
+    """The error for exhausted memory. ``saved`` says what is saved of the run."""
 
     def __init__(self, saved: str = "") -> None:
         advice = "use fewer clients, seeds or local steps, a smaller batch_size or model, or store file"
@@ -54,7 +54,7 @@ class FolderOptions:
       keep_models: whether to keep the trained models; None if they are small.
       outcome: whether to write what a finished run leaves: its summary, picture and models.
       source: the folder to resume from, if it is not the one written into.
-      warn: is called with what is wrong but not fatal.
+      warn: is called with warnings.
       extra: more content for summary.json.
     """
 
@@ -150,7 +150,7 @@ def run_into(
         outcome = [ModelWriter(folder, how.keep_models, how.warn), Pictures(folder), Outcome(folder, how.extra)]
     try:
         with writing_into(folder):
-            for each in (*layout.leftovers(folder), folder / layout.SUMMARY):  # a run that goes on is not finished
+            for each in (*layout.leftovers(folder), folder / layout.SUMMARY):  # a resumed run is not finished
                 each.unlink(missing_ok=True)
             if source == folder:
                 checkpoints.remove_after(folder, start.round if start else 0)

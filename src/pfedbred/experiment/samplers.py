@@ -1,7 +1,7 @@
 """Where the points of a sweep come from: a list, or a sampler that learns from the points before.
 
-A sampler is asked for points when there is room for them, and told what became of each, in the order in which that is
-known. A resumed sweep asks and tells again, so that it continues with exactly the same points.
+A sampler is asked for points when there is room for them, and told the outcome of each, in the order in which outcomes
+are known. A resumed sweep asks and tells again, so that it continues with exactly the same points.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Sampler(Protocol):
     """Chooses the points.
 
     Attributes:
-      total: how many points it will have chosen in the end.
+      total: the total number of points.
       learns: whether it waits for outcomes before it chooses more.
     """
 
@@ -31,7 +31,7 @@ class Sampler(Protocol):
     learns: bool
 
     def ask(self, count: int) -> np.ndarray:
-        """At most so many further points, one row each; none when all have been chosen."""
+        """At most ``count`` further points, one row each; none when all have been chosen."""
 
     def tell(self, point: int, value: float | None, complete: bool) -> None:
         """The outcome of a point, by its number: higher is better, None if it diverged. It may have stopped early."""
@@ -53,7 +53,7 @@ class Listed:
         return found
 
     def tell(self, point: int, value: float | None, complete: bool) -> None:
-        """Nothing follows from it."""
+        """Does nothing: the points are fixed."""
 
 
 class OptunaSampler:
@@ -133,7 +133,7 @@ Event = Mapping[str, Any]
 
 
 class Logged:
-    """A sampler that notes what it was asked and told, so that it can be brought to the same place again."""
+    """A sampler that notes what it was asked and told, so that it can be restored to the same state."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler, self.events = sampler, list[Event]()

@@ -18,7 +18,7 @@ from pfedbred.experiment.callbacks.pictures import Pictures
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import open_folder
 from pfedbred.report import curves
-from pfedbred.runs import layout, saved_models
+from pfedbred.runs import layout, saved_models, trained_model
 from pfedbred.runs.config_file import write_config
 from pfedbred.runs.metrics_file import MetricsFile
 
@@ -40,23 +40,23 @@ def save(run: Run[Any], folder: Path, overwrite: bool = False) -> Path:
 
 
 class Models:
-    """The trained models of a run, loaded when they are first asked for."""
+    """The trained models of a run, loaded when first needed."""
 
     def __init__(self, run: Run[Any]) -> None:
         self._run = run
         self._folder = Path(tempfile.mkdtemp(prefix="pfedbred-models-"))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._loaded: dict[tuple[int | str | None, int], saved_models.TrainedModel] = {}
+        self._loaded: dict[tuple[int | str | None, int], trained_model.TrainedModel] = {}
         ModelWriter(self._folder, keep=True).on_end(run)
 
-    def get(self, client: int | str | None, seed: int) -> saved_models.TrainedModel:
+    def get(self, client: int | str | None, seed: int) -> trained_model.TrainedModel:
         """A client's P, or G; for the seed at that position."""
         if (client, seed) not in self._loaded:
             experiment, out = self._run.experiment, self._folder / "model.safetensors"
             saved_models.export(self._folder, client=client, seed=experiment.seed_list[seed], out=out)
             network = None if isinstance(experiment.model, str) else experiment.model
             algorithm = None if isinstance(experiment.algorithm, str) else experiment.algorithm
-            self._loaded[client, seed] = saved_models.load_model(out, network, algorithm)
+            self._loaded[client, seed] = trained_model.load_model(out, network, algorithm)
         return self._loaded[client, seed]
 
 

@@ -15,7 +15,7 @@ _MOST_VALUES = 10_000
 
 
 class Range(NamedTuple):
-    """All numbers from ``low`` to ``high``; with ``log``, as many between 1 and 10 as between 10 and 100."""
+    """All numbers from ``low`` to ``high``, drawn uniformly; with ``log``, uniformly in their logarithm."""
 
     low: float
     high: float
@@ -88,13 +88,13 @@ def every_point(space: Space) -> np.ndarray:
     values = []
     for name, each in space.items():
         if isinstance(each, Range):
-            raise SettingError(f"{name} is given as a range: say how many points to draw from it with --random N")
+            raise SettingError(f"{name} is a range: give the number of points to draw from it with --random N")
         values.append(each)
     return np.array(list(itertools.product(*values)), float)
 
 
 def random_points(space: Space, count: int, seed: int) -> np.ndarray:
-    """So many points, each setting drawn from its range or values on its own."""
+    """``count`` points, each setting drawn independently from its range or values."""
     places = np.random.default_rng([seed, 2]).random((count, len(space)))
     columns = [
         each.at(place) if isinstance(each, Range) else np.asarray(each, float)[(place * len(each)).astype(int)]

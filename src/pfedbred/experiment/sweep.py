@@ -2,7 +2,7 @@
 
 The settings that differ are numbers in the program, not part of it; every point is a run beside the others, as seeds
 are. As many points as fit run together. A point that is finished, or stopped early, makes room for the next one: the
-places in the program are independent of each other, each at a round of its own.
+places in the program are independent of each other, each at its own round.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BATCHES = 5  # of points from a sampler that learns
 _GENERATIONS = 3  # of points in each place, if some stop early
 
 
-def usual_memory() -> int:
+def default_memory() -> int:
     """Bytes for the states of the points that run together: a step needs as much again."""
     return min(_MEMORY, devices.device_memory() // 2)
 
@@ -48,7 +48,7 @@ class Keeper(Protocol):
     """Keeps a sweep while it runs, so that it can be resumed, and tells when to stop."""
 
     def restore(self, sweeping: Sweeping) -> None:
-        """Brings a sweep to where it was interrupted, if it was."""
+        """Restores a sweep that was interrupted."""
 
     def pause(self, sweeping: Sweeping) -> None:
         """Called after every evaluation; raises an exception to stop."""
@@ -84,8 +84,8 @@ def sweep(
       choose_on_test: whether to choose on the test samples instead, whose figures are then optimistically biased.
       metric: what points are compared by, of those that every evaluation has; by default the task's first.
       memory: bytes that the states of points running together may take; by default 4 GiB, or half of the device's.
-      observe: called after every evaluation with how many of all points' rounds are done, and how many there are.
-      note: called with what the user should know.
+      observe: called after every evaluation with the number of rounds done, over all points, and their total.
+      note: called with notes for the user.
       keeper: writes checkpoints; see :mod:`pfedbred.experiment.sweep_folder`.
     """
     started = time.perf_counter()
@@ -108,7 +108,7 @@ def sweep(
         halving,
         choose_on_test,
         compared_by,
-        memory or usual_memory(),
+        memory or default_memory(),
         observe,
     )
     if keeper:
@@ -154,9 +154,9 @@ class Sweeping:
     Attributes:
       sampler: chooses the points, and notes what it was asked and told.
       tables: what was measured of each point.
-      slots: of each place in the program, the number of its point; -1 if it is free.
-      at: of each place, the round of its point.
-      states: of all places, seeds side by side.
+      slots: for each place in the program, the number of its point; -1 if it is free.
+      at: for each place, the round of its point.
+      states: those of all places, seeds side by side.
     """
 
     def __init__(
@@ -186,11 +186,11 @@ class Sweeping:
 
     @property
     def seconds(self) -> float:
-        """How long it has taken, resumed parts included."""
+        """Time taken so far, resumed parts included."""
         return self.seconds_before + time.perf_counter() - self._started
 
     def _places(self, memory: int, total: int) -> int:
-        """How many points run together: as many as fit, but fewer where some shall follow others."""
+        """The number of points that run together: as many as fit, but fewer if some must follow others."""
         room = max(1, memory // max(1, self.backend.state_bytes() * len(self._seeds)))
         if self.sampler.learns:
             room = min(room, math.ceil(total / _BATCHES))
@@ -222,7 +222,7 @@ class Sweeping:
         """Puts further points into free places; returns whether any place is taken."""
         free = np.flatnonzero(self.slots < 0)
         if self.sampler.learns and len(free) < len(self.slots) and not self._halves:
-            free = free[:0]  # all end together, and the next batch knows of them all
+            free = free[:0]  # all end together, and the next batch learns from all of them
         asked = self.sampler.ask(len(free)) if len(free) else np.zeros((0, len(self._names)))
         if len(asked):
             taken = free[: len(asked)]
@@ -231,7 +231,7 @@ class Sweeping:
         return bool(np.any(self.slots >= 0))
 
     def settings(self) -> dict[str, np.ndarray]:
-        """Of all places, by seed; a free one repeats the first point's."""
+        """The settings of all places, by seed; a free place has those of the first point."""
         values = self.tables.points[np.maximum(self.slots, 0)]
         return {name: np.repeat(values[:, column], len(self._seeds)) for column, name in enumerate(self._names)}
 
@@ -278,24 +278,24 @@ class Sweeping:
                 self.slots[slot] = -1
 
     def _scores(self, evaluations: int | None = None) -> np.ndarray:
-        """Of each point, what it is chosen by, the higher the better; of so many evaluations, or of all it has had."""
+        """The score of each point, higher is better: over the first few evaluations, or over all it has had."""
         result = self.result(0.0)
         if evaluations is not None:
             result = dataclasses.replace(result, evaluations=np.minimum(result.evaluations, evaluations))
         return result.scores("personal") * (1 if self._metric.higher_is_better else -1)
 
     def restore(self, events: Sequence[samplers.Event]) -> None:
-        """Brings the sampler, and the record of who stopped, to where the tables are."""
+        """Restores the sampler, and the record of stopped points, to the state of the tables."""
         asked = self.sampler.replay(events)
         if not np.array_equal(asked, self.tables.points[: self.tables.count]):
-            raise SettingError("the sampler chooses other points than before: is it another version of it?")
+            raise SettingError("the sampler chooses different points than before: has its version changed?")
         for place in filter(self._halving.judges, range(len(self.rounds))):
             scores = self._scores(place + 1)
             for point in np.flatnonzero(self.tables.evaluations > place).tolist():
                 self._halving.note(place, point, scores[point])
 
     def result(self, seconds: float) -> Sweep:
-        """What is known so far."""
+        """The result so far."""
         count = self.tables.count
         return Sweep(
             self.experiment,

@@ -19,7 +19,7 @@ from pfedbred.runs import checkpoints, layout
 from pfedbred.runs.config_file import write_config
 
 _SECONDS = 60.0  # between checkpoints, and at least
-_SHARE = 30  # so many times what the last one took
+_SHARE = 30  # this many times as long as the last one took
 _STATE = "state."
 
 
@@ -40,7 +40,7 @@ class SweepFolder:
         self._saved_at, self._took = time.monotonic(), 0.0
 
     def restore(self, sweeping: Sweeping) -> None:
-        """Brings a sweep to where it was interrupted, if it was; writes config.yaml."""
+        """Restores a sweep that was interrupted; writes config.yaml."""
         plain = {**sweeping.experiment.plain(), "sweep": self._plan}
         found = None
         if self._resume and layout.started(self._folder):
@@ -56,7 +56,7 @@ class SweepFolder:
             write_config(self._folder / layout.CONFIG, plain, "sweep")
 
     def pause(self, sweeping: Sweeping) -> None:
-        """Writes a checkpoint if it is time, or if the sweep is to stop."""
+        """Writes a checkpoint if one is due, or if the sweep is about to stop."""
         reason = self._stop()
         if reason or time.monotonic() - self._saved_at > max(_SECONDS, _SHARE * self._took):
             started = time.monotonic()
@@ -94,7 +94,7 @@ def _load(sweeping: Sweeping, found: checkpoints.Checkpoint) -> None:
     for name in ("slots", "at"):
         own = getattr(sweeping, name)
         if name not in arrays or arrays[name].shape != own.shape:
-            raise SettingError(f"{found.path} does not fit: the points run in other groups than before")
+            raise SettingError(f"{found.path} does not fit: the points run in different groups than before")
         own[:] = arrays[name]
     sweeping.restore(found.facts["events"])
     saved = {name.removeprefix(_STATE): array for name, array in arrays.items() if name.startswith(_STATE)}

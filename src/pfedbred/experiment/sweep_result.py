@@ -27,8 +27,8 @@ class Tables:
 
     Attributes:
       points: the settings of each point.
-      count: how many points there are so far.
-      evaluations: of each point, how many it has had.
+      count: the number of points so far.
+      evaluations: the number that each point has had.
       ended: whether it is finished or stopped.
     """
 
@@ -76,11 +76,11 @@ class Sweep:
       points: their values, one row for each point.
       rounds: of the evaluations.
       global_: test accuracy of G by point, evaluation and seed; NaN after a point has stopped, and where it diverged.
-      personal: likewise of P.
+      personal: the same of P.
       compile_seconds: time spent compiling.
-      total_seconds: all of it.
-      validation: likewise on the validation samples, by model; None without any.
-      evaluations: of each point, how many it has had before it stopped.
+      total_seconds: total time.
+      validation: the same on the validation samples, by model; None without any.
+      evaluations: the number that each point had before it stopped.
       metric: what was measured: the accuracy, unless the task has none.
       chosen_on: the samples on which the best point is chosen.
     """
@@ -99,7 +99,7 @@ class Sweep:
     chosen_on: Literal["validation", "test"] = "validation"
 
     def best_accuracy(self, model: Which) -> np.ndarray:
-        """Of each point: the best on test over the rounds, averaged over seeds; NaN where a run diverged."""
+        """For each point, the best on test over the rounds, averaged over seeds; NaN where a run diverged."""
         return self.figure("best", model).mean(axis=1)
 
     def figure(self, figure: Figure, model: Which) -> np.ndarray:
@@ -115,7 +115,7 @@ class Sweep:
         return self.personal if model == "personal" else self.global_
 
     def _at_best(self, values: np.ndarray, choosing: np.ndarray, last: bool = False) -> np.ndarray:
-        """Of each point and seed, the value at the evaluation that ``choosing`` is best at, or at its last one."""
+        """For each point and seed, the value at the evaluation at which ``choosing`` is best, or at its last one."""
         found = np.full((len(values), values.shape[2]), np.nan)
         for point, count in enumerate(self.evaluations):
             if count:
@@ -129,7 +129,7 @@ class Sweep:
         return best_places(values, self.metric.higher_is_better)
 
     def scores(self, model: Which) -> np.ndarray:
-        """Of each point, what it is chosen by: the best value over the rounds on the samples for that, over seeds."""
+        """The score by which each point is chosen: its best value over the rounds, averaged over seeds."""
         if self.chosen_on == "test" or self.validation is None:
             return self.best_accuracy(model)
         return self._at_best(self.validation[model], self.validation[model]).mean(axis=1)

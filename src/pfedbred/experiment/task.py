@@ -18,7 +18,7 @@ from pfedbred.tasks import Losses, Target, TaskKind
 
 
 def make_task(experiment: Experiment, data: DataInfo, target: Target | None = None) -> Task:
-    """The task on this data; numbers are standardised as its own training samples tell, or by a ``target`` given."""
+    """The task on this data; targets are standardised by its training samples, or by a given ``target``."""
     kind = experiment.kind
     model = models.get(experiment.model, data.shape, kind.outputs(data.classes), data.words, experiment.batch_norm)
     model = _started(models.with_precision(model, experiment.precision), experiment)
@@ -26,7 +26,7 @@ def make_task(experiment: Experiment, data: DataInfo, target: Target | None = No
     target = target or data.target
     weights = _weights(experiment, data)
     task = Task(model, tasks.per_sample(kind, loss, weights, target), kind, target)
-    if kind is not tasks.CLASSIFICATION:  # a network for classes may have outputs to spare
+    if kind is not tasks.CLASSIFICATION:  # a network for classes may have more outputs than labels
         _check_outputs(model, kind, data)
     if loss is not None:
         _check_loss(task.losses, kind, data)
@@ -65,7 +65,7 @@ def _started(model: Model, experiment: Experiment) -> Model:
 
 
 def _weights(experiment: Experiment, data: DataInfo) -> np.ndarray | None:
-    """Of each label: as given, or n / (labels n_l), with which all labels count alike."""
+    """The weight of each label: as given, or n / (labels n_l), with which all labels count alike."""
     given, kind = experiment.class_weights, experiment.kind
     if given is None:
         return None

@@ -22,10 +22,10 @@ import numpy as np
 from pfedbred.data.federation import Part
 from pfedbred.engine import screening
 from pfedbred.engine.backend import Pending, Saved, check_seed
-from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.plan import weight_cap
 from pfedbred.engine.responses import Responses
 from pfedbred.engine.round import Servers, enough
+from pfedbred.engine.scores import Evaluation
 from pfedbred.errors import SettingError, printable
 from pfedbred.flower import server_state, wire
 from pfedbred.flower.gathering import Gathering

@@ -23,8 +23,8 @@ from flwr.clientapp import ClientApp
 from pfedbred.data.federation import Federation
 from pfedbred.data.sources.hub import cache_folder
 from pfedbred.engine import keep_programs
-from pfedbred.engine.evaluation import Tallies
 from pfedbred.engine.round import ClientRecord
+from pfedbred.engine.scores import Tallies
 from pfedbred.errors import NoSamples, SettingError
 from pfedbred.experiment import sigma
 from pfedbred.experiment.configuration import Experiment, field_names

@@ -9,8 +9,9 @@ import numpy as np
 from pfedbred.algorithms.base import Algorithm
 from pfedbred.algorithms.exchange import Received, received
 from pfedbred.data.federation import Federation
-from pfedbred.engine.evaluation import Evaluator, Tallies
+from pfedbred.engine.evaluation import Evaluator
 from pfedbred.engine.round import ClientRecord, Round, Shared, TrainedClient, new_record, shards_of
+from pfedbred.engine.scores import Tallies
 from pfedbred.engine.varying import Varying
 from pfedbred.experiment.building import make_algorithm, make_plan, varying
 from pfedbred.experiment.configuration import Experiment

@@ -16,11 +16,11 @@ from pfedbred.algorithms.exchange import Exchange, exchange
 from pfedbred.data.federation import Part
 from pfedbred.data.minibatches import example_data
 from pfedbred.engine import screening, selection
-from pfedbred.engine.evaluation import Sums, Tallies, chosen_metrics
 from pfedbred.engine.keys import aggregation_key, init_key, select_key
 from pfedbred.engine.metrics import Predictions
 from pfedbred.engine.plan import WeightCap, weight_cap
 from pfedbred.engine.responses import Responses
+from pfedbred.engine.scores import Sums, Tallies, chosen_metrics
 from pfedbred.experiment.building import example_batch, make_algorithm, make_plan, varying
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.task import make_task

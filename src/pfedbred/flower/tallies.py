@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from pfedbred.engine.evaluation import Chosen, Evaluation, Tallies, combine, summarise
+from pfedbred.engine.scores import Chosen, Evaluation, Tallies, combine, summarise
 from pfedbred.errors import SettingError
 from pfedbred.flower import wire
 from pfedbred.flower.messaging import Reply, log, read_facts

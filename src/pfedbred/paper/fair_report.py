@@ -130,7 +130,7 @@ def _table(about: Compared, records: Records) -> tuple[list[str], dict[str, floa
             shown = f"**{shown}**"
         elif best is not None and records[row].keys() == records[best].keys():
             less = paired_difference(values(row, "P"), values(best, "P"))
-            difference = _shown(less, scale) + (" ≈" if less.told_apart is False else "")
+            difference = _shown(less, scale) + (" ≈" if less.excludes_zero is False else "")
         rest = [_shown(estimate(values(row, name)), scale, interval=False) for name in ("G", "worst", "new")]
         rest += [
             _shown(estimate(values(row, name)), factor, interval=False)

@@ -30,7 +30,7 @@ def print_table(table: Table) -> None:
 
 
 def shown_estimate(cell: Mapping[str, Any], seeds: int, percent: bool = True) -> str:
-    """A mean over so many seeds, and the half-width of its interval: that of the cell, or else by its deviation."""
+    """A mean over ``seeds`` seeds, and the half-width of its interval: the cell's own, or else from its deviation."""
     if cell["mean"] is None:
         return "-"
     half = cell["half_width"] if "half_width" in cell else half_width(cell["std"], seeds)

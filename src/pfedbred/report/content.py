@@ -111,7 +111,7 @@ def _metric(run: RunRecord, name: str, model: Which, kept: np.ndarray, clients: 
 
 
 def _estimate(run: RunRecord, figure: Figure, name: str, model: Which) -> dict[str, float | None]:
-    """A figure's mean and the half-width of its interval: of the summary, if that knows of several splits."""
+    """A figure's mean and the half-width of its interval: from the summary, if that covers several splits."""
     percent = run.metrics[name]["percent"]
     found = estimate(run.figure(figure, name, model))._asdict()
     if "splits" in run.summary:
@@ -120,7 +120,7 @@ def _estimate(run: RunRecord, figure: Figure, name: str, model: Which) -> dict[s
 
 
 def _chosen(run: RunRecord, name: str, model: Which) -> dict[str, Any]:
-    """Of each seed, the chosen round and the value there."""
+    """For each seed, the chosen round and the value there."""
     places, percent = run.places("chosen", name, model), run.metrics[name]["percent"]
     values = run.curve(name, model)[places, np.arange(len(places))]
     return {

@@ -52,7 +52,7 @@ class Style(NamedTuple):
 
     @classmethod
     def of(cls, index: int) -> Style:
-        """Of one curve among many: another line style when the colours are used up."""
+        """The style of one curve among many: another line style when the colours are used up."""
         return cls(index % len(_COLOURS), index // len(_COLOURS))
 
 
@@ -70,7 +70,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def colour(index: int) -> str:
-    """Of one method among many, from a palette that is safe for colour-blind readers."""
+    """The colour of one method among many, from a colour-blind safe palette."""
     return _COLOURS[index % len(_COLOURS)]
 
 
@@ -113,7 +113,7 @@ def _axis_label(info: Mapping[str, Any]) -> str:
 
 
 def _finish(axes: Any, runs: Sequence[RunRecord], metric: str) -> None:
-    """Labels; the metric that tables show also has a range of its own."""
+    """Labels; the metric that tables show also has its own range."""
     info = runs[0].metrics[metric]
     if metric != runs[0].primary:
         _mark_axes(axes, _axis_label(info))

@@ -19,9 +19,9 @@ _SHOWN: dict[Part, tuple[str, str]] = {
     "validation": ("validation", "#009E73"),
     "test": ("test", "#D55E00"),
 }
-"""Of each part, its name in the title and its colour."""
+"""For each part, its name in the title and its colour."""
 
-_MOST_CLIENTS = 200  # that can be told apart
+_MOST_CLIENTS = 200  # that can be distinguished
 _MOST_LABELS = 70
 
 

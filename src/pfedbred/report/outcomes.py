@@ -23,7 +23,7 @@ def show_figures(summaries: Sequence[Mapping[str, Any]], explained: str = "") ->
     chosen = "chosen_round" in first["personal"]
     figures: list[Figure] = ["chosen", "last", "best"] if chosen else ["best", "last"]
     words = "\n".join(f"{TITLES[figure]}: {EXPLAINED[figure]}" for figure in figures if figure != "last")
-    words += "" if chosen else "\nlast round: that of the models which 'pfedbred export' takes out of the run"
+    words += "" if chosen else "\nlast round: that of the models that 'pfedbred export' writes"
     table = new_table(
         f"{first['data']['name']}, {first['model']}, {rounds_words(summaries)}: test {info['title']}{unit}",
         f"{interval_words(first)}{words}\nworst tenth: P of the worst-off tenth of the clients "
@@ -67,7 +67,7 @@ def _range(rounds: Sequence[int]) -> str:
 
 
 def rounds_words(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """How many rounds runs had, of how many where some were complete before."""
+    """The number of rounds that runs had, and of how many, if some finished early."""
     planned, ends = summaries[0]["rounds"], [_end(summary) for summary in summaries]
     last = max(ends)
     words = counted(planned, "round") if last == planned else f"{last} of {counted(planned, 'round')}"
@@ -81,13 +81,13 @@ def _end(summary: Mapping[str, Any]) -> int:
 
 
 def interval_words(summary: Mapping[str, Any], end: str = "\n") -> str:
-    """What stands beside the means of a run with several seeds, or on several splits."""
+    """What is shown beside the means of a run with several seeds, or on several splits."""
     over = "splits" if "splits" in summary else "seeds"
     return f"mean ± half-width of its 95 % interval over {over}{end}" if summary["seeds"] > 1 else ""
 
 
 def show_differences(comparison: Mapping[str, Any]) -> None:
-    """A row for each method: its paired difference to the best, or to the baseline; nothing if one run is all there is.
+    """A row for each method: its paired difference to the best, or to the baseline; nothing for a single run.
 
     What is not significantly different from the best is marked.
     """

@@ -40,7 +40,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def progress_lines(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Likewise, a line every ten seconds wherever it is shown."""
+    """The same, a line every ten seconds in any case."""
     shown = [time.monotonic()]
 
     def advance(done: int, total: int) -> None:
@@ -61,7 +61,7 @@ _BATCH_NORM = {
 def show_network(options: Mapping[str, Any], batch_norm: bool = False) -> None:
     """One line on a network that has ``batch_norm``, or that is not trained as a whole, from random params, in float32.
 
-    A network with group norm in place of its batch norm has none any more, but the options say so.
+    A network with group norm in place of its batch norm has no batch norm left, but the options say so.
     """
     start, parts, trained = options["start_from"], options["start_parts"], options["train_only"]
     said = []
@@ -79,7 +79,7 @@ def show_network(options: Mapping[str, Any], batch_norm: bool = False) -> None:
 
 
 def show_federation(backend: Backend[Any], held_out: Sequence[str] = (), cohort: int = 0) -> None:
-    """One line on the data, and a note if some clients hold more than they count for in an average of so many.
+    """One line on the data, and a note if some clients hold more samples than their weight in an average is capped at.
 
     ``held_out`` are the names of clients that do not train.
     """
@@ -159,7 +159,7 @@ def show_outcome(summaries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show_other_metrics(summaries: Sequence[Mapping[str, Any]], figure: Figure) -> None:
-    """What was evaluated besides that and the loss: a row for each run and model."""
+    """The metrics besides the primary one and the loss: a row for each run and model."""
     infos = summaries[0].get("metric_info", {})
     others = {name: info for name, info in infos.items() if name not in (primary_metric(summaries[0]), "loss")}
     if not others:
@@ -181,7 +181,7 @@ def _show_other_metrics(summaries: Sequence[Mapping[str, Any]], figure: Figure) 
 
 
 def _show_newcomers(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """How clients that joined at the end did, if there are any."""
+    """The scores of clients that joined at the end, if there are any."""
     names = _joined_names(summaries[0])
     if not names:
         return
@@ -216,6 +216,6 @@ def _explained(summary: Mapping[str, Any]) -> str:
     if newcomers:
         rounds = len(newcomers["personal"]) - 1
         words += (
-            f"\nnew: the {newcomers['clients']} held-out clients at the end, and after {counted(rounds, 'round')} alone"
+            f"\nnew: the {newcomers['clients']} held-out clients at once, and after {counted(rounds, 'local round')}"
         )
     return words

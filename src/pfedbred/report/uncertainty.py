@@ -25,7 +25,7 @@ def show_calibration(summaries: Sequence[Mapping[str, Any]]) -> None:
     arrow = "before → after calibration\n" if any(info.before for info in shown.values()) else ""
     table = new_table(
         f"calibrated for {100 * first['coverage']:g} % coverage, on the test samples, mean over clients",
-        f"{arrow}calibrated alone: {own}, those with {first['own_samples']} validation samples or more\n"
+        f"{arrow}calibrated alone: {own}, those with at least {first['own_samples']} validation samples\n"
         "worst tenth: coverage of the tenth of the clients for whom it is lowest",
     )
     table.add_column("algorithm")

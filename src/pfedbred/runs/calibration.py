@@ -1,4 +1,4 @@
-"""The calibration of a run's models: what summary.json tells of it, and what is kept with the models."""
+"""The calibration of a run's models: what summary.json says about it, and what is kept with the models."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred.engine.calibration import Calibration, calibrate, own_samples
-from pfedbred.engine.evaluation import Outputs, worst_tenth
+from pfedbred.engine.evaluation import Outputs
 from pfedbred.engine.history import Which
 from pfedbred.engine.metrics.ece import BINS
 from pfedbred.engine.reliability import Bins, Reliability, measure
+from pfedbred.engine.scores import worst_tenth
 from pfedbred.errors import SettingError
 from pfedbred.io.shapes import COUNT, FRACTION, NUMBER, Each, Maybe, expect
 from pfedbred.io.strict import finite_or_none
@@ -46,11 +47,11 @@ _OF_CLASSES, _OF_NUMBERS = ("nll", "brier", "ece", "coverage", "size"), ("covera
 
 @dataclass(frozen=True)
 class RunCalibration:
-    """Of all seeds of a run.
+    """The calibration of all seeds of a run.
 
     Attributes:
-      coverage: what was asked for.
-      own: of each client, whether it has validation samples enough to be calibrated alone.
+      coverage: the requested level.
+      own: for each client, whether it has enough validation samples to be calibrated alone.
       fitted: by model, its calibration for each seed.
       measured: by model, what was measured on test samples for each seed.
     """
@@ -97,7 +98,7 @@ class RunCalibration:
         }
 
     def facts(self) -> dict[str, Any]:
-        """For the file of the run's models: of G by seed, of P by seed and client."""
+        """For the file of the run's models: for G by seed, for P by seed and client."""
 
         def plain(kind: str, clients: bool) -> list[Any]:
             model: Which = "personal" if clients else "global"
@@ -146,7 +147,7 @@ def _finite(values: np.ndarray) -> list[float | None]:
 
 
 def _diagram(seeds: Sequence[Bins]) -> dict[str, list[Any]]:
-    """Of each bin its samples over all seeds, their mean confidence and their accuracy; null where there are none."""
+    """For each bin, its samples over all seeds, their mean confidence and accuracy; null if there are none."""
     samples, confidence, correct = (np.sum(part, axis=0) for part in zip(*seeds, strict=True))
     some = np.maximum(samples, 1)
     return {
@@ -178,10 +179,10 @@ KEPT = {
     "global": {kind: [Maybe(NUMBER)] for kind in _KINDS},
     "personal": {kind: [[Maybe(NUMBER)]] for kind in _KINDS},
 }
-"""Of a run, in the file of its models."""
+"""The calibration of a run, in the file of its models."""
 
 EXPORTED = {"coverage": FRACTION, "own": bool, **dict.fromkeys(_KINDS, Maybe(NUMBER))}
-"""Of one model, in its own file."""
+"""The calibration of one model, in its own file."""
 
 
 def shown_figures(content: Mapping[str, Any]) -> dict[str, FigureInfo]:
@@ -214,7 +215,7 @@ def of_one(kept: Mapping[str, Any], seed: int, client: int | None) -> dict[str, 
 
 
 def check_kept(kept: Mapping[str, Any], seeds: int, clients: int, where: Any) -> None:
-    """Rejects a calibration that is not of so many seeds and clients."""
+    """Rejects a calibration for other numbers of seeds and clients."""
     sizes = {len(kept["own"]), *(len(row) for kind in _KINDS for row in kept["personal"][kind])}
     rows = {len(kept[model][kind]) for model in _MODELS for kind in _KINDS}
     if rows != {seeds} or sizes != {clients}:

@@ -30,7 +30,7 @@ class Checkpoint(NamedTuple):
 
     Attributes:
       path: of the file.
-      round: after which it was written.
+      round: the round after which it was written.
       facts: plain values.
       arrays: by name.
     """
@@ -63,7 +63,7 @@ def write(
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint. A folder that somebody has put in its place is renamed instead, with all that is in it."""
+    """Removes a checkpoint. A folder in its place is renamed instead, with its content."""
     if path.is_dir() and not path.is_symlink():
         path.rename(path.with_name(f"{path.name}.not-a-checkpoint"))
     else:
@@ -73,7 +73,7 @@ def remove(path: Path) -> None:
 def latest(
     folder: Path, warn: Callable[[str], None], fits: Callable[[Checkpoint], None] = lambda found: None
 ) -> Checkpoint | None:
-    """The newest intact checkpoint; None if there are none at all. ``warn`` is called for each that cannot be read.
+    """The newest intact checkpoint; None if the folder has none. ``warn`` is called for each that cannot be read.
 
     ``fits`` may raise Misfit.
     """
@@ -89,7 +89,7 @@ def latest(
     if not found:
         return None
     unreadable = [each for each in problems if isinstance(each, Unreadable)]
-    if unreadable:  # they may be intact, so that nothing should be thrown away
+    if unreadable:  # they may be intact, so nothing is removed
         raise SettingError(f"no checkpoint in {folder} can be read: {unreadable[0]}")
     misfits = [each for each in problems if isinstance(each, Misfit)]
     if misfits:

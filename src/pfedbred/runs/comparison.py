@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point, Which
+from pfedbred.engine.scores import Evaluation, ModelScores, Scores
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.runs.figures import SUMMARY_KEYS, Figure
@@ -58,7 +58,7 @@ def _values(runs: Sequence[RunRecord], figure: Figure, metric: str, model: Which
 
 
 def _compared(values: Mapping[str, np.ndarray], higher: bool, baseline: str | None) -> dict[str, Any]:
-    """Of each method its estimate, the difference to the reference, and whether it can be told from the best."""
+    """For each method its estimate, its difference from the reference, and whether it differs from the best."""
     estimates = {name: estimate(each) for name, each in values.items()}
     means = {name: found.mean for name, found in estimates.items() if found.mean is not None}
     best = (max if higher else min)(means, key=lambda name: means[name], default=None)
@@ -78,7 +78,7 @@ def _difference(values: Mapping[str, np.ndarray], name: str, reference: str | No
     if reference is None or name == reference:
         return None
     found = paired_difference(values[name], values[reference])
-    return {"to": reference, **found._asdict(), "told_apart": found.told_apart}
+    return {"to": reference, **found._asdict(), "told_apart": found.excludes_zero}
 
 
 # Several splits as one run --------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def _difference(values: Mapping[str, np.ndarray], name: str, reference: str | No
 def pooled(runs: Sequence[RunRecord]) -> RunRecord:
     """Runs of one method on several splits as one: all seeds side by side, at the rounds that all were evaluated at.
 
-    Its clients are not those of any one split, so that it has no values by client.
+    Its clients are not those of any one split, so it has no values by client.
     """
     if len(runs) == 1:
         return runs[0]
@@ -110,13 +110,13 @@ def pooled(runs: Sequence[RunRecord]) -> RunRecord:
 
 
 def _finished_early(runs: Sequence[RunRecord]) -> Any:
-    """Of the run that went on longest; None if one of them had all its rounds."""
+    """That of the longest run; None if one of them had all its rounds."""
     ends: list[Any] = [run.summary.get("finished_early") for run in runs]
     return max(ends, key=lambda end: end["round"]) if all(ends) else None
 
 
 def _pooled_outcome(runs: Sequence[RunRecord], model: Which) -> dict[str, Any]:
-    """The outcome of a model in the form of a summary's, with intervals that know of the splits."""
+    """The outcome of a model in the form of a summary's, with intervals over the splits."""
     metrics: dict[str, dict[str, Any]] = {
         metric: {SUMMARY_KEYS[figure]: _over_splits(_values(runs, figure, metric, model)) for figure in runs[0].figures}
         | {"best_round": _rounds(runs, "best", metric, model)}

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pfedbred.errors import SettingError, nearest
-from pfedbred.runs import model_file, saved_models
+from pfedbred.runs import model_file, saved_models, trained_model
 from pfedbred.runs.onnx_model import write_onnx
-from pfedbred.runs.saved_models import TrainedModel
 from pfedbred.runs.torch_state import write_torch
+from pfedbred.runs.trained_model import TrainedModel
 
 
 class Format(NamedTuple):
@@ -49,10 +49,10 @@ def export(
       client: by its number, or as a text by its name or number.
       seed: one of the run's; by default the first.
       out: the file to write; by default in the folder of the source.
-      format: ``safetensors``, ``onnx`` (needs the extra ``onnx``) or ``torch`` (needs PyTorch); by default what the
-        name of the file says, and else safetensors.
-      model: a custom network, as it was given to ``run``; safetensors do not need it.
-      algorithm: a custom algorithm likewise.
+      format: ``safetensors``, ``onnx`` (needs the extra ``onnx``) or ``torch`` (needs PyTorch); by default that of
+        the file's suffix, else safetensors.
+      model: a custom network, as given to ``run``; not needed for safetensors.
+      algorithm: a custom algorithm, as given to ``run``.
     """
     return written(source, client, seed, out, format, model, algorithm)[0]
 
@@ -66,7 +66,7 @@ def written(
     model: Any = None,
     algorithm: Any = None,
 ) -> tuple[Path, Mapping[str, Any]]:
-    """The file that :func:`export` writes, and what there is to say of the model."""
+    """The file that :func:`export` writes, and facts about the model."""
     source, chosen = Path(source), chosen_format(format, out)
     suffixes, write = FORMATS[chosen]
     if source.is_file():
@@ -77,24 +77,24 @@ def written(
         arrays, about = saved_models.read_model(source)
         path = Path(out or source.with_suffix(suffixes[0]))
     else:
-        arrays, about = saved_models.taken(source, client=client, seed=seed)
-        path = Path(out or saved_models.usual_path(source, about, suffixes[0]))
+        arrays, about = saved_models.extracted(source, client=client, seed=seed)
+        path = Path(out or saved_models.default_path(source, about, suffixes[0]))
     if write is None:
         model_file.save(path, arrays, about)
     else:
-        write(path, saved_models.restored_model(arrays, about, source, model, algorithm))
+        write(path, trained_model.restored_model(arrays, about, source, model, algorithm))
     return path, about
 
 
 def chosen_format(format: str | None, out: str | Path | None) -> str:
-    """The format that is asked for, or else that of the file's name."""
+    """The requested format, or else that of the file's name."""
     if format is not None and format not in FORMATS:
         raise SettingError(f"unknown format {format!r}{nearest(format, FORMATS)}")
     suffix = Path(out).suffix.lower() if out else ""
     named = next((name for name, each in FORMATS.items() if suffix in each.suffixes), None)
     if format is not None and named not in (None, format):
         raise SettingError(
-            f"{out} is a name for the format {named}, and the format is to be {format}: call it "
+            f"{out} has the suffix of the format {named}, but the format is {format}: name it "
             f"{Path(str(out)).with_suffix(FORMATS[format].suffixes[0])}"
         )
     return format or named or "safetensors"

@@ -2,7 +2,7 @@
 
 chosen   the round with the best value of the first metric on the validation samples, for each model and seed
 last     the last round
-best     the round with the best value on the test samples themselves: the paper's way, and better than it should be
+best     the round with the best value on the test samples themselves: the paper's choice, which is optimistic
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def figures_of(points: Sequence[Point]) -> tuple[Figure, ...]:
 
 
 def places(points: Sequence[Point], figure: Figure, metric: str, model: Which, better: Better) -> np.ndarray:
-    """Of each seed, the evaluation that the figure is taken from."""
+    """For each seed, the evaluation that the figure is taken from."""
     if figure == "best":
         return best_places(curve(points, metric, model), better[metric])
     if figure == "chosen":
@@ -47,12 +47,12 @@ def places(points: Sequence[Point], figure: Figure, metric: str, model: Which, b
 def by_seed(
     points: Sequence[Point], figure: Figure, metric: str, model: Which, better: Better, stopped: bool
 ) -> np.ndarray:
-    """Of each seed, the figure's value; NaN of a seed that diverged, see :func:`diverged_seeds`."""
+    """For each seed, the figure's value; NaN if it diverged, see :func:`diverged_seeds`."""
     values = curve(points, metric, model)
     found = values[places(points, figure, metric, model, better), np.arange(values.shape[1])]
     return np.where(diverged_seeds(points, model, stopped), np.nan, found)
 
 
 def diverged_seeds(points: Sequence[Point], model: Which, stopped: bool) -> np.ndarray:
-    """Of each seed, whether it diverged: a training loss is not finite, or the whole run was ``stopped`` for that."""
+    """For each seed, whether it diverged: a training loss is not finite, or the whole run was ``stopped`` for that."""
     return stopped | ~np.isfinite(curve(points, "loss", model, "train")).all(axis=0)

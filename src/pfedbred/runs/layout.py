@@ -91,7 +91,7 @@ def _compared(folder: Path) -> list[str]:
     try:
         config = read_config(folder / CONFIG)
     except SettingError:
-        return []  # no comparison that could be read
+        return []  # not a readable comparison
     first, splits = config.get("split_seed") or 0, config.get("split_seeds")
     if isinstance(splits, int) and isinstance(first, int) and 0 < splits <= _MOST_SPLITS:
         return [split_name(seed) for seed in range(first, first + splits)]

@@ -30,7 +30,7 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Holds the folder's lock; raises ``InUse`` if another process still holds it after ``patience`` seconds.
 
     The operating system keeps the lock, so it is released however the process ends: the lock file of a killed process
-    is taken over. Its content, who holds the lock, is for people only.
+    is taken over. Its content, who holds the lock, is only for error messages.
     """
     path = folder / LOCK
     if path.is_symlink():  # what it points to would be overwritten
@@ -68,7 +68,7 @@ def _write_holder(descriptor: int) -> None:
 
 
 def _holder(path: Path) -> str:
-    """Who holds the lock, as far as the lock file tells."""
+    """Who holds the lock, according to the lock file."""
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(1)

@@ -18,8 +18,8 @@ from typing import Any, get_args
 import numpy as np
 
 from pfedbred.data.federation import Part
-from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point
+from pfedbred.engine.scores import Evaluation, ModelScores, Scores
 from pfedbred.engine.screening import Rejections
 from pfedbred.errors import SettingError
 from pfedbred.io.atomic import WriteError, open_private
@@ -67,13 +67,13 @@ class MetricsFile:
         self._size += len(text)
 
     def check(self, content: bool = False) -> None:
-        """Raises an error if somebody has removed the file, or changed its size or, which takes longer, its content."""
+        """Raises an error if the file was removed, or its size or (which takes longer to check) its content changed."""
         same = (self._folder / METRICS).stat().st_size == self._size
         if not same or (content and digest(self._folder, self._size).digest() != self._digest.digest()):
             raise WriteError(f"{self._folder / METRICS} has been changed while the run was writing it")
 
     def sync(self) -> dict[str, Any]:
-        """Waits until all lines are on disk; returns what a checkpoint has to know of them: their size and checksum."""
+        """Waits until all lines are on disk; returns what a checkpoint records about them: size and checksum."""
         os.fsync(self._file.fileno())
         self.check()
         return {"metrics": self._size, "metrics_sha256": self._digest.hexdigest()}
@@ -119,7 +119,7 @@ def _numbers(values: np.ndarray, digits: int | None) -> Any:
 
 
 def _rounded(value: float, digits: int) -> float:
-    """To so many digits after the point, or of a small number to so many that count."""
+    """Rounded to ``digits`` decimals, or a small number to as many significant digits."""
     return round(value, digits) if abs(value) >= 0.1 else float(f"{value:.{digits}g}")
 
 
@@ -141,7 +141,7 @@ def read_points(folder: Path, size: int | None = None) -> list[Point]:
 
 
 def _check_alike(first: Point, point: Point, where: str) -> None:
-    """Rejects an evaluation without a metric or seed of the first one, or with not the same clients throughout."""
+    """Rejects an evaluation that lacks a metric or seed of the first one, or whose values differ in their clients."""
     found = _by_name(point)
     missing = [name for name in _by_name(first) if name not in found]
     if missing:

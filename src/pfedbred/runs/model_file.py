@@ -1,4 +1,4 @@
-"""Files of trained models: tensors by name, and facts that say what they are of."""
+"""Files of trained models: tensors by name, and facts about them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U32", "U16", "U8", "
 
 
 class Fact(NamedTuple):
-    """What a file tells of its models.
+    """A fact that a file records about its models.
 
     Attributes:
       shape: of the value.
-      text: whether it is written as it is; other facts are in JSON.
+      text: whether it is written verbatim; other facts are in JSON.
       option: whether it is an option of the experiment, by the same name.
-      earlier: its value for files from before it was told; ``...`` if all files tell it.
+      earlier: its value for older files without it; ``...`` if all files have it.
     """
 
     shape: Any
@@ -70,7 +70,7 @@ _OF_MODEL = {"kind": str, "seed": COUNT, "calibration": Maybe(calibration.EXPORT
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-    """Writes arrays by name, and facts of which those that are no texts are in JSON."""
+    """Writes arrays by name, and facts: texts verbatim, others as JSON."""
     tensors.write(path, arrays, as_texts(facts))
 
 
@@ -80,7 +80,7 @@ def as_texts(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def opened(path: Path, hint: str) -> Any:
-    """A safetensors file of whatever."""
+    """Opens a safetensors file, whatever it holds."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -92,7 +92,7 @@ def opened(path: Path, hint: str) -> Any:
 
 
 def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
-    """The file and what it says of itself."""
+    """The file and its facts."""
     file = opened(path, hint)
     said = file.metadata() or {}
     if said.get("format") != expected:
@@ -107,7 +107,7 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
     if not names_fit(facts["features"], facts["shape"]):
         raise SettingError(f"{path} is damaged: samples of shape {facts['shape']} are not from {facts['features']}")
     if facts["task"] not in TASKS:
-        raise SettingError(f"{path} is of a task that is not known here: {facts['task']!r}")
+        raise SettingError(f"{path} is for an unknown task: {facts['task']!r}")
     if facts["batch_norm"] not in get_args(BatchNorm):
         raise SettingError(f"{path} is damaged: 'batch_norm' cannot be {facts['batch_norm']!r}")
     if facts["posterior"] not in (None, *get_args(Posterior)):
@@ -119,12 +119,12 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")
     for name in file.keys():  # noqa: SIM118  (not a mapping)
         if file.get_slice(name).get_dtype() not in _DTYPES:
-            raise SettingError(f"{path} holds {name!r} with a number type that no model has")
+            raise SettingError(f"{path} holds {name!r} with an unsupported number type")
     return file, facts
 
 
 def _check_calibration(facts: Mapping[str, Any], expected: str, path: Path) -> None:
-    """Rejects one that is not of the file's seeds and clients, and temperatures that nothing can be divided by."""
+    """Rejects one for other seeds and clients, and temperatures that are not positive."""
     found = facts["calibration"]
     if found is None:
         return
@@ -135,7 +135,7 @@ def _check_calibration(facts: Mapping[str, Any], expected: str, path: Path) -> N
 
 
 def _check_chosen(facts: Mapping[str, Any], path: Path) -> None:
-    """Rejects chosen rounds that are not one of each seed; a run without validation samples has none."""
+    """Rejects chosen rounds that are not one for each seed; a run without validation samples has none."""
     chosen = facts.get("chosen_rounds")
     if chosen is not None:
         expect(chosen, {kind: [COUNT] for kind in MODEL_KINDS}, path, "'chosen_rounds'")

@@ -1,12 +1,12 @@
 """A JAX program as an ONNX graph, for any number of samples.
 
 The program is traced with a symbolic batch size (:mod:`jax.export`), and each of its primitives becomes one or a few
-ONNX operators (:mod:`pfedbred.runs.onnx_primitives`). What depends on params alone, such as a transposed matrix, is
-computed when the graph is made. Numbers in half precision are in float32 in the graph, because hardly any runtime
-computes bfloat16 on a CPU.
+ONNX operators (``onnx_entries``, ``onnx_axes`` and ``onnx_sums`` beside this module). What depends on params alone,
+such as a transposed matrix, is computed when the graph is made. Numbers in half precision are in float32 in the graph,
+because hardly any runtime computes bfloat16 on a CPU.
 
-jax2onnx is well kept and knows many more primitives. The version that goes with the tested JAX and Orbax (0.13) does
-not know this library's convolution (:mod:`pfedbred.models.convolution`) and fails on the loops of its LSTMs; newer ones
+jax2onnx is well maintained and has many more primitives. The version that fits the tested JAX and Orbax (0.13) does
+not have this library's convolution (:mod:`pfedbred.models.convolution`) and fails on the loops of its LSTMs; newer ones
 exclude that Orbax. All of them install Flax, Equinox, Orbax, dm-pix, a viewer and ONNX Runtime whichever model is
 exported. jax2tf with tf2onnx needs TensorFlow.
 
@@ -27,7 +27,8 @@ from jax.extend import core
 
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
-from pfedbred.runs.onnx_primitives import PRIMITIVES, Given, Value, is_symbolic, storable
+from pfedbred.runs import onnx_axes, onnx_entries, onnx_sums
+from pfedbred.runs.onnx_values import Given, Value, is_symbolic, storable
 from pfedbred.types import Tree
 
 OPSET, _IR_VERSION = 20, 9  # of the end of 2023: runtimes older than that are not expected
@@ -45,9 +46,11 @@ _CALLS = {
 }
 """Primitives that only call another program, and which of their parameters it is."""
 
+_PRIMITIVES = {**onnx_entries.PRIMITIVES, **onnx_axes.PRIMITIVES, **onnx_sums.PRIMITIVES}
+
 
 class Graph:
-    """An ONNX graph that is being made: declare inputs, apply functions and operators to them, name the outputs.
+    """An ONNX graph under construction: declare inputs, apply functions and operators to them, name the outputs.
 
     Example:
       >>> graph = Graph()
@@ -100,7 +103,7 @@ class Graph:
         return [self._whole(each, aval) for each, aval in zip(found, closed.out_avals, strict=True)]
 
     def model(self, name: str, about: Mapping[str, str] | None = None) -> Any:
-        """The whole as an ONNX model, checked, with texts that say what it is."""
+        """The graph as a checked ONNX model, with metadata."""
         helper = self._onnx.helper
         used = {each for node in _all_nodes(self._nodes) for each in node.input}
         constants = [
@@ -136,17 +139,17 @@ class Graph:
         return self._constants[id(array)][1]
 
     def typed(self, name: str, dtype: Any, shape: tuple[Any, ...]) -> Value:
-        """An operator's result, of which the graph is told type and shape."""
+        """An operator's result, whose type and shape are recorded in the graph."""
         return self._result(name, dtype, shape)
 
     # For the primitives ---------------------------------------------------------------------------------------------
 
     def loose(self, given: Given) -> str:
-        """Its name where an operator repeats axes of size 1 by itself."""
+        """Its name, for an operator that broadcasts axes of size 1."""
         return given.name if isinstance(given, Value) else self.constant(given)
 
     def exact(self, given: Given, shape: Sequence[Any] | None = None) -> str:
-        """Its name with all axes repeated to ``shape``."""
+        """Its name after broadcasting to ``shape``."""
         if not isinstance(given, Value) or shape is None or given.shape == tuple(shape):
             return self.loose(given)
         return self.op("Expand", given.name, self.shape(shape))
@@ -211,7 +214,7 @@ class Graph:
             return [np.asarray(each) for each in (results if equation.primitive.multiple_results else [results])]
         if name == "scan":
             return self._loop(equation, given)
-        convert = PRIMITIVES.get(name)
+        convert = _PRIMITIVES.get(name)
         if convert is None:
             raise SettingError(
                 f"ONNX: this model computes {name!r}, for which there is no conversion; export it as safetensors"

@@ -19,8 +19,8 @@ from pfedbred.io.atomic import replacing
 from pfedbred.models.platform import portable
 from pfedbred.runs import model_file
 from pfedbred.runs.onnx_graph import Graph
-from pfedbred.runs.onnx_primitives import Value
-from pfedbred.runs.saved_models import TrainedModel
+from pfedbred.runs.onnx_values import Value
+from pfedbred.runs.trained_model import TrainedModel
 from pfedbred.types import Array, Tree
 
 

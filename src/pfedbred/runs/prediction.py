@@ -15,7 +15,7 @@ from pfedbred.data.sources.tables import Table, read_csv, read_parquet
 from pfedbred.data.sources.user_files import inputs_of
 from pfedbred.errors import SettingError
 from pfedbred.io.npy import Npz, read_npy
-from pfedbred.runs.saved_models import TrainedModel, load_model
+from pfedbred.runs.trained_model import TrainedModel, load_model
 from pfedbred.tasks import Labels
 
 PERSONAL = "personal.safetensors"
@@ -66,7 +66,7 @@ def predict(model: TrainedModel, samples: GivenSamples, where: Path) -> list[str
 
 
 class Asked(NamedTuple):
-    """What to say of each sample beside its label."""
+    """What is reported for each sample besides its label."""
 
     probabilities: bool = False
     sets: bool = False
@@ -88,15 +88,15 @@ def detailed(model: TrainedModel, samples: GivenSamples, predicted: Sequence[str
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]
 
 
-def promise(about: Mapping[str, Any]) -> str:
-    """What coverage a calibrated model promises, in words."""
+def coverage_words(about: Mapping[str, Any]) -> str:
+    """The coverage of a calibrated model, in words."""
     found = about["calibration"]
     whose = "this client's samples" if found["own"] else "all clients' samples together"
     return f"calibrated for {100 * found['coverage']:g} % of {whose}"
 
 
 def agreement(model: TrainedModel, predicted: Sequence[str], given: Sequence[str]) -> str:
-    """How far predictions agree with the labels in a file, in words."""
+    """How well predictions agree with the labels in a file, in words."""
     if tasks.get(model.about["task"]).labels != "numbers":
         right = sum(one == other for one, other in zip(predicted, given, strict=True))
         return f"{right} of {len(predicted)} labels agree with the file, {100 * right / len(predicted):.2f} %"
@@ -105,7 +105,7 @@ def agreement(model: TrainedModel, predicted: Sequence[str], given: Sequence[str
 
 
 def _text(prediction: Any) -> str:
-    """A prediction in a line: a set of labels separated by commas, a number as short as it is exact."""
+    """A prediction as text: a set of labels separated by commas, a number as short as it is exact."""
     if isinstance(prediction, tuple):
         return ",".join(map(str, prediction))
     return f"{prediction:.7g}" if isinstance(prediction, float) else str(prediction)

@@ -29,7 +29,7 @@ def revision() -> str | None:
         command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
-        return None  # no git, or a repository it will not read: the version still tells
+        return None  # no git, or a repository that it refuses to read: the version still identifies the code
     return found.stdout.strip()
 
 

@@ -44,7 +44,7 @@ class RunRecord:
 
     @property
     def algorithm(self) -> str:
-        """Its name, for people."""
+        """Its name in tables."""
         return self.summary["algorithm"]
 
     @property
@@ -54,7 +54,7 @@ class RunRecord:
 
     @property
     def rounds(self) -> int:
-        """How many rounds were asked for."""
+        """The number of rounds requested."""
         return self.summary["rounds"]
 
     @property
@@ -69,7 +69,7 @@ class RunRecord:
 
     @property
     def other_metrics(self) -> dict[str, Mapping[str, Any]]:
-        """Those that were asked for besides the primary one and the loss."""
+        """The requested metrics besides the primary one and the loss."""
         return {name: info for name, info in self.metrics.items() if name not in (self.primary, "loss")}
 
     @property
@@ -95,7 +95,7 @@ class RunRecord:
         return by_seed(self.points, figure, metric, model, self._better, self.diverged is not None)
 
     def places(self, figure: Figure, metric: str, model: Which) -> np.ndarray:
-        """Of each seed, the evaluation that a figure is taken from."""
+        """For each seed, the evaluation that a figure is taken from."""
         return places(self.points, figure, metric, model, self._better)
 
     def best(self, metric: str, model: Which) -> np.ndarray:

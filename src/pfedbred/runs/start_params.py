@@ -21,7 +21,7 @@ from pfedbred.types import Tree
 _HASHED = re.compile(r"(?P<path>.*)#sha256=(?P<sha256>[0-9a-f]{64})", re.DOTALL)
 _FLOATS = ("F64", "F32", "F16", "BF16")
 FROZEN = "frozen."
-"""In the file of a run's models, what comes before the names of params that no client trained."""
+"""Prefix of the params that no client trained, in the file of a run's models."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class StartParams:
 
     @property
     def sha256(self) -> str:
-        """Of the names, types, shapes and contents of the arrays."""
+        """The hash of the names, types, shapes and contents of the arrays."""
         found = hashlib.sha256()
         for name in sorted(self.arrays):
             array = np.ascontiguousarray(self.arrays[name])
@@ -47,7 +47,7 @@ class StartParams:
         return found.hexdigest()
 
     @property
-    def __name__(self) -> str:  # how records call an object that is not importable
+    def __name__(self) -> str:  # the name in records of an object that is not importable
         return f"params sha256={self.sha256}"
 
 
@@ -107,7 +107,7 @@ def _of_file(path: Path) -> dict[str, np.ndarray]:
 
 
 def _of_other_file(file: Any, path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file that is not ours, all of them params; bfloat16 as float32."""
+    """The arrays of any other safetensors file, all of them params; bfloat16 as float32."""
     arrays = {}
     for name in file.keys():  # noqa: SIM118  (not a mapping)
         kind = file.get_slice(name).get_dtype()

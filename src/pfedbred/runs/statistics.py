@@ -20,15 +20,15 @@ class Estimate(NamedTuple):
 
     Attributes:
       mean: over seeds and splits; None if one of them diverged.
-      half_width: of the interval around it; None if a single run cannot tell.
+      half_width: of the interval around it; None for a single run.
     """
 
     mean: float | None
     half_width: float | None
 
     @property
-    def told_apart(self) -> bool | None:
-        """Whether the interval excludes 0: of a difference, whether its sign is known. None if nobody can tell."""
+    def excludes_zero(self) -> bool | None:
+        """Whether the interval excludes 0: for a difference, whether its sign is known. None without an interval."""
         if self.mean is None or self.half_width is None:
             return None
         return abs(self.mean) > self.half_width
@@ -53,12 +53,12 @@ def paired_difference(values: np.ndarray, other: np.ndarray) -> Estimate:
 
 
 def half_width(std: float | None, count: int) -> float | None:
-    """Of the interval around the mean of so many values with this standard deviation; None for a single one."""
+    """The half-width of the interval around the mean of ``count`` values with this deviation; None for a single one."""
     return None if std is None or count < 2 else t_quantile(count - 1) * std / math.sqrt(count)
 
 
 def t_quantile(freedom: int) -> float:
-    """t with P(|T| <= t) = 0.95, for Student's T with so many degrees of freedom."""
+    """t with P(|T| <= t) = 0.95, for Student's T with ``freedom`` degrees of freedom."""
     from scipy.special import stdtrit  # Student's quantile function; scipy.stats would take half a second to import
 
     return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred.engine.evaluation import Evaluation
 from pfedbred.engine.history import Point, Which, curve, has_validation
 from pfedbred.engine.metrics import Metric
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.screening import Rejections
 from pfedbred.runs.figures import by_seed, places
 from pfedbred.runs.provenance import provenance
@@ -57,7 +57,7 @@ def over_seeds(values: np.ndarray) -> dict[str, float | None]:
 
 
 def newcomers_outcome(newcomers: Sequence[Evaluation] | None, metric: str) -> dict[str, Any] | None:
-    """How the held-out clients did: after so many rounds of local training each, from none on."""
+    """The scores of the held-out clients after 0, 1, ... rounds of local training."""
     if newcomers is None:
         return None
     return {
@@ -86,17 +86,17 @@ def summary(
     """The content of summary.json.
 
     Args:
-      names: of the algorithm, the dataset and the model, for people.
+      names: of the algorithm, the dataset and the model, to show.
       experiment: every option, as plain values.
-      data: what the data holds, in a few numbers.
+      data: summary statistics of the data.
       points: all evaluations.
-      metrics: what was evaluated; the first is the one that tables and pictures show.
-      seconds: of compiling, of a round, and in total.
+      metrics: those evaluated; the first is the one that tables and pictures show.
+      seconds: for compiling, for a round, and in total.
       rejections: of the whole run.
       diverged: the round at which the run was found to have diverged.
       finished_early: why the run was complete before its last round.
       newcomers: evaluations of held-out clients.
-      evaluated: where not all clients are evaluated: how many are, and how many of them have taken part.
+      evaluated: if not all clients are evaluated, how many are, and how many of those have taken part.
       chunk: how many clients ran at a time, if not all.
       calibration: of the models, if they were calibrated.
     """

@@ -1,4 +1,4 @@
-"""A trained model as a PyTorch state dict: names and layouts as torch.nn's own layers have them.
+"""A trained model as a PyTorch state dict: names and layouts of torch.nn's own layers.
 
 Kernels are (outputs, inputs, height, width) there, and images (channels, height, width), so that a linear layer behind
 convolutions reads its features in another order. Networks that torch.nn or torchvision have too get their names.
@@ -20,7 +20,7 @@ from pfedbred import models
 from pfedbred.errors import SettingError
 from pfedbred.io.atomic import replacing
 from pfedbred.models.base import WithStatistics
-from pfedbred.runs.saved_models import TrainedModel
+from pfedbred.runs.trained_model import TrainedModel
 from pfedbred.types import Tree
 
 Arrays = dict[str, np.ndarray]

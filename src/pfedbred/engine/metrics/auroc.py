@@ -15,7 +15,7 @@ from pfedbred.types import Array
 
 BINS = 128
 _SCALE = 2.0
-_BELOW = np.triu(np.ones((BINS, BINS)), 1) + np.eye(BINS) / 2  # (lower bin, bin)
+_GROUPS = 8  # of neighbouring bins
 _FARTHEST = 1e6  # a probability that rounds to 1 has infinite log-odds
 
 
@@ -32,7 +32,7 @@ def _scores(outputs: Array) -> Array:
     classes = outputs.shape[-1]
     logits, each = shifted(outputs), exponentials(outputs)
     top = logits == 0
-    # What the largest leaves is summed without it: subtracting it from the total would lose all digits near p = 1.
+    # The sum without the largest: subtracting it from the total would lose all digits near p = 1.
     left = jnp.sum(jnp.where(top, 0, each), 0) + (jnp.sum(top, 0) - 1)
     rest = jnp.where(top, left, left + 1 - each)
     odds = logits - jnp.log(rest) + math.log(max(classes - 1, 1))
@@ -54,17 +54,42 @@ def _sums(predictions: Predictions) -> Histograms:
     index = (positive * classes + jnp.arange(classes)[:, None]) * BINS + bins(outputs)
     counted = jnp.broadcast_to(valid & mask, index.shape)
     # A scatter of integers: on a CPU ten times as fast as comparing with all bins, and exact in any order.
-    flat = jnp.zeros(2 * classes * BINS, jnp.int32).at[index.ravel()].add(counted.ravel().astype(jnp.int32))
+    flat = (
+        jnp.zeros(2 * classes * BINS, jnp.int32)
+        .at[index.ravel()]
+        .add(counted.ravel().astype(jnp.int32), mode="promise_in_bounds")
+    )
     negatives, positives = flat.reshape(2, classes, BINS)
     return Histograms(positives, negatives, jnp.sum(mask & ~valid, dtype=jnp.int32))
+
+
+def _below(counts: Array) -> Array:
+    """For each bin, the counts in lower bins, and half of that in the bin itself.
+
+    On a GPU this is one product, a single kernel where a cumulative sum is twenty. A CPU does it within groups of bins
+    and then over the groups, with a fifth of the multiplications.
+    """
+    size = BINS if jax.default_backend() == "gpu" else BINS // _GROUPS
+    groups = counts.reshape(*counts.shape[:-1], -1, size)
+    below = _product(groups, _lower(size) + np.eye(size) / 2)
+    if size < BINS:
+        below += _product(jnp.sum(groups, -1), _lower(BINS // size))[..., None]
+    return below.reshape(counts.shape)
+
+
+def _lower(size: int) -> np.ndarray:
+    """(bin, bin) 1 where the first is the lower one."""
+    return np.triu(np.ones((size, size)), 1)
+
+
+def _product(counts: Array, matrix: np.ndarray) -> Array:
+    return jnp.matmul(counts, jnp.asarray(matrix, counts.dtype), precision=jax.lax.Precision.HIGHEST)
 
 
 def _condense(sums: Histograms) -> Array:
     positive, negative = (each.astype(jnp.result_type(float)) for each in (sums.positive, sums.negative))
     pairs = jnp.sum(positive, -1) * jnp.sum(negative, -1)
-    # As a product, which is one kernel on a GPU: a cumulative sum is twenty. Those of the same bin count half.
-    below = jnp.matmul(negative, jnp.asarray(_BELOW, negative.dtype), precision=jax.lax.Precision.HIGHEST)
-    ordered = jnp.sum(positive * below, -1)
+    ordered = jnp.sum(positive * _below(negative), -1)
     mean = jnp.sum(ordered / jnp.maximum(pairs, 1), -1) / jnp.sum(pairs > 0, -1)  # NaN if no class has both
     return jnp.where(sums.invalid > 0, jnp.nan, mean)
 

@@ -31,7 +31,7 @@ def predicted(outputs: Array) -> Array:
 def correct(predictions: Predictions) -> Array:
     """(n,) whether the largest logit is that of the label; False where a logit is not finite."""
     outputs = predictions.outputs
-    # Of NaN logits argmax would return label 0, and be right now and then.
+    # For NaN logits argmax would return label 0, and sometimes be right.
     return (predicted(outputs) == predictions.labels) & finite(outputs)
 
 

@@ -12,7 +12,7 @@ from pfedbred.types import Array
 
 
 class Decisions(NamedTuple):
-    """Counts over samples and labels: those that are good, and all of which that could be said."""
+    """Counts over samples and labels: the numerator and the denominator of a ratio."""
 
     good: Array
     all: Array
@@ -36,7 +36,7 @@ def _by_label(predictions: Predictions) -> Decisions:
 
 
 def _count(which: Array) -> Array:
-    """As a number, not a whole one: there are more decisions than samples, and counts of samples are checked."""
+    """As a float: there are more decisions than samples, and integer statistics are checked against the samples."""
     return jnp.sum(which, dtype=jnp.float32)
 
 
@@ -49,7 +49,7 @@ def _exact(predictions: Predictions) -> Mean:
 
 
 def micro_f1() -> Metric:
-    """Micro F1: that of all decisions, over samples and labels alike.
+    """Micro F1: the F1 of all decisions, over samples and labels alike.
 
     .. math:: \\frac{2 TP}{2 TP + FP + FN}
 

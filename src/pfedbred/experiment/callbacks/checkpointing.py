@@ -20,15 +20,15 @@ from pfedbred.runs import checkpoints
 if TYPE_CHECKING:
     from pfedbred.experiment.result import Run
 
-_SECONDS = 60.0  # between checkpoints if nobody says how many rounds,
-_SHARE = 30  # and at least so many times what the last one took
+_SECONDS = 60.0  # between checkpoints by default,
+_SHARE = 30  # and at least this many times as long as the last one took
 
 
 class Checkpoints(Callback):
-    """A checkpoint every so many rounds, or once a minute; before a run stops, and at its end if that is wanted."""
+    """A checkpoint every few rounds, or once a minute; before a run stops, and at its end on request."""
 
     def __init__(self, folder: Path, metrics: MetricsWriter, every: int | None = None, *, at_end: bool = False) -> None:
-        """``every`` is in rounds, 0 for none, None for one a minute. After one ``at_end``, more rounds can follow."""
+        """``every`` is in rounds, 0 for none, None for one a minute; ``at_end`` allows for more rounds later."""
         self._folder, self._metrics, self._every, self._at_end = folder, metrics, every, at_end
         self._saved_at = time.monotonic()
         self._progress: Progress[Any] | None = None
@@ -63,7 +63,7 @@ class Checkpoints(Callback):
     def _due(self, progress: Progress[Any]) -> bool:
         backend = progress.backend
         if not backend.checkpoint_always and all(backend.rejections(progress.state).skipped_in_row):
-            return False  # no seed learns anything any more: the checkpoint before may be better
+            return False  # all seeds have stalled: the previous checkpoint may be better
         if self._every is None:
             return time.monotonic() - self._saved_at > max(_SECONDS, _SHARE * progress.save_seconds)
         return self._every > 0 and progress.round % self._every == 0
@@ -89,5 +89,5 @@ class Checkpoints(Callback):
 
 
 def rounds_in_a_second(progress: Progress[Any]) -> int:
-    """As many rounds as a person would wait for; 1 before the pace is known."""
+    """The number of rounds in about a second; 1 before the pace is known."""
     return max(1, int(1.0 / max(progress.pace, 1e-9))) if progress.pace else 1

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pfedbred.experiment.configuration import Experiment
     from pfedbred.experiment.result import Run
 
-_SMALL = 10**9  # bytes of models that are kept without asking
+_SMALL = 10**9  # bytes of models that are kept by default
 
 
 def keeps_models(keep: bool | None, experiment: Experiment, backend: Backend[Any]) -> bool:
-    """Whether a run keeps its models: as asked, or if they are small."""
+    """Whether a run keeps its models: as requested, or if they are small."""
     if keep is not None:
         return keep
     size = backend.model_bytes()
@@ -63,7 +63,7 @@ class ChosenModels(Callback):
             backend.announce(progress.state, point.round)
 
     def _improved(self, progress: Progress[Any], point: Point) -> dict[Which, np.ndarray]:
-        """By model, the seeds whose best round is this one; a model without any is left out."""
+        """By model, the seeds whose best round is this one; a model without any is omitted."""
         metric, found = progress.backend.plan.metrics[0], dict[Which, np.ndarray]()
         for model in MODELS:
             scores = point.scores.of(model).validation
@@ -81,6 +81,6 @@ class ChosenModels(Callback):
         return found
 
     def on_end(self, run: Run[Any]) -> None:
-        """Tells clients that keep their own models which one is the chosen one."""
+        """Tells clients that keep their own models which round was chosen."""
         if run.chosen is not None and not run.stopped:
             run.backend.announce(run.state, int(run.chosen.rounds["personal"][0]), last=True)

@@ -63,7 +63,7 @@ class ProgressBar(Callback):
 
 @contextmanager
 def showing_progress(experiments: Sequence[Experiment]) -> Iterator[list[Callback]]:
-    """A callback for each experiment that shows how far it is."""
+    """A callback for each experiment that shows its progress."""
     if not console.is_terminal:
         yield [ProgressLines(experiment) for experiment in experiments]
         return

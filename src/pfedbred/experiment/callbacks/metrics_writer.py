@@ -42,13 +42,13 @@ class MetricsWriter(Callback):
             self._file.write(point)
 
     def on_end(self, run: Run[Any]) -> None:
-        """Makes sure that the file still holds what was written, before anything calls the run finished."""
+        """Makes sure that the file still holds what was written, before the run is marked as finished."""
         assert self._file is not None
         with writing_into(self._folder):
             self._file.check(content=True)
 
     def sync(self) -> dict[str, Any]:
-        """Waits until all lines are on disk; returns what a checkpoint has to know of them."""
+        """Waits until all lines are on disk; returns what a checkpoint records about them."""
         assert self._file is not None
         with writing_into(self._folder):
             return self._file.sync()

@@ -13,10 +13,10 @@ from pfedbred.runs import saved_models
 
 
 class ModelWriter(Callback):
-    """Writes the trained models when a run has come to its end: of the chosen rounds, or else of the last."""
+    """Writes the trained models when a run has ended: of the chosen rounds, or else of the last."""
 
     def __init__(self, folder: Path, keep: bool | None = None, warn: Callable[[str], None] = print) -> None:
-        """``keep`` is whether to; None if they are small."""
+        """``keep`` is whether to keep them; None if they are small."""
         self._folder, self._keep, self._warn = folder, keep, warn
 
     def on_end(self, run: Run[Any]) -> None:

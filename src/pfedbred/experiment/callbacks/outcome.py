@@ -14,7 +14,7 @@ from pfedbred.runs.layout import DATA, SUMMARY
 
 
 class Outcome(Callback):
-    """Writes the outcome of a run that came to its end: after all else, because the summary marks it as finished."""
+    """Writes the outcome of a run that has ended: last of all, because the summary marks it as finished."""
 
     def __init__(self, folder: Path, extra: Callable[[Run[Any]], dict[str, Any]] | None = None) -> None:
         """``extra`` adds to the summary."""

@@ -13,7 +13,7 @@ from pfedbred.runs.layout import CURVES
 
 
 class Pictures(Callback):
-    """Draws curves.png when a run has come to its end."""
+    """Draws curves.png when a run has ended."""
 
     def __init__(self, folder: Path) -> None:
         """``folder`` is the run folder."""

@@ -30,7 +30,7 @@ EXIT_CODES = {**{reason: 128 + number for number, reason in _SIGNALS.items()}, "
 
 
 class Stopped(Exception):
-    """Something was stopped before its end; the message says how far it got."""
+    """A run was stopped before its end; the message says how far it got."""
 
     def __init__(self, reason: str, message: str) -> None:
         """``reason`` is one of EXIT_CODES."""
@@ -42,8 +42,8 @@ class Interruption(Callback):
     """Stops at Ctrl-C, when a job scheduler ends the job, when the terminal is closed, and before a time limit.
 
     Attributes:
-      reason: why to stop, one of EXIT_CODES; None as long as there is no reason.
-      end: when to have stopped, a time of ``time.monotonic``; None without a time limit.
+      reason: why to stop, one of EXIT_CODES; None while there is none.
+      end: when to stop by, a time of ``time.monotonic``; None without a time limit.
     """
 
     def __init__(self, time_limit: float | None = None, started: float | None = None) -> None:
@@ -55,7 +55,7 @@ class Interruption(Callback):
 
     @contextmanager
     def running(self, progress: Progress[Any]) -> Iterator[None]:
-        """Listens for signals while the run trains, unless that is done already."""
+        """Listens for signals while the run trains, unless it does already."""
         with nullcontext() if self._listening else self.listening():
             yield
 
@@ -87,9 +87,9 @@ class Interruption(Callback):
             if number == signal.SIGINT:  # schedulers may repeat their signal
                 signal.signal(number, signal.SIG_DFL)
                 again = "; press Ctrl-C again to stop at once"
-            cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it, and may not get to show it again
+            cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it, and may not restore it
             if noted is None or again:
-                with suppress(OSError):  # nobody may be reading any more
+                with suppress(OSError):  # standard error may be closed
                     os.write(2, f"{cursor}\npfedbred: finishing the round{saving}{again}\n".encode())
 
         heard = [each for each in _SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
@@ -104,7 +104,7 @@ class Interruption(Callback):
 
 
 class Patience(Callback):
-    """Finishes a run early when a metric has not improved for so many evaluations, in any seed.
+    """Finishes a run early when a metric has not improved for a number of evaluations, in any seed.
 
     It watches the validation samples if there are any, else the test samples.
 
@@ -159,7 +159,7 @@ _LONGEST = 100 * 365 * 24 * 3600.0
 
 
 def process_started() -> float:
-    """When this process began, as a time of ``time.monotonic``; now, where the system does not tell.
+    """When this process began, as a time of ``time.monotonic``; now, if the system does not report it.
 
     psutil's create_time is a time of day, which changes when the clock is set.
     """
@@ -174,7 +174,7 @@ def process_started() -> float:
 def parse_seconds(text: str) -> float:
     """A time such as 90, 90s, 30m, 1h30m or 1:30:00, in seconds.
 
-    pytimeparse reads these too, but has had no release since 2018, and takes what it cannot read for None.
+    pytimeparse reads these too, but has had no release since 2018, and returns None for what it cannot parse.
     """
     plain = text.strip().lower()
     clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+)", plain)

@@ -67,7 +67,7 @@ const dropdown = (parent, id, label, options, selected, choose) => {
 // Charts ----------------------------------------------------------------------------------------------------
 
 const charts = []; // functions that redraw a chart, after a change of theme or width
-const waiting = new Map(); // charts that have not come near the window yet: the page opens at once, however many it has
+const waiting = new Map(); // charts that are not near the window yet: the page opens quickly, however many it has
 const watcher = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     if (!entry.isIntersecting) continue;

@@ -3,7 +3,7 @@
 addSection(() => {
   if (!content.comparisons.length) return;
   const element = section("comparisons", "Differences", "Methods on the same splits and seeds: mean ± half-width of its 95 % interval, and the mean "
-    + "paired difference to the best method, or to the baseline, likewise. ≈ marks methods not significantly different from the best.");
+    + "paired difference to the best method, or to the baseline, with its interval. ≈ marks methods not significantly different from the best.");
   content.comparisons.forEach((each, index) => {
     element.append(make("h3", { text: `${each.name}, over ${each.over}` }));
     let [figure, of] = [each.figures[0], each.metrics[0]];

@@ -65,7 +65,7 @@ addSection(() => {
       marker: { color: shade, size, symbol: sorted.map((client) => (client.own ? "circle" : "circle-open")) }, text: sorted.map((client) => plain(client.name)),
       hovertemplate: `client %{text}: %{y:.2f} %<extra>${title}</extra>` });
     return {
-      data: [{ x: [-0.5, sorted.length - 0.5], y: [level, level], mode: "lines", line: { color: style("--ink"), width: 1.4, dash: "dash" }, name: "asked for", hoverinfo: "skip" },
+      data: [{ x: [-0.5, sorted.length - 0.5], y: [level, level], mode: "lines", line: { color: style("--ink"), width: 1.4, dash: "dash" }, name: "requested", hoverinfo: "skip" },
         dots("g", COLOURS[0], "G"), dots("p", COLOURS[1], "P")],
       layout: { height: 400, showlegend: true, legend: { orientation: "h", y: 1.12 }, hovermode: "closest",
         xaxis: { title: { text: "client, sorted by P" } }, yaxis: { title: { text: "coverage (%)" }, range: [Math.max(0, lowest - 10), 102] } },

@@ -56,8 +56,8 @@ class Tracker(Callback, ABC):
     """Records a run with another program: its settings, every evaluation, and in the end its files.
 
     A subclass says how, in four methods. If one of them raises an exception, a warning says so and the run continues
-    without the tracker. A note in the run folder says how far the recording is, so that a resumed run continues it and
-    no round is recorded twice.
+    without the tracker. A file in the run folder notes how far the recording is, so that a resumed run continues it
+    and no round is recorded twice.
     """
 
     name: ClassVar[str]
@@ -80,7 +80,7 @@ class Tracker(Callback, ABC):
 
     @abstractmethod
     def finish(self, files: Sequence[Path]) -> None:
-        """Records the files of a run that has come to its end; ``curves.png`` is its picture."""
+        """Records the files of a run that has ended; ``curves.png`` is its picture."""
 
     @abstractmethod
     def close(self, ending: Ending) -> None:
@@ -138,7 +138,7 @@ class Tracker(Callback, ABC):
         self._id = self.open(start)
         self._opened = True
         self._keep_note()
-        for point in progress.points:  # a run may be resumed that was not tracked before, or not to its end
+        for point in progress.points:  # a resumed run may not have been tracked before, or not to its end
             self._record(progress, point)
 
     def _record(self, progress: Progress[Any], point: Point) -> None:
@@ -154,12 +154,12 @@ class Tracker(Callback, ABC):
             write_json(self._note, {"id": self._id, "round": self._recorded})
 
     def _attempt(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Acts; the first failure is told, and is the last action but closing."""
+        """Runs an action; the first failure is reported, and only closing follows it."""
         try:
             action(*arguments)
         except Exception as problem:  # whatever that library raises, it must not cost the run
             if not self._off:
-                _warn(f"{self.name} records no more of this run: {type(problem).__name__}: {problem}")
+                _warn(f"{self.name} stopped recording this run: {type(problem).__name__}: {problem}")
             self._off = True
 
 

@@ -35,11 +35,11 @@ class Measured(NamedTuple):
     clients: Mapping[str, np.ndarray]
 
     def means(self) -> dict[str, float]:
-        """The means over seeds. One that is not finite is left out: a gap in its curve."""
+        """The means over seeds. One that is not finite is omitted: a gap in its curve."""
         return _finite({name: float(np.mean(each)) for name, each in self.values.items()})
 
     def of_seed(self, place: int) -> dict[str, float]:
-        """The numbers of the seed at that place, likewise."""
+        """The finite numbers of the seed at that place."""
         return _finite({name: float(each[place]) for name, each in self.values.items()})
 
     def numbers(self) -> dict[str, float]:
@@ -77,7 +77,7 @@ def figures(primary: str) -> list[str]:
 
 
 def flattened(options: Mapping[str, Any], above: str = "") -> Flat:
-    """Nested options as one mapping, with names such as ``settings.lam``; those that are not set are left out."""
+    """Nested options as one mapping, with names such as ``settings.lam``; those that are not set are omitted."""
     flat: Flat = {}
     for name, value in options.items():
         if isinstance(value, Mapping):

@@ -32,7 +32,7 @@ class MLflow(Tracker):
         By default MLFLOW_TRACKING_URI says where to record; without it, ``tracking/mlflow`` in the run folder.
         """
         super().__init__(folder)
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would report its use to its makers,
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would send usage data to its developers,
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # and every new database to the console
         self._entities, self._tracking, *_ = imported(
             "mlflow", "mlflow.entities", "mlflow.tracking", "sqlalchemy", "alembic"

@@ -25,7 +25,7 @@ class Wandb(Tracker):
         super().__init__(folder)
         self._offline = (options.get("mode") or os.environ.get("WANDB_MODE") or "offline") == "offline"
         if self._offline:
-            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports of its own errors go to its makers
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would report its own errors to its developers
         (self._wandb,) = imported("wandb", "wandb")
         self._options = options
         self._run: Any = None

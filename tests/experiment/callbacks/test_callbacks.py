@@ -14,8 +14,8 @@ from support.custom import federation
 import pfedbred
 from pfedbred import Callback, Interruption, Patience
 from pfedbred.engine import metrics
-from pfedbred.engine.evaluation import Evaluation, ModelScores, Scores
 from pfedbred.engine.history import Point
+from pfedbred.engine.scores import Evaluation, ModelScores, Scores
 from pfedbred.experiment.building import build
 from pfedbred.experiment.callbacks.model_writer import ModelWriter
 from pfedbred.experiment.callbacks.outcome import Outcome

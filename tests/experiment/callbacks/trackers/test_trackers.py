@@ -180,7 +180,7 @@ def test_a_tracker_that_fails_costs_one_line_and_not_the_run(fails, tmp_path, ca
     assert run.round == 4
     assert layout.finished(tmp_path / "run")
     name = fails if isinstance(fails, str) else fails[0]
-    expected = f"pfedbred: warning: recorded records no more of this run: ConnectionError: cannot {name}\n"
+    expected = f"pfedbred: warning: recorded stopped recording this run: ConnectionError: cannot {name}\n"
     assert capsys.readouterr().err == expected
     assert [name for name, *_ in tracker.calls].count("record") == {"open": 0, "record": 2}.get(name, 4)
     assert (tracker.calls[-1][0] == "close") == (name != "open")
@@ -220,7 +220,7 @@ def test_a_damaged_note_stops_the_tracker_alone(tmp_path, capsys):
     into(tmp_path / "run", Recorded(), StopAfter(2))
     (tmp_path / "run" / "tracking" / "recorded.json").write_text('{"id": 3}')
     assert into(tmp_path / "run", Recorded(), resume=True).round == 4
-    assert "recorded records no more of this run: SettingError" in capsys.readouterr().err
+    assert "recorded stopped recording this run: SettingError" in capsys.readouterr().err
 
 
 def test_one_process_of_several_records(tmp_path, monkeypatch):
@@ -371,7 +371,7 @@ def test_a_server_that_is_not_there_does_not_cost_the_run(tmp_path, monkeypatch,
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert into(tmp_path / "run", trackers.MLflow()).round == 4
-    lines = [line for line in capsys.readouterr().err.splitlines() if "mlflow records no more of this run" in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "mlflow stopped recording this run" in line]
     assert len(lines) == 1
 
 

@@ -1,24 +1,13 @@
 """Named datasets of one table: heart, school, parkinson."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from support.hub_files import REAL, needs
 
 import pfedbred
 from pfedbred import SettingError
-
-REAL = Path(os.environ.get("PFEDBRED_DATA") or Path(__file__).parents[3] / "shared" / "data")
-
-
-def needs(name):
-    return pytest.mark.skipif(
-        not (REAL / name).is_dir(), reason=f"the real {name} is not here: set PFEDBRED_DATA to a folder that holds it"
-    )
-
 
 HEART = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num,hospital\n"
 PARKINSON = "subject#,age,sex,test_time,motor_UPDRS,total_UPDRS,Jitter(%),PPE\n"

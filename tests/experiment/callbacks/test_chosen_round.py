@@ -12,7 +12,7 @@ import pfedbred
 from pfedbred.engine.history import best_places
 from pfedbred.errors import SettingError
 from pfedbred.runs.record import RunRecord
-from pfedbred.runs.saved_models import load_model
+from pfedbred.runs.trained_model import load_model
 
 OPTIONS = {"algorithm": "pfedme", "settings": {"R": 2, "K": 1}, "aggregated": 2, "batch_size": 4, "seeds": 3}
 OPTIONS |= {"validation": 0.4, "rounds": 6}
