@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it into a fresh environment and runs what the README's first shell block does, and its first
-# Python block, away from the source tree.
-# Use: .github/scripts/wheel_smoke.sh, or PYTHON=python3.12 .github/scripts/wheel_smoke.sh
+# Installs a wheel or an sdist into a fresh environment and runs what the README's shell block does, and its first Python
+# block, away from the source tree.
+# Use: .github/scripts/wheel_smoke.sh [FILE], by default a wheel built here; PYTHON=python3.12 chooses the Python.
 set -euo pipefail
+file=${1:+$(cd "$(dirname "$1")" && pwd)/$(basename "$1")}
 cd "$(dirname "$0")/../.."
 source=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 unset PYTHONPATH
 
-"${PYTHON:-python3}" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/dist" .
+if [ -z "$file" ]; then
+  "${PYTHON:-python3}" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/dist" .
+  file=$(ls "$work"/dist/*.whl)
+fi
 "${PYTHON:-python3}" -m venv "$work/venv"
 bin=$work/venv/bin
 [ -d "$bin" ] || bin=$work/venv/Scripts  # Windows
-wheel=$(ls "$work"/dist/*.whl)
-"$bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt "${wheel}[data,report]"
+"$bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt "${file}[data,report]"
 
 cp README.md "$work"
 cd "$work"
@@ -25,8 +28,8 @@ import sys
 import pfedbred
 
 home = pathlib.Path(pfedbred.__file__)
-assert pathlib.Path(sys.argv[1]) not in home.parents, f"{home} is the source tree, not the wheel"
-assert (home.parent / "py.typed").exists(), "the wheel has no py.typed"
+assert pathlib.Path(sys.argv[1]) not in home.parents, f"{home} is the source tree, not what was installed"
+assert (home.parent / "py.typed").exists(), "what was installed has no py.typed"
 CHECK
 "$bin/pfedbred" --version
 "$bin/pfedbred" run --dataset digits --model mclr --algorithm mg-meta --rounds 3 --out run

@@ -287,7 +287,7 @@ def test_a_far_entry_is_held_less_by_a_long_tailed_prior():
 
 
 def test_only_exponential_families_have_mirror_steps():
-    with pytest.raises(SettingError, match="needs an exponential family: student-t is none"):
+    with pytest.raises(SettingError, match="needs an exponential family, which student-t is not"):
         prox(Problem(quadratic, MEAN, priors.get("student-t"), LAM), mirror_steps(0.1, 2), START)
 
 

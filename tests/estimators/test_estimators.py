@@ -353,6 +353,8 @@ def test_rows_that_cannot_be_used_are_rejected(fitted):
         fitted.predict([[0.0, np.nan]])
     with pytest.raises(ValueError, match="X has 3 features, but PersonalizedClassifier is expecting 2 features"):
         fitted.predict(np.zeros((1, 3)))
+    with pytest.raises(SettingError, match=r"^X has numbers beyond 3.40282e\+38, too large for 32-bit numbers"):
+        PersonalizedClassifier().fit([[0.0], [1e300]], [0, 1])
     with pytest.raises(SettingError, match="clients has 1 names, but X has 2 rows"):
         fitted.predict(np.zeros((2, 2)), clients=["north"])
     with pytest.raises(SettingError, match=r"labels vary by 1 around 1e\+08, too little for 32-bit numbers"):

@@ -194,6 +194,16 @@ def test_what_cannot_be_adapted_is_one_line(data, new, tmp_path):
     ):
         with pytest.raises(pfedbred.SettingError, match=words):
             pfedbred.adapt(*given)
+    spoiled = x.copy()
+    spoiled[4, 1] = np.nan
+    with pytest.raises(pfedbred.SettingError, match=r"^sample 4 has a feature that is not a finite number$"):
+        pfedbred.adapt(tmp_path / "fedavg", spoiled, y)
+    for options, words in (
+        ({"rounds": 10**11}, r"rounds must be a whole number >= 1 and below 2\*\*31, not 100000000000"),
+        ({"batch_size": 10**11}, "batch_size must be a whole number from 1 to 1000000, not 100000000000"),
+    ):
+        with pytest.raises(pfedbred.SettingError, match=words):
+            pfedbred.adapt(tmp_path / "fedavg", x, y, **options)
 
 
 @pytest.mark.full

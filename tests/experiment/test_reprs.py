@@ -7,7 +7,7 @@ import pytest
 from conftest import small_federation
 
 import pfedbred
-from pfedbred.runs.saved_models import load_model
+from pfedbred.runs.trained_model import load_model
 
 
 @pytest.fixture(scope="module")

@@ -165,9 +165,23 @@ def test_keys_that_are_not_whole_are_not_taken_for_some(tmp_path):
         (("app", "", "--out", "o"), "Invalid value for 'FOLDER': it must not be empty"),
         (("app", "a", "--out", ""), "Invalid value for '--out': it must not be empty"),
         (("demo", "--out", ""), "Invalid value for '--out': it must not be empty"),
+        (("demo", "--algorithm", "fedavgg"), "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
+        (
+            ("demo", "--model", "cnn"),
+            "cnn needs images of shape (height, width) or (height, width, channels), at least 16 by 16, not samples of "
+            "shape (64,)",
+        ),
+        (
+            ("app", "a", "--out", "o", "--set", "algorithm=fedavgg"),
+            "unknown algorithm 'fedavgg'; did you mean 'fedavg'?",
+        ),
+        (
+            ("app", "a", "--out", "o", "--set", "model=os:system"),
+            "model must be given by name on a federation, not as an import path: 'os:system'",
+        ),
     ],
 )
-def test_nothing_is_written_without_a_name(arguments, words, call, tmp_path):
+def test_nothing_is_written_or_started_by_mistake(arguments, words, call, tmp_path):
     code, _, said = call("flower", *arguments)
     assert (code, said) == (2, f"pfedbred: {words}\n")
     assert not list(tmp_path.iterdir())

@@ -48,6 +48,7 @@ def test_predict(tmp_path):
         "short": ({"x": x[:10], "y": y[:9]}, "has 10 samples and 9 labels"),
         "none": ({"x": x[:0], "y": y[:0]}, "holds no samples"),
         "texts": ({"x": np.array(["one", "two"])}, "holds texts, but the model expects numbers"),
+        "infinite": ({"x": np.where(x == x[3, 1], np.inf, x)}, "sample 3 has a feature that is not a finite number"),
     }
     for name, (arrays, complaint) in wrong.items():
         np.savez(tmp_path / f"{name}.npz", **arrays)

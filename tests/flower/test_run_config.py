@@ -24,6 +24,7 @@ from pfedbred.flower.run_config import DEFAULTS, parse
         ({"out": "x", "labels": "cat,dog", "classes": 5}, "as many as classes, not"),
         ({"out": "x", "deadline": 0}, "deadline must be a number > 0"),
         ({"out": "x", "track": "tensorbord"}, "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
+        ({"out": "x", "deadline": 1e300}, "deadline must be a number > 0 and at most 31536000"),
     ],
 )
 def test_bad_run_configs_are_refused(config, complaint):

@@ -22,7 +22,7 @@ def nodes(tmp_path, call):
     (tmp_path / "a.csv").write_text(FULL)
     (tmp_path / "b.csv").write_text(GAPS)
     (tmp_path / "both.csv").write_text(FULL + "".join(f"{i},green,0\n,blue,1\n" for i in range(8)))
-    code, out, err = call("data", "columns", "both.csv", "--split", "iid", "--clients", "2", "--out", "columns.json")
+    code, out, err = call("data", "columns", "both.csv", "--out", "columns.json")
     assert code == 0, err
     assert "columns: columns.json, 2 of them as 5 inputs" in out
     shared = {"columns": str(tmp_path / "columns.json")}

@@ -100,6 +100,8 @@ def columns_command(name: Name, *, out: Out = None, **options: Any) -> None:
     \b
     pfedbred data columns patients.csv --label-column disease --out columns.json
     """
+    if options.get("split") is None and options.get("client_column") is None and options.get("clients") is None:
+        options |= {"split": "iid", "clients": 1}  # the table of one client does not name it
     federation = _load(name, **{**options, "standardise": "none"})
     if federation.encoding is None:
         raise SettingError(f"{name} is not a table of numbers and texts")

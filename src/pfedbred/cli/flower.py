@@ -94,7 +94,7 @@ def app_command(
 
     given = dict(map(assignment, set_ or ()))
     wanted = {**run_config.DEFAULTS, **given, "out": str(out.expanduser().absolute())}
-    run_config.parse(wanted)
+    run_config.check(run_config.parse(wanted)[1])
     processes.write_app(folder, wanted)
     print(f"app: {folder / 'pyproject.toml'}\nrun it with: flwr run {folder} {processes.CONNECTION} --stream")
 
@@ -119,7 +119,7 @@ def demo_command(
     """
     from pfedbred.flower.demo import demo
 
-    folder = layout.new_folder(out or layout.free_name(Path("runs"), "flower-demo"))
+    folder = out or layout.free_name(Path("runs"), "flower-demo")
     options = {"algorithm": algorithm, "model": model, "dataset": dataset, "nodes": nodes, "rounds": rounds}
     summary = demo(folder.absolute(), **options, show=_flushed)  # type: ignore[arg-type]
     show_outcome([summary])

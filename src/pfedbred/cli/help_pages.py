@@ -5,8 +5,12 @@ Typer has such groups in rich's boxes only, and rich is off here: it escapes bra
 
 from __future__ import annotations
 
-import click
+from typing import TYPE_CHECKING
+
 import typer
+
+if TYPE_CHECKING:
+    import click  # newer versions of typer bring their own
 
 DATA, MODEL, METHOD = "Data", "Task and model", "Method"
 SWEEP = "Points of the sweep"

@@ -6,7 +6,6 @@ The rules are those of :mod:`pfedbred.engine.screening`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,40 +21,24 @@ _FEWEST = 6  # updates that can be compared
 _COMPARED = 64  # in a large cohort, every update is compared with this many
 
 
-class Products(NamedTuple):
-    """The inner products of a round's updates.
+def units(updates: Sequence[Array], norms: Array) -> Array:
+    """A row for each client: its update divided by its norm, 0 if that is not possible.
 
-    Attributes:
-      units: the updates divided by their norms, a row for each client; zeros if a norm is zero or not finite.
-      cosines: of each client's update (rows) with some of them (columns, see ``compared_with``), 0 with itself.
-      with_step: <update, step> for each client, where step is the server's last one, and the length of the step;
-        empty if there is no step.
+    Args:
+      updates: by array, the clients along the first axis.
+      norms: of the updates.
     """
-
-    units: Array
-    cosines: Array
-    with_step: Any
-
-
-def products(updates: Sequence[Array], norms: Array, step: Sequence[Array] | None) -> Products:
-    """The products of updates, given by array with the clients along the first axis, and with their norms."""
     usable = jnp.isfinite(norms) & (norms > 0)
     each = [jnp.where(along_first(usable, leaf), leaf / along_first(norms, leaf), 0) for leaf in updates]
-    units = jnp.concatenate([flat_rows(leaf).astype(norms.dtype) for leaf in each], axis=1)
-    columns = compared_with(len(norms))
-    itself = np.arange(len(norms))[:, None] == columns
-    if step is None:
-        return Products(units, jnp.where(itself, 0, _product(units, _at(units, columns))), ())
-    # One product for all: on a GPU, kernel launches take most of a round of a small model.
-    rows = jnp.concatenate([units, _flat(step, units.dtype)[None]])
-    found = _product(rows, _at(rows, np.append(columns, len(units))))
-    with_step = norms * found[:-1, -1], jnp.sqrt(found[-1, -1])
-    return Products(units, jnp.where(itself, 0, found[:-1, :-1]), with_step)
+    return jnp.concatenate([flat_rows(leaf).astype(norms.dtype) for leaf in each], axis=1)
 
 
-def along(units: Array, norms: Array, step: Sequence[Array]) -> Array:
-    """<update, step> for each client."""
-    return norms * _product(units, _flat(step, units.dtype)[None])[:, 0]
+def products(rows: Array) -> Array:
+    """The cosines of each client (rows) with some (columns, see ``compared_with``), 0 with itself."""
+    columns = compared_with(len(rows))
+    itself = np.arange(len(rows))[:, None] == columns
+    found = jnp.matmul(rows, _at(rows, columns).T, precision=jax.lax.Precision.HIGHEST)
+    return jnp.where(itself, 0, found)
 
 
 def compared_with(clients: int) -> np.ndarray:
@@ -113,12 +96,3 @@ def _not_opposed(cosines: Array, columns: np.ndarray, counted: Array) -> Array:
 def _at(values: Array, places: np.ndarray) -> Array:
     """``values[places]``, without a copy if those are all."""
     return values if len(places) == len(values) else values[places]
-
-
-def _product(rows: Array, others: Array) -> Array:
-    return jnp.matmul(rows, others.T, precision=jax.lax.Precision.HIGHEST)
-
-
-def _flat(arrays: Sequence[Array], dtype: Any) -> Array:
-    """All arrays, flattened and concatenated."""
-    return jnp.concatenate([leaf.ravel().astype(dtype) for leaf in arrays])

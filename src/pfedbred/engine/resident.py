@@ -332,11 +332,12 @@ class ResidentBackend(Simulation[State]):
 
 
 def _with_responses(arrays: dict[str, Any], like: State) -> dict[str, Any]:
-    """With unknown responses, if a checkpoint has none: earlier versions did not keep them."""
-    if any(name.startswith("responses.") for name in arrays):
+    """With unknown responses, if a checkpoint has none: earlier versions did not keep them, or kept less."""
+    if "responses.starts" in arrays or like.responses is None:
         return arrays
+    others = {name: array for name, array in arrays.items() if not name.startswith("responses.")}
     missing = tensors.named({"responses": like.responses})
-    return arrays | {
-        name: np.full(leaf.shape, np.nan if name.endswith((".along", ".averages")) else 0, leaf.dtype)
+    return others | {
+        name: np.full(leaf.shape, 0 if name.endswith(".times") else np.nan, leaf.dtype)
         for name, leaf in missing.items()
     }

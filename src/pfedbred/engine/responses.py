@@ -1,19 +1,22 @@
 r"""Responses: whether a client's updates follow the server's steps as those of a training client do.
 
-Let u_i(w) be the update of a client that starts at w, and s the server's step from one round to the next. Training
-goes downhill, so u_i is roughly minus a gradient, and the gradient of a convex loss is monotone:
+Let u_i(w) be the update of a client that starts at w, and s the server's step from w to where the client starts next
+time. Training goes downhill, so u_i is roughly minus a gradient, and the gradient of a convex loss is monotone:
 
     r_i = <u_i(w + s) - u_i(w), s> / (||s|| ||u_i(w + s)||) <= 0
 
-whatever data the client has: no other client is needed for comparison. An update with its sign flipped has r_i >= 0. A
-network's loss is not convex, and early in training all r_i may be positive; so the test is relative. Let a_i be
-the known responses, each the average of a client's latest r_i, m the median of |a_i| and d their spread (1.4826 times
-the median deviation from m): a flip changes neither. If noise cannot flip a sign, m > 2.5 d, and three quarters have
-the sign of the median response, a response is reversed if it has the other sign, is not small (above m / 4), and is
-known from at least two rounds.
+whatever data the client has: no other client is needed to tell. An update with its sign flipped has r_i >= 0. A
+network's loss is not convex, and early in training all r_i may be positive; so the test is relative. Of the known
+responses a_i, each the average of a client's latest r_i, let m be the median of |a_i| and d their spread (1.4826 times
+the median deviation from m): a flip changes neither. Where noise cannot turn a sign, m > 2.5 d, and three quarters have
+the sign of the median response, one is reversed if it has the other sign, is not small, above m / 4, and is known from
+at least two steps.
 
-r_i is known for a client whose updates the server received in two consecutive rounds. Responses are compared only if
-at least eight are known.
+r_i is known of a client whose update the server has had before, however many rounds ago: a server that averages few
+clients in a round learns as much of each from one long step as from several short ones. Fewer than eight known
+responses are not compared. What the server keeps of an update and of its start is a sketch: signs drawn once, and sums
+of 4,096 classes of entries, whose inner products are those of the vectors, up to 1/64 of their lengths (Charikar, Chen
+and Farach-Colton, "Finding frequent items in data streams", 2002). Up to 4,096 params it is exact.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
+from pfedbred.aggregation.base import along_first
 from pfedbred.aggregation.median import masked_median
 from pfedbred.types import Array
 
@@ -31,47 +36,66 @@ _CLEAR, _SMALL, _MINORITY = 2.5, 0.25, 0.25
 _TWICE = 2
 _SIGMA = 1.4826
 _FEWEST = 8
+_SIZE, _LEAST = 4096, 64  # of a sketch
+_MOST = 2**22  # numbers in the sketches of all clients
 
 
 class Responses(NamedTuple):
-    """What the server remembers from round to round.
+    """What the server remembers of its clients, each by client number.
 
     Attributes:
-      step: its last step, by array: the change in the upload of a client whose training changes nothing.
-      along: <u_i, step> of the updates before that step, by client number; NaN where there was none.
-      averages: of the latest r_i, by client number; NaN where none is known yet.
-      times: how many r_i are known, by client number.
+      updates: sketches of their latest updates; NaN where there was none.
+      starts: sketches of where these started.
+      averages: of the latest r_i; NaN where none is known yet.
+      times: how many r_i are known.
     """
 
-    step: list[Array]
-    along: Array
+    updates: Array
+    starts: Array
     averages: Array
     times: Array
 
 
 def unknown(update: Sequence[Array], clients: int) -> Responses:
     """Before the first round; ``update`` has the shapes of one."""
-    nothing = jnp.full(clients, jnp.nan, jnp.result_type(jnp.float32, *update))
-    return Responses([jnp.zeros_like(leaf) for leaf in update], nothing, nothing, jnp.zeros(clients, jnp.int32))
+    numbers = sum(leaf.size for leaf in update)
+    size = min(numbers, max(_LEAST, min(_SIZE, _MOST // clients)))
+    dtype = jnp.result_type(jnp.float32, *update)
+    nothing, rows = jnp.full(clients, jnp.nan, dtype), jnp.full((clients, size), jnp.nan, dtype)
+    return Responses(rows, rows, nothing, jnp.zeros(clients, jnp.int32))
 
 
-def observe(
-    before: Responses, with_step: tuple[Array, Array], norms: Array, numbers: Array, counted: Array
-) -> Responses:
-    """Adds the responses of a round's updates.
+def sketches(before: Responses, rows: Array) -> Array:
+    """Of each row: the sums of its entries, with random signs, by their place modulo the size of a sketch."""
+    size, numbers = before.updates.shape[1], rows.shape[1]
+    if numbers <= size:
+        return rows.astype(before.updates.dtype)
+    # Behind the barrier, so that the compiler does not draw them itself, one after another.
+    key = jax.random.key(jax.lax.optimization_barrier(jnp.uint32(0)))
+    signed = rows * (1 - 2 * jax.random.bernoulli(key, shape=(numbers,)).astype(rows.dtype))
+    padded = jnp.pad(signed, ((0, 0), (0, -numbers % size)))
+    return jnp.sum(padded.reshape(len(rows), -1, size), axis=1, dtype=before.updates.dtype)
+
+
+def measured(before: Responses, updates: Array, start: Array, numbers: Array) -> Array:
+    """r_i of each update of a round, NaN where it is not known.
 
     Args:
       before: up to the round before.
-      with_step: <u_i, step> with the last step, of the round's clients; and the length of the step.
-      norms: of the updates.
+      updates: sketches of them.
+      start: the sketch of where they start.
       numbers: of the clients.
-      counted: whose update is valid.
     """
-    along, length = with_step
-    change = along.astype(before.along.dtype) - before.along[numbers]
-    found = (change / (length * norms)).astype(before.averages.dtype)
-    known = counted & (norms > 0) & jnp.isfinite(found)
-    found = jnp.clip(found, -1, 1)  # a much longer update in the previous round would make it arbitrarily large
+    step = start - before.starts[numbers]
+    change = updates - before.updates[numbers]
+    length = jnp.sqrt(jnp.sum(step**2, 1) * jnp.sum(updates**2, 1))
+    return jnp.sum(change * step, 1) / length
+
+
+def observe(before: Responses, found: Array, numbers: Array, counted: Array) -> Responses:
+    """With the responses ``found`` in a round, of the clients whose update counts."""
+    known = counted & jnp.isfinite(found)
+    found = jnp.clip(found, -1, 1)  # a much longer update before would make it as large as one likes
     old, times = before.averages[numbers], before.times[numbers]
     weight = jnp.maximum(_NEW, 1 / (times + 1)).astype(found.dtype)
     new = jnp.where(jnp.isnan(old), found, old + weight * (found - old))
@@ -79,6 +103,15 @@ def observe(
         averages=_replaced(before.averages, numbers, jnp.where(known, new, old)),
         times=_replaced(before.times, numbers, times + known),
     )
+
+
+def record(before: Responses, updates: Array, start: Array, numbers: Array, counted: Array) -> Responses:
+    """With the sketches of a round's updates, where they count, and of where they started."""
+
+    def latest(old: Array, new: Array) -> Array:
+        return _replaced(old, numbers, jnp.where(counted[:, None], new, old[numbers]))
+
+    return before._replace(updates=latest(before.updates, updates), starts=latest(before.starts, start[None]))
 
 
 def are_reversed(averages: Array, times: Array) -> Array:
@@ -109,13 +142,7 @@ def _minority(averages: Array, times: Array) -> Array:
     return known & ((up & negative) | (down & positive)) & few & (times >= _TWICE)
 
 
-def record_step(now: Responses, step: Sequence[Array], along: Array, numbers: Array, counted: Array) -> Responses:
-    """After the server's step; ``along`` are <u_i, step> of the updates that led to it."""
-    along = jnp.where(counted, along, jnp.nan).astype(now.along.dtype)
-    return now._replace(step=list(step), along=_replaced(jnp.full_like(now.along, jnp.nan), numbers, along))
-
-
 def _replaced(values: Array, numbers: Array, new: Array) -> Array:
     """With ``new`` at those numbers. By a table that is the same for all arrays: scatters are slow on a GPU."""
     places = jnp.full(len(values), -1).at[numbers].set(jnp.arange(len(numbers)), unique_indices=True)
-    return jnp.where(places < 0, values, new[places])
+    return jnp.where(along_first(places < 0, values), values, new[places])

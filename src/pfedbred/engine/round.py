@@ -264,23 +264,23 @@ class Round:
         shared, answered = self._prepared(shared, chosen, _pick(records, among))
         trained = self.train(shared, (places, records), self._costs(shared.shards.sizes[places]))
         uploads, numbers = _pick(trained.upload, among), shared.shards.numbers[chosen]
-        norms, start = trained.norms.update[among], self._unchanged(shared, shared.server)
-        responses, products = shared.responses, None
+        norms, responses = trained.norms.update[among], shared.responses
         if self._plan.compares(self._usual):
-            products = screening.related(jax.vmap(start)(numbers), client.screened(uploads), norms, responses)
-            valid, by_norm, responses = screening.screen(
+            start = jax.vmap(self._unchanged(shared, shared.server))(numbers)
+            found = screening.related(start, client.screened(uploads), norms, responses, numbers)
+            responses = screening.remember(responses, found, norms, numbers)
+            valid = screening.screen(
                 trained.norms,
-                products,
+                found,
                 among=among,
                 answered=answered,
                 numbers=numbers,
-                before=responses,
+                known=responses,
                 opposed=self._plan.screening == "directions",
             )
         else:
             valid = screening.valid(trained.norms, server.averages)
             valid = valid if answered is None else valid.at[among].set(valid[among] & answered)
-            by_norm = valid[among]
         counted = valid[among]
         learns = enough(counted)
         after = _either(
@@ -288,11 +288,6 @@ class Round:
             lambda: server.aggregate(shared.server, self._gather(shared, chosen, uploads, counted)),
             lambda: before,
         )
-        if responses is not None:
-            one, end = numbers[0], self._unchanged(shared, after)
-            responses = screening.remember(
-                responses, products, start(one), end(one), norms=norms, numbers=numbers, counted=by_norm
-            )
         keeps = jnp.zeros_like(valid).at[among].set(counted & learns) if client.synced else valid
         kept = ClientRecord(
             # A pass over all states is rarely needed.

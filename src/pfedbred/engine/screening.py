@@ -34,9 +34,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfedbred.aggregation.base import flat_rows
 from pfedbred.aggregation.median import masked_median
 from pfedbred.engine import directions, responses
-from pfedbred.engine.directions import Products
 from pfedbred.engine.responses import Responses
 from pfedbred.engine.scores import Evaluation
 from pfedbred.types import Array, Tree
@@ -94,12 +94,10 @@ class Compared(NamedTuple):
 
     Attributes:
       valid: which of them are in line.
-      responses: with those of this round; None if none are kept.
-      reversed, copied: which of the others are rejected for that reason; the rest are opposed. None if none can be.
+      reversed, copied: which of the others are rejected for that; those left are opposed. None if none can be.
     """
 
     valid: Array
-    responses: Responses | None
     reversed: Array | None = None
     copied: Array | None = None
 
@@ -112,141 +110,136 @@ class Compared(NamedTuple):
         return "it points against the other updates"
 
 
-def related(unchanged: Tree, uploads: Tree, norms: Array, before: Responses | None) -> Products | None:
-    """The inner products of updates with each other and the server's last step; None if they have no direction.
+class Related(NamedTuple):
+    """How the updates of a round's selected clients are related.
+
+    Attributes:
+      cosines: with each other, see :func:`pfedbred.engine.directions.products`.
+      sketches: of the updates and of where they start, if responses are kept.
+      responses: how they respond to the server's steps, NaN where that is not known, if responses are kept.
+    """
+
+    cosines: Array
+    sketches: tuple[Array, Array] | None = None
+    responses: Array | None = None
+
+
+def related(
+    unchanged: Tree, uploads: Tree, norms: Array, before: Responses | None, numbers: Array | None = None
+) -> Related | None:
+    """How updates are related to each other and to the server's steps; None if they have no direction.
 
     Args:
       unchanged: uploads of clients whose training changed nothing, the clients along the first axis.
       uploads: what these clients sent.
       norms: of the updates.
       before: the responses up to the last round, if they are kept.
+      numbers: of the clients, if responses are kept.
     """
     updates = differences(unchanged, uploads)
     if updates is None or not updates:
         return None
-    return directions.products(updates, norms, None if before is None else before.step)
+    units = directions.units(updates, norms)
+    cosines = directions.products(units)
+    if before is None or numbers is None:
+        return Related(cosines)
+    start = [leaf[:1] for leaf in _numbers(unchanged)]  # they are alike where a server averages
+    rows = jnp.concatenate([flat_rows(leaf).astype(units.dtype) for leaf in start], axis=1)
+    sketches = responses.sketches(before, units) * norms[:, None], responses.sketches(before, rows)[0]
+    return Related(cosines, sketches, responses.measured(before, *sketches, numbers))
+
+
+def remember(before: Responses | None, found: Related | None, norms: Array, numbers: Array) -> Responses | None:
+    """The responses with those of a round's updates, however long these are; None if they are not kept.
+
+    Args:
+      before: up to the last round.
+      found: how the updates are related; None if they have no direction.
+      norms: of the updates.
+      numbers: of the clients.
+    """
+    if before is None or found is None or found.sketches is None or found.responses is None:
+        return before
+    finite_ = jnp.isfinite(norms)
+    after = responses.observe(before, found.responses, numbers, finite_)
+    return responses.record(after, *found.sketches, numbers, finite_)
 
 
 def compare(
-    products: Products | None,
+    found: Related | None,
     *,
     norms: Array,
     numbers: Array,
     counted: Array,
-    before: Responses | None,
+    known: Responses | None,
     opposed: bool = True,
 ) -> Compared:
     """Which of the ``counted`` updates are in line with the others, and with how others respond to the server.
 
     Args:
-      products: of the updates; None if they have no direction.
+      found: how the updates are related; None if they have no direction.
       norms: of the updates.
       numbers: of the clients.
       counted: whose update is valid so far.
-      before: the responses up to the last round, if they are kept.
+      known: the responses with those of this round, if they are kept.
       opposed: whether one opposed to the others is out of line.
     """
-    if products is None:
-        return Compared(counted, before)
-    after, against, valid = before, jnp.zeros_like(counted), counted
-    if before is not None:
-        after = responses.observe(before, products.with_step, norms, numbers, counted)
-        against = responses.are_reversed(after.averages, after.times)[numbers]
-        valid = counted & ~against
-    unique, in_line = directions.in_line(products.cosines, norms, valid, opposed)
-    return Compared(in_line, after, counted & against, valid & ~unique)
-
-
-class Screened(NamedTuple):
-    """The updates of a round.
-
-    Attributes:
-      valid: of all clients that trained.
-      by_norm: of the selected, which are finite and not too long.
-      responses: with those of this round; None if none are kept.
-    """
-
-    valid: Array
-    by_norm: Array
-    responses: Responses | None
+    if found is None:
+        return Compared(counted)
+    against = jnp.zeros_like(counted)
+    if known is not None:
+        against = responses.are_reversed(known.averages, known.times)[numbers]
+    unique, in_line = directions.in_line(found.cosines, norms, counted & ~against, opposed)
+    return Compared(in_line, counted & against, counted & ~against & ~unique)
 
 
 def screen(
     norms: Norms,
-    products: Products | None,
+    found: Related | None,
     *,
     among: Any,
     answered: Array | None,
     numbers: Array,
-    before: Responses | None,
+    known: Responses | None,
     opposed: bool,
-) -> Screened:
-    """:func:`valid`, then :func:`compare`, of updates that a server averages.
+) -> Array:
+    """:func:`valid`, then :func:`compare`, of updates that a server averages: those of all clients that trained.
 
     In nearly every round a few counts show that no update is out of line. The sorts and loops that would find which
     are only run in the others: on a GPU they would take longer than the training of a small model.
 
     Args:
       norms: of all clients that trained.
-      products: of the selected clients' updates; None if they have no direction.
+      found: how the selected clients' updates are related; None if they have no direction.
       among: the places of the selected.
       answered: of the selected, whose replies before training were finite; None if there were none.
       numbers: of the selected.
-      before: the responses up to the last round, if they are kept.
+      known: the responses with those of this round, if they are kept.
       opposed: whether an update opposed to the others is out of line.
     """
-    chosen = norms.update[among]
-    everyone, selected = jnp.ones(norms.update.shape, bool), jnp.ones(chosen.shape, bool)
 
-    def thorough() -> Screened:
+    def thorough() -> Array:
         all_ = valid(norms, averaged=True)
         counted = all_[among] if answered is None else all_[among] & answered
-        found = compare(products, norms=chosen, numbers=numbers, counted=counted, before=before, opposed=opposed)
-        return Screened(all_.at[among].set(found.valid), counted, found.responses)
+        verdict = compare(
+            found, norms=norms.update[among], numbers=numbers, counted=counted, known=known, opposed=opposed
+        )
+        return all_.at[among].set(verdict.valid)
 
     calm = _similar(norms.update)
     if answered is not None:
         calm &= jnp.all(answered)
-    after = before
-    if products is not None:
-        calm &= directions.distinct(products.cosines, opposed)
-    if products is not None and before is not None:
-        after = responses.observe(before, products.with_step, chosen, numbers, selected)
-        calm &= responses.unopposed(after.averages, after.times)
-    return jax.lax.cond(calm, lambda: Screened(everyone, selected, after), thorough)
+    if found is not None:
+        calm &= directions.distinct(found.cosines, opposed)
+        if known is not None:
+            calm &= responses.unopposed(known.averages, known.times)
+    return jax.lax.cond(calm, lambda: jnp.ones(norms.update.shape, bool), thorough)
 
 
 def _similar(norms: Array) -> Array:
     """Whether all are finite, and more than half at least a fifth of the largest: then none is above 5 medians."""
     finite = jnp.all(jnp.isfinite(norms))  # the maximum is not enough: across devices, it ignores NaN
     return finite & (2 * jnp.sum(LONG * norms >= jnp.max(norms)) > len(norms))
-
-
-def remember(
-    now: Responses | None,
-    products: Products | None,
-    before: Tree,
-    after: Tree,
-    *,
-    norms: Array,
-    numbers: Array,
-    counted: Array,
-) -> Responses | None:
-    """The responses for the next round.
-
-    Args:
-      now: with those of this round; None if none are kept.
-      products: of its updates.
-      before: what an unchanged client uploads before the server's step.
-      after: and after it.
-      norms: of the updates.
-      numbers: of the clients.
-      counted: whose update is finite and not too long.
-    """
-    step = differences(before, after)
-    if now is None or products is None or step is None:
-        return now
-    return responses.record_step(now, step, directions.along(products.units, norms, step), numbers, counted)
 
 
 def no_responses(unchanged: Tree, clients: int) -> Responses | None:

@@ -20,6 +20,7 @@ from pfedbred.estimators.table import table_federation
 from pfedbred.experiment.configuration import field_names
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.run import run
+from pfedbred.settings.values import LARGEST_FLOAT
 
 _MOST_SEED = 2**32 - 1
 
@@ -78,7 +79,13 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
             self._columns = columns
         given = {"X": X, "y": y} if reset else {"X": X}
         finite: Any = True if self.missing is None else "allow-nan"
-        return validate_data(self, **given, reset=reset, dtype=np.float64, ensure_all_finite=finite, **how)
+        found = validate_data(self, **given, reset=reset, dtype=np.float64, ensure_all_finite=finite, **how)
+        for name, values in zip(given, found if reset else (found,), strict=True):
+            if values.dtype.kind == "f" and np.any(np.abs(values) > LARGEST_FLOAT):
+                raise SettingError(
+                    f"{name} has numbers beyond {LARGEST_FLOAT:g}, too large for 32-bit numbers: scale it"
+                )
+        return found
 
     def _train(self, x: np.ndarray, y: np.ndarray, clients: Any, classes: int, task: str, **decided: Any) -> None:
         """Trains on validated rows."""

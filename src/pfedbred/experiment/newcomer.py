@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,10 @@ from pfedbred.io import tensors
 from pfedbred.runs import layout, model_file
 from pfedbred.runs.saved_models import export
 from pfedbred.runs.trained_model import TrainedModel, load_model
+from pfedbred.settings.values import Count, Rule, check
 from pfedbred.types import Tree
+
+BatchSize = Annotated[int, Rule("a whole number from 1 to 1000000", lambda value: 1 <= value <= 10**6)]
 
 
 def adapt(
@@ -62,8 +65,8 @@ def adapt(
     Returns:
       The personal model.
     """
-    if rounds < 1:
-        raise SettingError(f"rounds must be at least 1, not {rounds}")
+    check("rounds", rounds, Count)
+    check("batch_size", batch_size, BatchSize)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(model)
         if layout.finished(path):

@@ -203,7 +203,7 @@ class DeployedBackend:
         else:
             log(f"round {number} is skipped: {len(counted)} of {len(chosen)} uploads are valid")
         if comparison is not None:
-            state.responses = comparison.responses(state.server if learns else server)
+            state.responses = comparison.responses
         for i, reply in replies.items():
             if i not in valid:
                 state.rejected[self._roster.name(i)] += 1
@@ -316,7 +316,7 @@ class DeployedBackend:
         for i, length in zip(norms, update.tolist(), strict=True):
             if not valid[i]:
                 self._log_rejected(number, i, _TOO_LONG if math.isfinite(length) else "it is not finite")
-        sent = {i: (uploads[i], norms[i][0]) for i in chosen if i in uploads and valid.get(i)}
+        sent = {i: (uploads[i], norms[i][0], valid[i]) for i in chosen if i in uploads and i in norms}
         comparison = self._half.compare(server, sent, chosen, responses)
         in_line = comparison.in_line if comparison else {}
         for i, why in comparison.why.items() if comparison else ():

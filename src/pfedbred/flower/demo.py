@@ -12,10 +12,12 @@ import numpy as np
 from pfedbred import data
 from pfedbred.data import prepared
 from pfedbred.errors import SettingError
-from pfedbred.flower import certificates, processes
+from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.task import make_task
+from pfedbred.flower import certificates, processes, run_config
 from pfedbred.io.folders import ensure_folder
 from pfedbred.io.strict import read_json
-from pfedbred.runs.layout import SUMMARY, finished
+from pfedbred.runs import layout
 
 _LONGEST = 1_800.0  # seconds
 
@@ -28,7 +30,11 @@ def demo(
     All files are in the folder, and all processes end before this returns.
     """
     processes.check_system()
+    run_config.check({"algorithm": algorithm, "model": model, "rounds": rounds})
     federation = data.load(dataset, clients=nodes)
+    experiment = Experiment(dataset=federation, algorithm=algorithm, model=model, rounds=rounds).for_data(federation)
+    make_task(experiment, federation)  # a model that does not fit the data fails before anything is started
+    layout.new_folder(folder)
     keys = folder / "keys"
     authority = certificates.make(keys)
     with processes.machine(folder, authority) as machine:
@@ -59,8 +65,8 @@ def follow(run: processes.Started, out: Path, show: Callable[[str], None]) -> di
             if line.startswith("pfedbred: ") or ": round " in line:
                 show(line.removeprefix("pfedbred: "))
         seen = len(lines)
-        if finished(out):
-            return read_json(out / SUMMARY)
+        if layout.finished(out):
+            return read_json(out / layout.SUMMARY)
         if ended:
             break
         time.sleep(0.3)

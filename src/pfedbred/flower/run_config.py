@@ -6,13 +6,19 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pfedbred import settings as settings_
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.callbacks import trackers
 from pfedbred.experiment.configuration import Experiment, field_names
+from pfedbred.flower import wire
 from pfedbred.settings.assignments import assignments
+from pfedbred.settings.values import Rule
+
+_YEAR = 365 * 24 * 3600
+_AtMostAYear = Rule(f"a number > 0 and at most {_YEAR} (a year of seconds)", lambda value: 0 < value <= _YEAR)
+_Seconds = Annotated[float, _AtMostAYear]
 
 
 def _key(name: str) -> str:
@@ -109,7 +115,7 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
         clients,
         number("min-clients", settings_.Count, clients or 2),
         number("min-samples", settings_.Count, DEFAULTS["min-samples"]),
-        number("deadline", settings_.Positive, DEFAULTS["deadline"]),
+        number("deadline", _Seconds, DEFAULTS["deadline"]),
         number("classes", settings_.Count, len(labels) if labels else 0),
         labels,
         given.get("track"),
@@ -121,3 +127,13 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     fields = {name: given[key] for key, name in _EXPERIMENT_KEYS.items() if key in given}
     fields["settings"] = assignments(str(given.get("settings", "")))
     return options, fields
+
+
+def check(fields: Mapping[str, Any]) -> None:
+    """Rejects what a server would reject of an experiment whatever the data, before anything is started.
+
+    The params to start from are on the server's machine.
+    """
+    wire.refuse_objects(fields)
+    here = {name: value for name, value in fields.items() if name not in ("start_from", "start_parts")}
+    Experiment(dataset="elsewhere", **here).checked(data_elsewhere=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from pfedbred.algorithms.exchange import Exchange, exchange
 from pfedbred.data.federation import Part
 from pfedbred.data.minibatches import example_data
 from pfedbred.engine import screening, selection
-from pfedbred.engine.directions import Products
 from pfedbred.engine.keys import aggregation_key, init_key, select_key
 from pfedbred.engine.metrics import Predictions
 from pfedbred.engine.plan import WeightCap, weight_cap
@@ -36,12 +35,12 @@ class Comparison(NamedTuple):
     Attributes:
       in_line: by client, whether its update is in line.
       why: by client, why an update not in line is rejected.
-      responses: given the server's next state, the record of how clients respond; None if none is kept.
+      responses: the record of how clients respond, with this round's; None if none is kept.
     """
 
     in_line: dict[int, bool]
     why: dict[int, str]
-    responses: Callable[[Tree], Responses | None]
+    responses: Responses | None
 
 
 class ServerHalf:
@@ -75,7 +74,7 @@ class ServerHalf:
         self._sends_alike = server.welcome is None
         self._sent: tuple[Tree, Tree, ArrayRecord] | None = None
         self._aggregate = jax.jit(self._aggregate_uploads, static_argnums=0)
-        self._compare, self._remember = jax.jit(self._compare_uploads), jax.jit(self._remember_step)
+        self._compare = jax.jit(self._compare_uploads)
         self._measure = jax.jit(
             lambda message, upload: screening.measure(client.unchanged(message), client.screened(upload), upload)
         )
@@ -92,26 +91,13 @@ class ServerHalf:
         norms: Array,
         counted: Array,
         before: Responses | None,
-    ) -> tuple[screening.Compared, Products | None]:
+    ) -> tuple[screening.Compared, Responses | None]:
         sent = self.algorithm.client.screened(uploads)
-        products = screening.related(self._unchanged(state, numbers), sent, norms, before)
+        found = screening.related(self._unchanged(state, numbers), sent, norms, before, numbers)
+        known = screening.remember(before, found, norms, numbers)
         opposed = self.plan.screening == "directions"
-        return screening.compare(
-            products, norms=norms, numbers=numbers, counted=counted, before=before, opposed=opposed
-        ), products
-
-    def _remember_step(
-        self,
-        now: Responses | None,
-        products: Products | None,
-        state: Tree,
-        after: Tree,
-        norms: Array,
-        numbers: Array,
-        counted: Array,
-    ) -> Responses | None:
-        start, end = (jax.tree.map(itemgetter(0), self._unchanged(each, numbers[:1])) for each in (state, after))
-        return screening.remember(now, products, start, end, norms=norms, numbers=numbers, counted=counted)
+        verdict = screening.compare(found, norms=norms, numbers=numbers, counted=counted, known=known, opposed=opposed)
+        return verdict, known
 
     def _tally(self, global_: Tree, personal: Tree) -> Tallies:
         """The statistics of one sample, to get their shapes."""
@@ -172,24 +158,24 @@ class ServerHalf:
         return jax.device_get(screening.no_responses(start, self.data.clients))
 
     def compare(
-        self, state: Tree, sent: Mapping[int, tuple[Tree, Any]], chosen: Sequence[int], before: Responses | None
+        self,
+        state: Tree,
+        sent: Mapping[int, tuple[Tree, Any, bool]],
+        chosen: Sequence[int],
+        before: Responses | None,
     ) -> Comparison | None:
-        """Compares uploads (given with their norms) with each other; None if there is nothing to compare."""
+        """Compares uploads (with their norms and whether these are valid); None if there is nothing to compare."""
         if not sent or not self.plan.compares(self.algorithm):
             return None
-        uploads = wire.stacked({i: upload for i, (upload, _) in sent.items()}, self.shapes.upload[1], chosen)
-        norms = np.asarray([sent[i][1] if i in sent else 0 for i in chosen], np.float32)
-        counted = np.asarray([i in sent for i in chosen])
+        uploads = wire.stacked({i: upload for i, (upload, *_) in sent.items()}, self.shapes.upload[1], chosen)
+        norms = np.asarray([sent[i][1] if i in sent else np.nan for i in chosen], np.float32)
+        counted = np.asarray([i in sent and sent[i][2] for i in chosen])
         numbers = np.asarray(chosen, np.int32)
-        found, products = self._compare(state, uploads, numbers, norms, counted, before)
-        in_line = {i: bool(valid) for i, valid in zip(chosen, np.asarray(found.valid), strict=True) if i in sent}
+        found, responses = self._compare(state, uploads, numbers, norms, counted, before)
+        verdicts = zip(chosen, counted.tolist(), np.asarray(found.valid).tolist(), strict=True)
+        in_line = {i: valid for i, counts, valid in verdicts if counts}
         why = {i: found.reason(place) for place, i in enumerate(chosen) if not in_line.get(i, True)}
-
-        def responses(after: Tree) -> Responses | None:
-            given = (found.responses, products, state, after, norms, numbers, counted)
-            return jax.device_get(self._remember(*given))
-
-        return Comparison(in_line, why, responses)
+        return Comparison(in_line, why, jax.device_get(responses))
 
     def aggregate(
         self, state: Tree, uploads: wire.Trees, chosen: Sequence[int], sizes: np.ndarray, round_: int, stage: int

@@ -19,6 +19,7 @@ from pfedbred.algorithms.ensemble import Members, outputs_of_members
 from pfedbred.algorithms.exchange import exchange
 from pfedbred.algorithms.posterior import with_posterior
 from pfedbred.data.columns import Encoding, numbers_of, restored
+from pfedbred.data.federation import first_nonfinite_row
 from pfedbred.data.minibatches import Batch, Inputs
 from pfedbred.data.text import Text
 from pfedbred.engine import calibration
@@ -75,6 +76,8 @@ class TrainedModel:
         found, expected = np.asarray(x), tuple(self.about["shape"])
         if found.shape[1:] != expected:
             raise SettingError(f"samples have shape {found.shape[1:]}, the model is for {expected}")
+        if (bad := first_nonfinite_row(found)) is not None:
+            raise SettingError(f"sample {bad} has a feature that is not a finite number")
         return found
 
     def logits(self, x: Any, *, encoded: bool = False) -> np.ndarray:
