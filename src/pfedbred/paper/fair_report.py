@@ -120,8 +120,9 @@ def _incomplete(missing: Mapping[str, int], records: int) -> list[str]:
         return []
     rows = [f"{row} ({count})" for row, count in missing.items()]
     return [
-        f"Incomplete: {records - sum(missing.values())} of {records} records. Means are over the splits that a method",
-        f"has, and cannot be compared. Splits that are missing: {', '.join(rows)}.",
+        f"Incomplete: {records - sum(missing.values())} of {records} records. Figures are over the splits that a method",
+        "has, or over the seeds of its only one, and cannot be compared.",
+        f"Splits that are missing: {', '.join(rows)}.",
         "",
     ]
 
