@@ -120,8 +120,8 @@ def _incomplete(missing: Mapping[str, int], records: int) -> list[str]:
         return []
     rows = [f"{row} ({count})" for row, count in missing.items()]
     return [
-        f"Incomplete: {records - sum(missing.values())} of {records} records. Figures are over the splits that a method",
-        "has, or over the seeds of its only one, and cannot be compared.",
+        f"Incomplete: {records - sum(missing.values())} of {records} records. Figures are over the splits that a",
+        "method has, or over the seeds of its only one, and cannot be compared.",
         f"Splits that are missing: {', '.join(rows)}.",
         "",
     ]
