@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from pfedbred.aggregation.pairwise import inner_products, squared_distances
-from pfedbred.algorithms.base import Algorithm, Client, Task, method
+from pfedbred.algorithms.base import Algorithm, Client, Task, Uploads, method
 from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.algorithms.mixing_server import Mix, mixing_server, off_diagonal
 from pfedbred.data.minibatches import Batch, ClientData
@@ -61,7 +61,7 @@ def fedamp(
 
     step = _STEP if alpha_k is None else alpha_k
 
-    def mix(models: Tree, present: Array) -> Array:
+    def mix(models: Tree, present: Array, uploads: Uploads) -> Array:
         if step * len(present) > sigma:
             limit = sigma / len(present)
             raise SettingError(f"fedamp's alpha_k must be at most sigma / clients = {limit:g}, not {step:g}")
@@ -101,7 +101,7 @@ def heurfedamp(
     References: Huang et al., AAAI 2021, Section "HeurFedAMP", Eqs. (7) and (8).
     """
 
-    def mix(models: Tree, present: Array) -> Array:
+    def mix(models: Tree, present: Array, uploads: Uploads) -> Array:
         products = inner_products(models)
         norms = jnp.sqrt(jnp.diagonal(products))
         cosines = products / jnp.maximum(norms[:, None] * norms[None, :], jnp.finfo(products.dtype).tiny)
