@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from conftest import small_federation
+from support.custom import choosy
 
 import pfedbred
 from pfedbred import Sweep
@@ -135,7 +136,7 @@ def test_broken_grids_are_refused(texts):
         ({"etta": [1.0]}, "unknown setting 'etta'; did you mean 'eta'"),
         ({"K": [1.0, 2.0]}, "K decides how the program is built.*lam, alpha"),
         ({"lam": [1.0, -1.0]}, "lam must be a number > 0"),
-        ({"tol": [0.0, 0.1]}, "tol cannot be swept: it changes the compiled program"),
+        ({"tol": [0.0, 0.1]}, "tol decides how the program is built"),
         ({"lam": Range(1.0, 2.0)}, "lam is given as a range: say how many points to draw from it with --random N"),
         ({"lam": Range(-1.0, 2.0)}, "lam must be a number > 0"),
     ],
@@ -165,8 +166,8 @@ def test_what_a_sweep_cannot_use_is_refused():
     held = pfedbred.Experiment(held_out_clients=0.25)
     with pytest.raises(pfedbred.SettingError, match="does not evaluate held-out clients"):
         pfedbred.sweep(held, {"lam": [1.0]}, federation=small_federation())
-    with pytest.raises(pfedbred.SettingError, match="sigma cannot be swept: it changes the compiled program"):
-        pfedbred.sweep(pfedbred.Experiment(algorithm="fedamp"), {"sigma": [50.0, 60.0]}, federation=small_federation())
+    with pytest.raises(pfedbred.SettingError, match="alpha cannot be swept: it changes the compiled program"):
+        pfedbred.sweep(pfedbred.Experiment(algorithm=choosy), {"alpha": [0.1, 0.2]}, federation=small_federation())
     samples = [(np.ones((2, 2)), np.array([0, 1]))] * 3
     untested = pfedbred.from_clients(samples, [(np.ones((0, 2)), [])] * 3)
     with pytest.raises(pfedbred.SettingError, match="no test samples"):

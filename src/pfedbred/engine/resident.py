@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -31,8 +30,7 @@ from pfedbred.engine.round import (
     new_record,
     shards_of,
 )
-from pfedbred.engine.varying import Varying
-from pfedbred.errors import SettingError
+from pfedbred.engine.varying import Varying, as_inputs
 from pfedbred.io import tensors
 from pfedbred.types import Array, Key, Tree, tree_bytes
 
@@ -212,7 +210,7 @@ class ResidentBackend:
         With ``settings``, each run has its own: arrays of one number for each of the seeds, which may repeat.
         """
         own = self._settings(settings)
-        with _settings_as_inputs(own):
+        with as_inputs(own):
             return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
 
     def _settings(self, settings: Mapping[str, Any] | None) -> dict[str, Array]:
@@ -393,17 +391,6 @@ def _with_responses(arrays: dict[str, Any], like: State) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _settings_as_inputs(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Turns the failure of a trace that needs the value of a swept setting into one line."""
-    try:
-        yield
-    except jax.errors.ConcretizationTypeError:
-        if not settings:
-            raise
-        raise SettingError(f"{' or '.join(settings)} cannot be swept: it changes the compiled program") from None
-
-
 class _SeedProgram:
     """A function of all seeds: traced, then compiled, once per number of seeds; a Python loop for the executor loop."""
 
@@ -423,7 +410,7 @@ class _SeedProgram:
         count = len(states.round) if hasattr(states.round, "__len__") else states.round.shape[0]
         if count not in self._traced:
             backend = self._backend
-            with _settings_as_inputs(states.settings):
+            with as_inputs(states.settings):
                 self._traced[count] = programs.trace(
                     self._seeds,
                     shards,

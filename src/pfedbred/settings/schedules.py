@@ -71,7 +71,8 @@ def may_vary(annotation: Any) -> bool:
     """Whether a setting of this type can have a schedule: it is a number that compiled programs read as data."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = typing.get_args(annotation) if union else (annotation,)
-    return any(typing.get_origin(each) is Annotated and typing.get_args(each)[0] is float for each in options)
+    numbers = [typing.get_args(each) for each in options if typing.get_origin(each) is Annotated]
+    return any(kind is float and not getattr(rule, "builds", False) for kind, rule, *_ in numbers)
 
 
 def is_schedule(value: Any) -> bool:
