@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 
 import numpy as np
@@ -157,6 +158,9 @@ def test_the_command(call, tmp_path):
     assert found["best"].keys() == {"eta", "lam"}
     best = max(found["points"], key=lambda point: point["personal"])
     assert best["personal"] == max(point["personal"] for point in found["points"])
+    (words,) = [line for line in out.splitlines() if line.startswith("to run the best point: ")]
+    assert call(*shlex.split(words)[6:], "--dry-run")[0] == 0
+    assert [f"{name}={value}" in words for name, value in found["best"].items()] == [True, True]
     code, _, err = call("sweep", "--grid", "eta=x")
     assert code == 2
     assert err == "pfedbred: --grid eta takes numbers, not 'x'\n"

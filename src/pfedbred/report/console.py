@@ -26,7 +26,7 @@ def new_table(title: str, caption: str) -> Table:
 
 def print_table(table: Table) -> None:
     """Without a terminal the width does not matter."""
-    (console if console.is_terminal else Console(width=120, **_LITERAL)).print(table)  # type: ignore[arg-type]
+    (console if console.is_terminal else Console(width=160, **_LITERAL)).print(table)  # type: ignore[arg-type]
 
 
 def shown_estimate(cell: Mapping[str, Any], seeds: int, percent: bool = True) -> str:

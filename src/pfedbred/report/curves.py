@@ -157,7 +157,7 @@ def _title(figure: Any, run: RunRecord) -> None:
 def draw_run(run: RunRecord, path: Path) -> None:
     """One run: G and P by round in the metric that tables show and in every other, and each client's under both."""
     others = run.other_metrics
-    columns = 2 if not others else 3
+    columns = 3 if len(others) in (1, 3) or len(others) > 4 else 2
     rows = math.ceil((2 + len(others)) / columns)
     figure, panels = new_figure(columns, 4.2 * rows, rows=rows)
     left, right, *more = panels.flat
