@@ -176,7 +176,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The estimators, when they are used: scikit-learn takes a second to import."""
+    """Imports the estimators on first use: scikit-learn takes a second to import."""
     if name not in ("PersonalizedClassifier", "PersonalizedRegressor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pfedbred import estimators

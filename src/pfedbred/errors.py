@@ -10,7 +10,7 @@ _LONGEST = 2_000
 
 
 class SettingError(ValueError):
-    """A setting that cannot work. Its message is one line: what was given, and what is allowed."""
+    """An invalid setting. Its message is one line: what was given, and what is allowed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(" ".join(message.split()), _LONGEST))
@@ -23,8 +23,8 @@ class NoSamples(SettingError):
 def printable(text: str, most: int | None = None) -> str:
     """``text`` safe to print: characters that are not printable are escaped, as in ``\\x1b``.
 
-    Names come from data and from other people's files. On a terminal they could move the cursor or set a title, in a
-    log begin a line of their own, and half a character could not be written at all.
+    Names come from data and from other people's files. They could move a terminal's cursor or set its title, start a
+    new line in a log, or fail to print at all (a lone surrogate).
     """
     shown = "".join(each if each.isprintable() else _escaped(each) for each in text[:most])
     return shown if most is None or len(text) <= most else f"{shown} ..."
@@ -40,7 +40,7 @@ _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 def file_name(text: str, most: int = 80) -> str:
     """``text`` as a file or folder name on any system: a single part of a path that never leads elsewhere.
 
-    It has at most so many bytes, so that something can be put before and behind it.
+    It has at most ``most`` bytes, which leaves room for a prefix and a suffix.
     """
     kept = re.sub(r"[^\w.+-]+", "-", text).strip("-.")[:most].rstrip("-.")
     while len(kept.encode()) > most:

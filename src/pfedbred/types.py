@@ -20,8 +20,8 @@ class Words:
     """Vocabulary size and an optional frozen embedding. Id 0 is padding, id 1 an unknown word.
 
     Attributes:
-      count: how many ids there are.
-      vectors: one row for each id, a frozen embedding; None if it is to be learned.
+      count: number of ids.
+      vectors: a frozen embedding, one row per id; None if it is to be learned.
     """
 
     count: int
@@ -29,5 +29,5 @@ class Words:
 
 
 def tree_bytes(tree: Tree) -> int:
-    """Bytes that the arrays of a tree take, or would take if they are only shapes and types."""
+    """Bytes of a tree's arrays; the leaves may be only shapes and types."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -220,7 +220,7 @@ def test_one_epoch_uses_every_sample_once_and_weighs_it_by_its_minibatch(federat
 
 
 def test_epochs_and_steps_exclude_each_other():
-    with pytest.raises(pfedbred.SettingError, match="epochs is given in place of R: give one of them"):
+    with pytest.raises(pfedbred.SettingError, match="epochs replaces R: give only one of them"):
         pfedbred.Experiment.from_mapping({"algorithm": "fedavg", "settings": {"R": 5, "epochs": 2}})
     settings = pfedbred.Experiment.from_mapping({"algorithm": "fedavg", "settings": {"epochs": 2}}).settings
     assert settings["epochs"] == 2

@@ -226,7 +226,7 @@ def test_effective_numbers_are_traces():
         ({"lam": "learned(layer, 0)"}, "lam must be"),
         ({"lam": "learned(client)", "sigma": "learned"}, "a learned sigma is the same for all clients"),
         ({"lam": "learned", "prior": "student-t"}, "exponential family"),
-        ({"lam": "learned", "sigma": np.eye(4)}, "exponential family with a sum over params"),
+        ({"lam": "learned", "sigma": np.eye(4)}, "exponential family that is separable over params"),
         ({"prior": "bernoulli", "sigma": "learned"}, "needs the gaussian prior"),
     ],
 )

@@ -106,7 +106,7 @@ def test_langevin_dynamics_draw_from_the_posterior():
     model = pfedbred.models.mclr((1,), 1, dtype=jnp.float64)
     task = pfedbred.Task(model, per_sample(BINARY), BINARY)
     data = ClientData(Inputs(jnp.asarray(x)), jnp.ones(12, jnp.int32), None, jnp.int32(0), jnp.int32(12))
-    data = data._replace(rows=jnp.tile(jnp.arange(12), (posterior._FIRST + 20_000 * posterior._APART, 1)))
+    data = data._replace(rows=jnp.tile(jnp.arange(12), (posterior._WARMUP + 20_000 * posterior._THINNING, 1)))
     precision = jnp.asarray([1e6, 0.5])  # of bias and weight
 
     def cost(weight):

@@ -206,7 +206,7 @@ MISTAKES = {
     ("compare", "--algorithms", ""): "algorithms must be names",
     ("run", "--set", "R=1", "--set", "R=2"): "--set R is given more than once",
     ("sweep", "--grid", "eta=1,2", "--set", "eta=3"): "eta is in the grid and in --set",
-    ("run", "--dataset", "mnist", "--data-dir", "nowhere"): "mnist is not here: put ",
+    ("run", "--dataset", "mnist", "--data-dir", "nowhere"): "mnist was not found: put ",
     ("run", "--resume"): "--resume needs --out, the folder of the run to resume",
     ("compare", "--resume"): "--resume needs --out, the folder of the run to resume",
     ("run", "--time-limit", "99999999h"): "a time limit must be at most 100 years",

@@ -86,7 +86,7 @@ def test_cells_by_position_and_by_name():
     np.testing.assert_array_equal(found[0], [10, NAN, 0, 5])
     assert numbers_of(encoding.columns, [[1, 2, "mauve", 3]])[0, 2] == -1
     for row, words in (
-        ([1, 2], "row 0 has 2 values, and the model is for 4: age, weight, colour, constant"),
+        ([1, 2], "row 0 has 2 values, but the model takes 4: age, weight, colour, constant"),
         ({"age": 1}, "there is no 'weight', only 'age'"),
         (["old", 1, "red", 1], "row 0: 'age' must be a number, not 'old'"),
         ([1e999, 1, "red", 1], "'age' is not a finite number"),
@@ -140,8 +140,8 @@ def test_a_prepared_file_with_other_columns_is_refused(table, tmp_path):
     federation = pfedbred.load(table)
     encoding = federation.encoding
     for change, words in (
-        ({"own": encoding.own._replace(fill=encoding.own.fill[:1])}, "the statistics of the columns are not finite"),
-        ({"everyone": encoding.everyone._replace(scale=encoding.everyone.scale * NAN)}, "are not finite numbers"),
+        ({"own": encoding.own._replace(fill=encoding.own.fill[:1])}, "the statistics must be finite"),
+        ({"everyone": encoding.everyone._replace(scale=encoding.everyone.scale * NAN)}, "must be finite numbers"),
         ({"columns": (encoding.columns[0]._replace(name="wage"), encoding.columns[1])}, "do not give the inputs"),
     ):
         broken = dataclasses.replace(federation, encoding=dataclasses.replace(encoding, **change))

@@ -135,7 +135,7 @@ def test_what_is_not_here_is_downloaded(folder, monkeypatch):
         ("hub:animals", {}, "a dataset of the hub is hub:OWNER/NAME, .*, not 'hub:animals'"),
         ("hub:../etc/passwd", {}, "a dataset of the hub is hub:OWNER/NAME"),
         ("hub:zoo/..", {}, "a dataset of the hub is hub:OWNER/NAME"),
-        ("hub:zoo/absent", {}, r"hub:zoo/absent is not here: put .*data/zoo/absent/train-\*.parquet"),
+        ("hub:zoo/absent", {}, r"hub:zoo/absent was not found: put .*data/zoo/absent/train-\*.parquet"),
         ("hub:zoo/several", {}, r"holds several configurations \(one, two\): choose one, as in hub:zoo/several/one"),
         ("hub:zoo/animals", {}, "hub:zoo/animals has no column 'label' or 'y', only img, .*--label-column$"),
         ("hub:zoo/animals", {"label_column": "kind"}, "has no column 'kind', only img, fine, coarse, who"),
@@ -155,7 +155,7 @@ def test_mistakes(dataset, options, words, folder):
 
 def test_a_failed_download_is_one_line(folder):
     with pytest.raises(
-        pfedbred.SettingError, match=r"hub:zoo/animals is not here: put .* failed: no route to the hub$"
+        pfedbred.SettingError, match=r"hub:zoo/animals was not found: put .* failed: no route to the hub$"
     ):
         pfedbred.load("hub:zoo/animals", **COLUMNS)
 

@@ -70,7 +70,7 @@ def test_parkinson_has_no_feature_that_gives_the_answer_away(folder):
 def test_school(folder):
     federation = pfedbred.load("school", data_dir=str(folder), clients=2)
     assert (federation.task, federation.clients, federation.shape) == ("regression", 2, (2,))
-    with pytest.raises(SettingError, match=r"school is not here: put the school data .* as .*nowhere/school/"):
+    with pytest.raises(SettingError, match=r"school was not found: put the school data .* as .*nowhere/school/"):
         pfedbred.load("school", data_dir=str(folder / "nowhere"))
 
 

@@ -227,18 +227,18 @@ def test_roles_are_divided_in_time_as_leaf_does(folder):
         assert last == [said[role][j : j + 80] for j in range(train + 79, samples)]
     sampled = pfedbred.load("shakespeare", data_dir=str(folder))
     assert 1 <= sampled.clients < 3  # about a fifth of the samples
-    with pytest.raises(pfedbred.SettingError, match="has 3 roles that say enough, not 4"):
+    with pytest.raises(pfedbred.SettingError, match="has 3 roles with enough text, not 4"):
         pfedbred.load("shakespeare", data_dir=str(folder), clients=4)
 
 
 def test_absent_files_of_a_dataset_that_the_hub_does_not_have(folder):
     with pytest.raises(
         pfedbred.SettingError,
-        match=r"landmine is not here: put a table with the columns features, y, task as .*landmine/",
+        match=r"landmine was not found: put a table with the columns features, y, task as .*landmine/",
     ):
         pfedbred.load("landmine")
     (folder / "landmine").mkdir(parents=True)
-    with pytest.raises(pfedbred.SettingError, match=r"landmine is not here: .*data/landmine/train-\*.parquet"):
+    with pytest.raises(pfedbred.SettingError, match=r"landmine was not found: .*data/landmine/train-\*.parquet"):
         pfedbred.load("landmine", data_dir=str(folder))
 
 

@@ -91,7 +91,10 @@ def rewrite(**arrays):
         (lambda folder: (folder / "test" / "1.npz").write_bytes(b"PK"), r"cannot read .*test/1\.npz"),
         (rewrite(z=np.zeros(3)), r"1\.npz has no arrays x and y, and no dict data, only z"),
         (rewrite(data={"x": np.zeros(3)}), r"1\.npz has no x and y, only x"),
-        (rewrite(data={"x": [1], "y": [1]}), r"1\.npz: it holds other .*np\.savez\(file, x=\.\.\., y=\.\.\.\)$"),
+        (
+            rewrite(data={"x": [1], "y": [1]}),
+            r"1\.npz: it holds Python objects other .*np\.savez\(file, x=\.\.\., y=\.\.\.\)$",
+        ),
         (rewrite(x=np.zeros((2, 4, 6)), y=np.array([0, -1])), r"1\.npz: labels must be whole numbers from 0"),
         (rewrite(x=np.zeros((2, 4, 6)), y=np.array([0, 0.5])), r"1\.npz: labels must be whole numbers from 0"),
         (rewrite(x=np.zeros((2, 5, 5)), y=np.array([0, 1])), r"client 1 has samples of shape \(5, 5\), client 0 of"),

@@ -71,10 +71,10 @@ def test_a_dataset_that_is_nowhere_is_downloaded(folder, monkeypatch):
 
 
 def test_errors_about_absent_files_say_what_to_put_where(folder, monkeypatch):
-    with pytest.raises(pfedbred.SettingError, match=r"fashion-mnist is not here: put .*data/fashion_mnist/train-"):
+    with pytest.raises(pfedbred.SettingError, match=r"fashion-mnist was not found: put .*data/fashion_mnist/train-"):
         fashion_mnist(str(folder), 100, 1)
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if not installed
-    with pytest.raises(pfedbred.SettingError, match=r"cifar10 is not here: put .*cache/pfedbred/cifar10/train-.*pip"):
+    with pytest.raises(pfedbred.SettingError, match=r"cifar10 was not found: put .*cache/pfedbred/cifar10/train-.*pip"):
         cifar10(None, 20, 1)
     with pytest.raises(pfedbred.SettingError, match=r"or LEAF's files as .*sent140/train/\*.json"):
         sent140(str(folder), 10, 0)

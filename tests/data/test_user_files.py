@@ -209,7 +209,7 @@ def test_labels_that_are_large_numbers_are_numbered(tmp_path):
         ("client,x,label\ncaf\u00e9,1,no\n".encode("latin-1"), "not text in UTF-8"),
         ("caf\u00e9,x,label\na,1,no\n".encode("latin-1"), "not a text file in UTF-8"),
         (b"client,x,x,label\na,1,2,no\n", "has the column 'x' twice"),
-        (b"a,0.000,0.000,2\nb,1,3,2\n", "seems to have no header line: '0.000' is there twice"),
+        (b"a,0.000,0.000,2\nb,1,3,2\n", "seems to have no header line: '0.000' appears twice"),
         (b"client,x,z,label\na,1,1,no\na,2,1,no\na,abc,1,yes\n", "line 4: column 'x' does not hold numbers"),
     ],
 )
@@ -342,7 +342,7 @@ def test_a_number_of_many_values_is_no_class_unless_that_is_said(tmp_path, call)
     assert (code, problem) == (
         2,
         f"pfedbred: {path}: column 'label' has 200 different numbers in 200 rows: to predict numbers, the task is "
-        "regression (--task regression); if they are classes, say --task classification\n",
+        "regression (--task regression); if they are classes, use --task classification\n",
     )
     assert call("run", "--dataset", path, "--rounds", "1", "--task", "regression", "--dry-run")[0] == 0
     assert call("run", "--dataset", path, "--rounds", "1", "--task", "classification", "--dry-run")[0] == 0

@@ -111,7 +111,7 @@ def test_a_client_with_too_few_samples_is_refused_in_both_logs(prepared, tmp_pat
     nodes = nodes_of(prepared[1], 3, tmp_path)  # the first has 7 training samples
     summary = run(Loopback(nodes), tmp_path / "run", algorithm="fedavg", rounds=1, clients=3, min_samples=8)
     printed = capsys.readouterr().out.splitlines()
-    why = "it has 7 training samples, and min-samples is 8"
+    why = "it has 7 training samples, but min-samples is 8"
     assert printed.count(f"pfedbred: {why}") == 1  # the client's log
     assert printed.count(f"pfedbred: clinic-0 was refused: {why}") == 1
     assert summary["federation"]["clients"] == ["clinic-1", "clinic-2"]
@@ -123,4 +123,4 @@ def test_the_server_counts_samples_itself(said):
     roster = Roster(None, said.append, min_samples=parse({"out": "run"})[0].min_samples)
     roster.admit({1: told("tiny", train=4), 2: told("small", train=5)})
     assert names(roster) == ["small"]
-    assert said == ["tiny was refused: it has 4 training samples, and min-samples is 5"]
+    assert said == ["tiny was refused: it has 4 training samples, but min-samples is 5"]

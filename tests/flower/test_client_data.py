@@ -61,5 +61,5 @@ def test_a_node_may_order_its_columns(tmp_path):
     np.testing.assert_allclose(again.scale, other.scale)
     with pytest.raises(SettingError, match=r"a.fed has no column 'w', only 'x', 'z'"):
         client_data.load(client_data.node({"dataset": str(tmp_path / "a.fed"), "features": "z,w"}, 1), tmp_path)
-    with pytest.raises(SettingError, match="features names columns of a table, and digits is not one"):
+    with pytest.raises(SettingError, match="features names columns of a table, but digits is not one"):
         client_data.load(client_data.node({"dataset": "digits", "features": "x"}, 1), tmp_path)

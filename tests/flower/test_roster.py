@@ -77,10 +77,10 @@ def test_other_versions_are_refused(roster, said):
     del older["protocol"]
     roster.admit({1: older, 2: newer, 3: told("same")})
     assert names(roster) == ["same"]
-    ours = f"of the messages, not {PROTOCOL}"
+    ours = f"not {PROTOCOL}"
     assert said == [
-        f"new was refused: its pfedbred is newer than the server's: version {PROTOCOL + 1} {ours}",
-        f"old was refused: its pfedbred is older than the server's: version 1 {ours}",
+        f"new was refused: its pfedbred is newer than the server's: protocol version {PROTOCOL + 1}, {ours}",
+        f"old was refused: its pfedbred is older than the server's: protocol version 1, {ours}",
     ]
 
 
@@ -88,7 +88,7 @@ def test_other_versions_are_refused(roster, said):
 def test_a_version_that_is_no_number_is_refused(roster, said, version):
     roster.admit({1: told("odd", protocol=version), 2: told("same")})
     assert names(roster) == ["same"]
-    assert "odd was refused: the version of its messages must be a number" in said[0]
+    assert "odd was refused: its protocol version must be a number" in said[0]
 
 
 def test_who_has_taken_part_still_may_though_the_limit_is_higher_now(roster, said):
@@ -116,7 +116,7 @@ def test_columns_in_another_order_are_noticed(roster, said):
     orders = {"a": ["age", "dose"], "b": ["dose", "age"], "c": ["age", "dose"], "d": None, "e": ["a", "b", "c"]}
     roster.admit({node: told(name, features=own) for node, (name, own) in enumerate(orders.items())})
     assert names(roster) == ["a", "c", "d"]
-    assert "column 0 dose, not age; give the columns in the order of the others with features=" in said[0]
+    assert "column 0 dose, not age; give the columns in the others' order with features=" in said[0]
     assert len(said) == 2
     roster.close()
     assert roster.description().features == ("age", "dose")

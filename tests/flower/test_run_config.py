@@ -20,8 +20,8 @@ from pfedbred.flower.run_config import DEFAULTS, parse
         ({"out": "x", "clients": 2, "min-clients": 3}, "min-clients must be at most clients, 2"),
         ({"out": "x", "deadline": -1.0}, "deadline must be a number > 0"),
         ({"out": "x", "settings": "lam"}, "NAME=VALUE"),
-        ({"out": "x", "labels": "cat,cat"}, "labels must be different names"),
-        ({"out": "x", "labels": "cat,dog", "classes": 5}, "as many as classes says"),
+        ({"out": "x", "labels": "cat,cat"}, "labels must be distinct names"),
+        ({"out": "x", "labels": "cat,dog", "classes": 5}, "as many as classes, not"),
         ({"out": "x", "deadline": 0}, "deadline must be a number > 0"),
     ],
 )

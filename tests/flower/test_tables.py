@@ -47,14 +47,14 @@ def test_clients_with_the_same_columns_have_the_same_inputs(nodes, tmp_path):
         | {"vocabulary": None, "task": "classification"}
         for each in alone
     ]
-    assert "where they have gaps or texts, all clients the same columns=" in difference(*facts)
+    assert "if they have gaps or texts, give all clients the same columns=" in difference(*facts)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([], "must name columns, each of them once"),
-        ([{"name": "age", "categories": None, "indicator": False}] * 2, "must name columns, each of them once"),
+        ([], "must name each column exactly once"),
+        ([{"name": "age", "categories": None, "indicator": False}] * 2, "must name each column exactly once"),
         ([{"name": "age"}], "has no 'categories'"),
         (
             [{"name": "height", "categories": None, "indicator": False}],

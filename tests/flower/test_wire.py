@@ -294,7 +294,7 @@ def test_errors_and_impossible_statistics_are_refused(prepared, tmp_path, capsys
         "round 2: the update of clinic-2 is rejected: it reports a norm or a time below zero",
         "round 1: no evaluation from clinic-0: 'global_test.accuracy.total' cannot be 1000000: it has 2 test samples",
         "round 2: no evaluation from clinic-0: 'global_test.accuracy.total' cannot be -1: it has 2 test samples",
-        "round 1: no evaluation from clinic-1: it has evaluated 1000000 test samples, and introduced itself with 6",
+        "round 1: no evaluation from clinic-1: it evaluated 1000000 test samples, but introduced itself with 6",
         "round 2: no evaluation from clinic-1: the message of clinic-1 holds another tree",
     ):
         assert line in said

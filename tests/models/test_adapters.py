@@ -308,7 +308,7 @@ def test_libraries_are_needed_only_when_used(monkeypatch):
 
 
 def test_an_equinox_module_needs_no_shape():
-    with pytest.raises(pfedbred.SettingError, match=r"from_equinox takes no shape of a sample, unlike from_flax"):
+    with pytest.raises(pfedbred.SettingError, match=r"from_equinox takes no sample shape, unlike from_flax"):
         models.from_equinox(equinox_net(), (6,))
-    with pytest.raises(pfedbred.SettingError, match=r"takes no shape"):
+    with pytest.raises(pfedbred.SettingError, match=r"takes no sample shape"):
         models.from_equinox(equinox_net(), shape=(6,))

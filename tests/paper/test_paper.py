@@ -500,7 +500,7 @@ def test_prepared_federations_are_used(call, small, tmp_path):
     assert call("data", "prepare", "digits", "--clients", "6", "--out", "other/digits.fed")[0] == 0
     code, _, err = call("paper", "table2", *options, "--federations", "other")
     assert code == 2
-    assert "was measured on other data" in err
+    assert "was measured on different data" in err
 
 
 @pytest.mark.full

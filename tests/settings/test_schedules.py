@@ -41,7 +41,7 @@ def test_a_function_of_the_round_is_a_schedule():
         ("alpha", {"schedule": "cosin", "start": 1}, "unknown schedule 'cosin' of alpha.*did you mean 'cosine'"),
         ("alpha", {"schedule": "cosine"}, "the schedule cosine of alpha needs start"),
         ("alpha", {"schedule": "cosine", "start": -1}, "alpha's start must be a number > 0, not -1"),
-        ("alpha", {"schedule": "cosine", "start": 1, "stop": 0}, "the schedule cosine of alpha has no 'stop'"),
+        ("alpha", {"schedule": "cosine", "start": 1, "stop": 0}, "the schedule cosine of alpha has no setting 'stop'"),
         (
             "alpha",
             {"schedule": "steps", "start": 1, "at": 5},

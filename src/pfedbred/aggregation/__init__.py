@@ -30,7 +30,7 @@ RULES: dict[str, Callable[..., Rule]] = {
 def get(rule: str | Callable[..., Any], **defaults: Any) -> Rule:
     """The rule of that name, such as ``krum`` or ``trimmed(0.3)``; or a Rule, or a function that builds one.
 
-    ``defaults`` are settings for a named rule that has them and is not given any in parentheses.
+    ``defaults`` are settings for a named rule that takes them and is given none in parentheses.
     """
     build, settings = builder(rule, **defaults)
     if build is None:

@@ -12,13 +12,13 @@ from pfedbred.types import Array, Key, Tree
 
 
 class Gathered(NamedTuple):
-    """What a rule sees of a round. All but ``center`` and ``key`` have one entry per client of the cohort, first axis.
+    """What a rule sees of a round. All but ``center`` and ``key`` have one entry per client of the cohort (first axis).
 
     Attributes:
       uploads: what the clients sent; zeros where an upload was rejected.
-      weights: averaging weights; 0 for rejected uploads, and they sum to one.
+      weights: averaging weights, which sum to one; 0 for rejected uploads.
       valid: which uploads count.
-      center: what the server holds in place of the result now; None if the algorithm does not say.
+      center: the server's current value of the result; None if the algorithm does not provide it.
       key: randomness for this round, for rules that add noise or permute the clients.
     """
 
@@ -30,11 +30,11 @@ class Gathered(NamedTuple):
 
 
 Rule: TypeAlias = Callable[[Gathered], Tree]
-"""``rule(gathered)`` is one tree in the shape of one upload."""
+"""``rule(gathered)`` is one tree, shaped like one upload."""
 
 
 def outlier_count(fraction: float, valid: Array) -> Array:
-    """floor(fraction n) of n valid uploads. Looked up in a table: 0.29 * 100 is below 29 in binary."""
+    """floor(fraction n) of n valid uploads. Read from a table, since 0.29 * 100 is below 29 in binary."""
     return jnp.asarray([math.floor(fraction * n + 1e-9) for n in range(len(valid) + 1)])[jnp.sum(valid)]
 
 

@@ -13,7 +13,7 @@ from pfedbred.types import Tree
 
 
 def clipped() -> Rule:
-    """c + sum_i p_i d_i min(1, tau / ||d_i||) with d_i = u_i - c and tau = median_i ||d_i||, about the present model c.
+    """c + sum_i p_i d_i min(1, tau / ||d_i||) with d_i = u_i - c and tau = median_i ||d_i||, with c the current model.
 
     References: Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021, one
     step of Eq. (CC).
@@ -23,7 +23,7 @@ def clipped() -> Rule:
         center = gathered.center
         if center is None:
             raise SettingError(
-                "the rule 'clipped' needs the model to clip around, which this algorithm's server does not give "
+                "the rule 'clipped' needs the model to clip around, which this algorithm's server does not provide "
                 "(uploads.average(around=...))"
             )
         updates = jax.tree.map(lambda leaf, middle: leaf - middle, gathered.uploads, center)

@@ -14,7 +14,7 @@ from pfedbred.types import Tree
 def krum(*, outliers: Minority = 0.2) -> Rule:
     """The weighted mean of the n - f uploads with the least sum of squared distances to their n - f - 2 nearest.
 
-    f = floor(outliers n); at least one neighbour counts. Of uploads that score the same, earlier clients are kept.
+    f = floor(outliers n); at least one neighbour counts. Ties go to earlier clients.
 
     Args:
       outliers: the fraction of the uploads to drop.

@@ -10,7 +10,7 @@ from pfedbred.types import Array, Tree
 
 
 def median() -> Rule:
-    """The median of every entry over the clients; averaging weights do not count.
+    """The median of every entry over the clients; averaging weights are ignored.
 
     References: Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal
     Statistical Rates", ICML 2018, Definition 1.
@@ -27,7 +27,7 @@ def masked_median(values: Array, valid: Array) -> Array:
 
     NaN if none is valid.
     """
-    ordered = jnp.sort(jnp.where(along_first(valid, values), values, jnp.inf), axis=0)  # the others come last
+    ordered = jnp.sort(jnp.where(along_first(valid, values), values, jnp.inf), axis=0)  # invalid entries come last
     count = jnp.sum(valid)
     low, high = (ordered[jnp.maximum(place, 0)] for place in ((count - 1) // 2, count // 2))
     middle = low + (high - low) / 2  # their sum could overflow

@@ -13,7 +13,7 @@ from pfedbred.types import Array, Tree
 def trimmed(*, outliers: Minority = 0.2) -> Rule:
     """The weighted mean of every entry without its f lowest and f highest values, f = floor(outliers n).
 
-    Of equal values, those of earlier clients count as lower.
+    Among equal values, those of earlier clients count as lower.
 
     Args:
       outliers: the fraction of the uploads to drop at each end.

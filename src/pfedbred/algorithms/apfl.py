@@ -34,7 +34,7 @@ def apfl(
 ) -> Algorithm:
     r"""APFL: min_{v_i} f_i(a_i v_i + (1 - a_i) w), with w learned as in FedAvg.
 
-    Once a round a_i takes a gradient step, and then in each local step, all on the step's minibatch:
+    Each round, a_i takes one gradient step, followed by the local steps, each on its own minibatch:
 
         a_i <- clip(a_i - eta_mixing <v_i - w_i, grad f_i(vbar_i)>, 0, 1)     once, on the round's first minibatch
         w_i <- w_i - alpha grad f_i(w_i)

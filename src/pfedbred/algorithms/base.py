@@ -1,6 +1,6 @@
-r"""What an algorithm is: two halves of pure functions that meet in messages.
+r"""What an algorithm is: two halves of pure functions that exchange messages.
 
-The client half runs where the data is, the server half where the averages are made; a simulation runs both, a real
+The client half runs where the data is, the server half where uploads are averaged; a simulation runs both, a real
 federation runs each in its own process. Messages, uploads, states and models are any pytrees.
 
     server.init(key, clients)          -> server state
@@ -11,8 +11,8 @@ federation runs each in its own process. Messages, uploads, states and models ar
     server.model(state)                -> the global model, G
     client.model(message, state, data) -> the client's personal model, P
 
-``predict(model, x)`` gives logits for G and P alike. What a client keeps is in its own state and never in the
-server's. An algorithm that has to query the selected clients before they train (Mime) has a ``prepare`` in both halves.
+``predict(model, x)`` gives logits for G and P alike. What a client keeps stays in its own state, never in the server's.
+An algorithm that has to query the selected clients before they train (Mime) has a ``prepare`` in both halves.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from pfedbred.types import Array, Key, Tree
 
 
 class Task(NamedTuple):
-    """What is to be learned: a model, and the loss of each sample given the model's outputs and the labels.
+    """What to learn: a model, and the loss of each sample given the model's outputs and the labels.
 
     Attributes:
       model: the network.
-      losses: of each sample, given outputs and labels as the data holds them; see :func:`pfedbred.tasks.per_sample`.
-      kind: what labels stand for, and how predictions are judged and shown.
-      target: how numbers are standardised, if that is what is predicted.
+      losses: the loss of each sample, given outputs and the labels as stored in the data; see
+        :func:`pfedbred.tasks.per_sample`.
+      kind: what labels stand for, and how predictions are evaluated and shown.
+      target: how the labels of a regression are standardised.
     """
 
     model: Model
@@ -51,7 +52,7 @@ class Task(NamedTuple):
     def outputs(self, params: Tree, batch: Batch) -> Array:
         """The network's outputs in training: with dropout, and normalised by the minibatch's own statistics.
 
-        A minibatch without a key drops the same units every time; the engine gives each its own.
+        A minibatch without a key drops the same units every time; the engine gives each minibatch its own key.
         """
         if self.model.train is None:
             return self.model.apply(params, batch.x)
@@ -75,7 +76,7 @@ class Task(NamedTuple):
         return found if self.target is None else found * self.target.unit + self.target.mean
 
     def full_gradient(self, params: Tree, data: ClientData) -> Tree:
-        """Gradient of f_i on all of the client's training samples; batch normalisation is by pieces of 64 of them."""
+        """Gradient of f_i on all of the client's training samples; batch normalisation uses blocks of 64."""
 
         def total(params: Tree, batch: Batch, real: Array) -> Array:
             return jnp.sum(jnp.where(real, self.losses(self.outputs(params, batch), batch.y), 0))
@@ -91,10 +92,10 @@ class Uploads(NamedTuple):
     """What the server receives in a round: one entry per selected client along the first axis.
 
     Attributes:
-      upload: what they sent; zeros where the update was rejected.
-      client: their numbers.
-      weights: of the average; 0 where the update was rejected, and they sum to one.
-      valid: whose update counts.
+      upload: what the clients sent; zeros where the update was rejected.
+      client: the clients' numbers.
+      weights: averaging weights, which sum to one; 0 where the update was rejected.
+      valid: whether each update counts.
       key: randomness for this round's aggregation.
       rule: how uploads are combined.
     """
@@ -118,10 +119,10 @@ class Uploads(NamedTuple):
 
         Args:
           select: picks a part of an upload.
-          around: what the server holds in place of that average now; some rules clip around it.
-          weighted: average by the run's weights (training samples, by default), or all clients alike. Where a paper
+          around: the server's current value of that average; some rules clip around it.
+          weighted: use the run's weights (training samples, by default), or weigh all clients equally. Where a paper
             prints a plain mean, use ``--weights uniform``.
-          draw: tells several averages of one round apart, for rules that draw random numbers.
+          draw: distinguishes several averages in one round, for rules that draw random numbers.
         """
         weights = self.weights if weighted else self.valid / jnp.maximum(jnp.sum(self.valid), 1)
         key = jax.random.fold_in(self.key, draw)
@@ -130,7 +131,7 @@ class Uploads(NamedTuple):
     def total(
         self, select: Callable[[Tree], Tree] = lambda upload: upload, *, around: Tree | None = None, draw: int = 0
     ) -> Tree:
-        """The sum of the uploads; under a robust rule, its estimate of their mean times how many are valid."""
+        """The sum of the uploads; under a robust rule, its estimate of their mean times the number of valid ones."""
         if self.rule is weighted_mean:
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), select(self.upload))
         mean = self.average(select, around=around, weighted=False, draw=draw)
@@ -138,14 +139,14 @@ class Uploads(NamedTuple):
 
 
 Info: TypeAlias = Mapping[str, Array]
-"""Diagnostics of one client's round: numbers by name, which the engine averages over clients if anyone asks."""
+"""Diagnostics of one client's round: numbers by name, which the engine averages over clients on request."""
 
 Trained: TypeAlias = tuple[Tree, Tree] | tuple[Tree, Tree, Info]
-"""An upload and the client's next state, and diagnostics if the method has any to report."""
+"""An upload and the client's next state, plus diagnostics if the method reports any."""
 
 
 class ServerState(NamedTuple):
-    """What the server knows: ``model`` is what it learns, ``extra`` what else it keeps.
+    """What the server knows: ``model`` is what it learns, ``extra`` whatever else it keeps.
 
     Aggregation momentum acts on ``model`` alone.
     """
@@ -161,22 +162,22 @@ class Client(NamedTuple):
       init: the client's state before its first round, from the first message it receives.
       train: one round of local work.
       model: the personal model, P.
-      draws: how many minibatches ``train`` uses, which it reads as ``data.batch(0)``, ``data.batch(1)`` and so on: a
+      draws: how many minibatches ``train`` uses, read as ``data.batch(0)``, ``data.batch(1)`` and so on: a
         number, or a function of the number of minibatches in a pass; see
         :func:`~pfedbred.algorithms.local_steps.draws`.
       model_draws: how many ``model`` uses.
-      prepare: the upload of the exchange before training, if there is one.
+      prepare: the upload of the exchange that precedes training, if any.
       synced: whether the state mirrors what the server knows, so that it may only change in rounds whose upload the
         server accepts.
-      unchanged: the upload of a client whose training changed nothing, by default the message: the norm of an update
-        is measured from it. What a client uploads and keeps must be finite, else its update is rejected.
-      comparable: whether the updates of honest clients move the model in a common direction, as far as their data
-        does, so that one opposed to the others is rejected.
-      screened: the part of an upload that is compared with ``unchanged`` and with other clients' uploads. All of it
-        must be finite.
-      uploaded: the network that is uploaded, in a message and the upload that answers it: of this one, a client
-        computes the batch statistics for G.
-      precision: of the prior of P's params, shaped like them, in units of the loss of all samples: n lam for
+      unchanged: the upload of a client whose training changed nothing, by default the message. Norms of updates are
+        measured from it. An update is rejected if its upload or the client's new state is not finite.
+      comparable: whether honest clients' updates share a direction as far as their data allows, so that an update
+        opposed to the others is rejected.
+      screened: the part of an upload that is compared with ``unchanged`` and with other clients' uploads. The whole
+        upload must be finite.
+      uploaded: the uploaded network, given a message and the upload that answers it; clients compute G's batch
+        statistics for this network.
+      precision: the prior's precision for each of P's params, in units of the loss summed over samples: n lam for
         f + lam/2 ||. - w||^2. None if P has no prior.
       random: whether the method itself draws random numbers in training or for P, from ``data.key`` and the keys of
         minibatches. Networks draw from these too: fold in a number of your own.
@@ -201,13 +202,13 @@ class Server(NamedTuple):
     """The server half.
 
     Attributes:
-      init: the server's state before the first round, for so many clients.
+      init: the server's state before the first round, given the number of clients.
       send: the message to a client.
       aggregate: the next state, from a round's uploads.
       model: the global model, G.
-      prepare: takes in the uploads of the exchange before training, if there is one.
-      welcome: the message to a client that the server has never met; not needed where ``send`` treats all alike.
-      averages: whether ``aggregate`` averages the uploads, so that another aggregation rule can be used.
+      prepare: the next state, from the uploads of the exchange that precedes training, if any.
+      welcome: the message to a client unknown to the server; not needed if ``send`` treats all clients alike.
+      averages: whether ``aggregate`` averages the uploads, so that another aggregation rule can replace the mean.
     """
 
     init: Callable[[Key, int], ServerState]
@@ -224,8 +225,8 @@ class Networks(NamedTuple):
 
     Attributes:
       get: the network in a model.
-      put: ``put(model, network)`` is the model with another one in its place.
-      several: whether these are several networks, along the first axis of every array.
+      put: ``put(model, network)`` is the model with its network replaced.
+      several: whether there are several networks, along the first axis of every array.
     """
 
     get: Callable[[Tree], Tree] = lambda model: model
@@ -243,7 +244,7 @@ class Algorithm(NamedTuple):
 
 
 def averaging_server(task: Task, beta: Any = 1.0) -> Server:
-    r"""The server of Algorithm 1: w <- (1 - beta) w + beta E_I w_i, sent alike to everyone."""
+    r"""The server of Algorithm 1: w <- (1 - beta) w + beta E_I w_i, sent to every client."""
 
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
         return ServerState(towards(state.model, uploads.average(around=state.model), beta))
@@ -274,7 +275,7 @@ Build = TypeVar("Build", bound=Callable[..., Algorithm])
 
 
 def method(*, paper: str, year: int | None, G: str, P: str) -> Callable[[Build], Build]:
-    """Declares what ``pfedbred list algorithms`` shows of the function that builds an algorithm."""
+    """Declares what ``pfedbred list algorithms`` shows about the function that builds an algorithm."""
 
     def note(build: Build) -> Build:
         build.about = About(paper, year, G, P)  # type: ignore[attr-defined]

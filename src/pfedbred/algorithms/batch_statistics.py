@@ -1,18 +1,18 @@
-r"""Batch statistics: those of a network with batch normalisation, over any algorithm.
+r"""Batch-normalisation statistics, as a wrapper around any algorithm.
 
-In training a network normalises by the statistics of its minibatch, so an algorithm deals with params alone. Statistics
-are for evaluation, and this wrapper adds them. Those of a network on a client, s_i, are the mean over up to 20 of its
-minibatches of each layer's means and variances. In a round,
+In training, a network normalises by its minibatch's statistics, so algorithms deal with params alone. Evaluation needs
+statistics, and this wrapper adds them. A client's statistics s_i are each layer's means and variances, averaged over up
+to 20 of its minibatches. In a round,
 
     s_i = statistics of the network that client i uploads, on its minibatches of the round
-    s  <- E_I s_i,   by the rule and the weights of the run
+    s  <- E_I s_i,   by the run's rule and weights
 
-G has s, whichever mode is chosen: statistics averaged once for evaluation. P has
+G uses s in every mode: averaged for evaluation only. P uses
 
-    local     its own: of its params, on minibatches of the client's training samples
+    local     its own, computed for its params on the client's training minibatches
     average   s, as the client receives it
 
-Clients keep no statistics: what they would keep belongs to params of a former round.
+Clients keep no statistics: they would belong to the params of an earlier round.
 
 References: Ioffe and Szegedy, "Batch Normalization", ICML 2015; Li et al., "FedBN", ICLR 2021.
 """
@@ -32,10 +32,10 @@ from pfedbred.models.base import WithStatistics
 from pfedbred.types import Array, Key, Tree
 
 BatchNorm = Literal["local", "average", "group"]
-"""How batch normalisation is done: see the module; ``group`` replaces it by group normalisation in the network."""
+"""Which batch statistics P uses (see the module); ``group`` replaces batch by group normalisation in the network."""
 
 _MINIBATCHES = 20
-_DRAW = 2**16  # another number than the averages of any algorithm have, by which rules draw
+_DRAW = 2**16  # no algorithm's own average has this number (``draw`` of Uploads.average)
 
 
 class Carried(NamedTuple):
@@ -120,7 +120,7 @@ def with_statistics(algorithm: Algorithm, task: Task, batch_norm: BatchNorm = "l
             model_draws=client.model_draws if batch_norm == "average" else more(client.model_draws, _MINIBATCHES),
             prepare=(lambda message, *rest: client_prepare(message.own, *rest)) if client_prepare else None,
             unchanged=lambda message: client.unchanged(message.own),
-            precision=None,  # posteriors are not of networks with batch norm
+            precision=None,  # posteriors do not support batch norm
             screened=lambda upload: client.screened(upload.own),
             uploaded=lambda message, upload: client.uploaded(message.own, upload.own),
         ),

@@ -2,9 +2,9 @@ r"""The curvature of a client's loss: the generalised Gauss-Newton matrix of n f
 
     H = sum_b J_b^T L_b J_b,        J_b = d outputs / d params,   L_b = Hess_outputs loss_b,
 
-which is the Hessian of a linear model, the Fisher information where the loss is a log-likelihood, and never indefinite.
-Its diagonal is estimated without a bias by one gradient for each piece of samples: with L_b = R_b R_b^T and random
-signs e,
+which is the Hessian of a linear model, the Fisher information if the loss is a negative log-likelihood, and always
+positive semidefinite. Its diagonal is estimated without bias by one gradient per block of samples: with
+L_b = R_b R_b^T and random signs e,
 
     E[(sum_b J_b^T R_b e_b)^2] = diag(sum_b J_b^T L_b J_b).
 
@@ -28,11 +28,11 @@ from pfedbred.bregman.evidence import Curvature
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.types import Array, Tree
 
-_PURPOSE = 0xC0  # tells the signs apart from what a network draws from the same key
+_PURPOSE = 0xC0  # keeps the signs independent of what a network draws from the same key
 
 
 def block_keys(task: Task, params: Tree, largest: int) -> list[str] | None:
-    """The keys of the head if it has at most so many params; None if it has more, or is not named."""
+    """The head's keys if it is named and has at most ``largest`` params, else None."""
     keys = task.model.head_keys(params)
     if keys is None or task.model.train is not None:  # outputs in training depend on the other samples
         return None
@@ -61,7 +61,7 @@ def curvature(task: Task, params: Tree, data: ClientData, keys: list[str] | None
 
 
 def head_curvature(task: Task, params: Tree, data: ClientData, keys: list[str], *, full: bool) -> Array:
-    """The curvature of n f in the params of these keys, outside training: a matrix, or only its diagonal."""
+    """The curvature of n f in the params under ``keys``, not in training mode: a matrix, or only its diagonal."""
 
     def add(total: Array, batch: Batch, real: Array) -> Array:
         outputs = task.model.apply(params, batch.x)
@@ -76,16 +76,15 @@ def head_curvature(task: Task, params: Tree, data: ClientData, keys: list[str], 
 
 
 def _scaled(roots: Array, jacobians: Array) -> Array:
-    """R_b^T J_b of all samples, a row for each output of each."""
+    """R_b^T J_b of all samples: one row per sample and output."""
     slopes = jnp.einsum("bij,bid->bjd", roots, jacobians)
     return slopes.reshape(-1, slopes.shape[-1])
 
 
 def _roots(task: Task, outputs: Array, labels: Array) -> Array:
-    """R of each sample, with R R^T the Hessian of its loss in the outputs, or the nearest that is not indefinite.
+    """R of each sample, with R R^T the Hessian of its loss in the outputs, or the nearest positive semidefinite matrix.
 
-    It is the symmetric root, which is unique: eigenvectors are not, and the signs drawn would act on other ones with
-    every executor.
+    R is the symmetric root, which is unique; a root made of eigenvectors is not, and would differ between executors.
     """
 
     def loss(output: Array, label: Array) -> Array:
@@ -98,7 +97,7 @@ def _roots(task: Task, outputs: Array, labels: Array) -> Array:
 
 
 def head_jacobians(task: Task, params: Tree, x: Array, keys: list[str]) -> Array:
-    """Of each sample: d outputs / d those params, of shape (samples, outputs, params)."""
+    """d outputs / d params under ``keys``, for each sample: (samples, outputs, params)."""
     flat, unravel = ravel_pytree({key: params[key] for key in keys})
 
     def outputs(flat: Array, sample: Array) -> Array:

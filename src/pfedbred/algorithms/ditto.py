@@ -37,7 +37,7 @@ def ditto(
 
     Args:
       task: model and loss f.
-      lam: lambda, how strongly v_i is held; in the paper each client chooses 0.1, 1 or 2 by validation, or uses 1.
+      lam: lambda, how strongly v_i is held at w; in the paper each client chooses 0.1, 1 or 2 by validation, or uses 1.
       alpha: step size of both models.
       R: steps for the global model.
       epochs: passes over the client's samples, in place of R.

@@ -33,7 +33,7 @@ class Received(NamedTuple):
 
 
 def received(algorithm: Algorithm) -> Received:
-    """What a client receives, without computing it; much quicker than all that is exchanged."""
+    """What a client receives, without computing it; much quicker to trace than :func:`exchange`."""
 
     def first_message(key: Key) -> Received:
         state = algorithm.server.init(key, 2)
@@ -66,7 +66,7 @@ def exchange(algorithm: Algorithm, task: Task, sample: Batch, optimizer: Optimiz
 
 
 class Costs(NamedTuple):
-    """Of one client and one round, in multiples of the model's size: what it receives, sends, and keeps."""
+    """What one client receives, sends and keeps in a round, in multiples of the model's size."""
 
     download: float
     upload: float
@@ -80,7 +80,7 @@ def costs(algorithm: Algorithm, task: Task, sample: Batch) -> Costs:
 
 
 def state_bytes(algorithm: Algorithm) -> int:
-    """What one client keeps."""
+    """Bytes of the state that one client keeps."""
     return tree_bytes(received(algorithm).state)
 
 

@@ -33,8 +33,8 @@ def fedbabu(
 
         b_i <- b_i - alpha grad_b f_i(b_i, h_0),  R steps from b;     b <- E_I b_i
 
-    G is (b, h_0). P is G after ``tune_steps`` steps of body and head on local training minibatches. Clients keep
-    nothing.
+    G is (b, h_0). P is G after ``tune_steps`` steps of body and head on local training minibatches. Clients keep no
+    state.
 
     Args:
       task: model and loss f.

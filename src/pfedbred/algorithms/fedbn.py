@@ -25,10 +25,10 @@ def fedbn(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epoch
 
         (w_i, n_i) <- (w_i, n_i) - alpha grad f_i(w_i, n_i),  R steps from (w, n_i);     w <- E_I w_i
 
-    n_i, the scales and shifts of the layers that ``Model.norms`` names, stay in use on their client; so do its batch
-    statistics, unless ``batch_norm`` is ``average``. P is (w, n_i). For evaluation alone the server also averages the
-    n_i, which the paper leaves open: G is (w, E_I n_i), and a client that joins starts from it. With a network whose
-    normalisation layers have no params it is FedAvg.
+    n_i, the scales and shifts of the layers that ``Model.norms`` names, stay on their client; so do its batch
+    statistics, unless ``batch_norm`` is ``average``. P is (w, n_i). For evaluation only, the server also averages the
+    n_i, which the paper leaves open: G is (w, E_I n_i), and a client that joins starts from it. If the normalisation
+    layers have no params, it is FedAvg.
 
     Args:
       task: model and loss f.
@@ -40,10 +40,10 @@ def fedbn(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epoch
     """
     work, model = Work(R, epochs), task.model
     if not model.norms:
-        raise SettingError("fedbn keeps normalisation layers with clients, and this model names none: Model(norms=...)")
+        raise SettingError("fedbn needs a model that names its normalisation layers: Model(norms=...)")
 
     def part(params: Tree, norms: bool) -> Tree:
-        """The params of the normalisation layers or the others, with None in place of the rest."""
+        """The params of the normalisation layers, or all other params, with None in place of the rest."""
 
         def choose(path: Any, leaf: Any) -> Any:
             named = model.is_norm(jax.tree_util.keystr(path, simple=True, separator="."))

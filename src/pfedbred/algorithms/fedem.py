@@ -88,7 +88,7 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20, e
     server = Server(
         init, plain.send, plain.aggregate, model=lambda state: Mixture(state.model, equal_weights(state.model))
     )
-    # Clients whose data is of different components move each of them in their own direction.
+    # Clients with data from different components move each component in different directions.
     client = Client(equal_weights, train, personal, draws=draws(work), comparable=False)
     networks = Networks(lambda model: model.components, lambda model, new: model._replace(components=new), several=True)
     return Algorithm(client, server, predict, networks)

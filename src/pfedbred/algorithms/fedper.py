@@ -23,7 +23,7 @@ def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epoc
 
         (b_i, h_i) <- (b_i, h_i) - alpha grad f_i(b_i, h_i),  R steps from (b, h_i);     b <- E_I b_i
 
-    Heads stay on their clients; here all start alike, while the paper starts each at random. P is (b, h_i),
+    Heads stay on their clients; here all start from the same head, in the paper each starts at random. P is (b, h_i),
     G is b under the initial head. The head is the model's (``Model.head``); a model that is all head is trained
     locally.
 

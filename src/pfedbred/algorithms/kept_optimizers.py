@@ -19,7 +19,7 @@ class Kept(NamedTuple):
 
     Attributes:
       state: the algorithm's.
-      optimizers: the state of each optimizer that the algorithm's training uses, in the order of their use.
+      optimizers: the state of each optimizer that the algorithm's training uses, in order of use.
       fresh: whether the client has not trained yet.
     """
 
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 
 
 def keep_optimizers(algorithm: Algorithm, optimizer: Optimizer | None, sample: Batch) -> Algorithm:
-    """The algorithm with optimizers that continue where they ended; ``sample`` is a batch of one sample."""
+    """The algorithm with optimizer states that last from round to round; ``sample`` is a batch of one sample."""
     client = algorithm.client
 
     def train(message: Tree, kept: Kept, data: ClientData) -> Any:

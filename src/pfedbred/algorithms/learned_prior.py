@@ -26,9 +26,9 @@ def learned_prior(
 ) -> Algorithm:
     r"""Algorithm 1 read as expectation-maximisation, with the strength of the prior learned by empirical Bayes.
 
-    theta_i continues where it was, one implicit step for each local step, so that it comes to the minimum of
-    f_i + lam_i D_{g*}(., mu); lam_i = tau / n_i, with a tau for each layer
-    (:mod:`pfedbred.algorithms.learned_strength`). By default mu = w, and w goes to the mean of all theta_i: the
+    theta_i continues from its last value, with one implicit step per local step, so that it converges to the minimum of
+    f_i + lam_i D_{g*}(., mu); lam_i = tau / n_i, with one tau per layer
+    (:mod:`pfedbred.algorithms.learned_strength`). By default mu = w, and w tends to the mean of all theta_i: the
     hierarchical model theta_i ~ N(w, 1 / tau). G is w, P is theta_i. Settings as in
     :func:`~pfedbred.algorithms.pfedbred.pfedbred`.
 

@@ -1,6 +1,6 @@
 r"""The strength and the shape of the personal prior, learned by empirical Bayes.
 
-The paper reads its algorithm as expectation-maximisation. With ``lam: learned`` all of it is code:
+The paper reads its algorithm as expectation-maximisation. With ``lam: learned`` both steps are carried out in full:
 
     E step   theta_i, and how well its data determine it: a Laplace approximation of p(theta | data_i, w)
     M step   w, by the gradient steps of Algorithm 1; and in closed form the prior's strength and, with
@@ -8,18 +8,18 @@ The paper reads its algorithm as expectation-maximisation. With ``lam: learned``
 
 Client i holds its personal model with lam_i = tau / n_i for its n_i samples. After training it measures the effective
 number of parameters gamma_i and the divergence D_i = D_{g*}(theta_i, mu_i), and tau = sum_i gamma_i / sum_i 2 D_i over
-the last rounds. Clients upload gamma_i and D_i beside their model; where each has a tau of its own, they stay with it.
+recent rounds. Clients upload gamma_i and D_i beside their model, or keep them if each client learns its own tau.
 
-Three things differ from a fixed lam. The mean that holds theta_i is mu_i at the global model w throughout a round,
-while the local model moves on to theta_i: around a mean that follows it, theta_i would hardly be held, and seem to be
-held fast. The main problem's gradient is that of a prior of the initial strength,
-lam_0 (mu - theta), a natural gradient since the mean's Fisher information is proportional to tau: so the step size of w
-does not depend on what is learned. Gradient steps of the proximal solver are implicit in the prior
-(:func:`~pfedbred.bregman.proximal.implicit_steps`), which is stable for every strength.
+Three things differ from a fixed lam. Throughout a round, theta_i is held at mu_i of the global model w, although the
+local model moves towards theta_i: a mean that follows theta_i would hardly hold it, yet make the prior appear strong.
+The main problem's gradient uses the initial strength, lam_0 (mu - theta): a natural gradient, since the mean's Fisher
+information is proportional to tau, so that the step size of w does not depend on what is learned. Gradient steps of the
+proximal solver are implicit in the prior (:func:`~pfedbred.bregman.proximal.implicit_steps`), which is stable for every
+strength.
 
 theta_i must come near the minimum of its objective, or the prior appears stronger than it is: ``prox_start=theta`` lets
-it continue where it was. With one client, or clients that do not differ, divergences go to zero and tau to infinity;
-lam stays within a factor of 10,000 of where it starts.
+it continue from its last value. With one client, or clients that do not differ, divergences go to zero and tau to
+infinity; lam stays within a factor of 10,000 of its initial value.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from pfedbred.errors import SettingError
 from pfedbred.types import Array, Key, Tree
 
 Parts = Literal["all", "layer", "entry"]
-"""Which params have a strength of their own: all together, those of a layer, or each of them."""
+"""Which params share one strength: all, those of a layer, or none (one for each entry)."""
 
-_FARTHEST = 1e4  # how far lam may move away from where it starts, as a factor
-_NEW = 0.3  # the weight of a round's evidence among that of the last ones
-_BLOCK = 256  # a head of at most so many params has its curvature in full
+_MAX_FACTOR = 1e4  # how far lam may move from its initial value, as a factor
+_EVIDENCE_WEIGHT = 0.3  # weight of a round's evidence in the moving average
+_BLOCK = 256  # params of the largest head whose curvature is computed in full
 
 
 def get(task: Task, prior: Any, lam: Any, sigma: Any) -> PriorStrength:
@@ -58,7 +58,9 @@ def get(task: Task, prior: Any, lam: Any, sigma: Any) -> PriorStrength:
         return FixedStrength(family, lam)
     scope, start = parse_learning(lam) if isinstance(lam, str) else Learning(start=lam)
     if not (isinstance(family, priors.Family) and family.separable):
-        raise SettingError(f"a strength is learned of an exponential family with a sum over params, not {family.name}")
+        raise SettingError(
+            f"a learned strength needs an exponential family that is separable over params, not {family.name}"
+        )
     if by_entry and not family.spherical:
         raise SettingError(f"a learned sigma needs the gaussian prior, not {family.name}")
     if by_entry and scope != "global":
@@ -88,22 +90,22 @@ class LearnedStrength:
     learns = True
 
     def __init__(self, task: Task, prior: priors.Family, parts: Parts, own: bool, start: Any) -> None:
-        """One for each of the ``parts``: every client's ``own``, or the same for all clients."""
+        """One strength per part: each client's ``own``, or shared by all clients."""
         self._task, self._prior, self._parts, self._own, self._start = task, prior, parts, own, start
         self._dispersed = task.kind.labels == "numbers"
 
     def fresh(self, w: Tree) -> Tree:
-        """Evidence of its own, if it has its own strength."""
-        return self._nothing(w) if self._own else None
+        """No evidence yet, if each client learns its own strength."""
+        return self._no_evidence(w) if self._own else None
 
     def received(self, message: Tree, kept: Tree, data: ClientData) -> tuple[Tree, Held]:
-        """lam = tau / n_i, in its limits; before anything is known, what it starts from."""
+        """lam = tau / n_i within its limits; the initial lam before anything is known."""
         w, known = (message, self._strength(kept)) if self._own else message
         size = data.size.astype(jnp.result_type(*jax.tree.leaves(known)))
 
         def lam(total: Array) -> Array:
             each = jnp.where(total > 0, total / size, self._start)
-            return jnp.clip(each, self._start / _FARTHEST, self._start * _FARTHEST)
+            return jnp.clip(each, self._start / _MAX_FACTOR, self._start * _MAX_FACTOR)
 
         by_part = jax.tree.map(lam, known)
         if self._parts == "all":
@@ -125,11 +127,11 @@ class LearnedStrength:
         if self._parts != "entry":
             info = {"strength" if name == "all" else f"strength_{name}": lam for name, lam in held.by_part.items()}
         if self._own:
-            return ended.w, blended(kept, evidence, _NEW), info
+            return ended.w, blended(kept, evidence, _EVIDENCE_WEIGHT), info
         return Report(ended.w, evidence), None, info
 
     def of_client(self, client: Client) -> Client:
-        """It draws signs for the curvature, and uploads more than it receives."""
+        """The client draws signs for the curvature, and uploads evidence beside its model."""
         client = client._replace(random=True)
         if self._own:
             return client
@@ -141,18 +143,18 @@ class LearnedStrength:
         )
 
     def of_server(self, server: Server) -> Server:
-        """It keeps the clients' evidence of the last rounds, and sends what follows from it."""
+        """The server keeps the clients' evidence of recent rounds, and sends the strength that follows from it."""
         if self._own:
             return server
 
         def init(key: Key, clients: int) -> ServerState:
             state = server.init(key, clients)
-            return ServerState(state.model, self._nothing(state.model))
+            return ServerState(state.model, self._no_evidence(state.model))
 
         def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
             after = server.aggregate(ServerState(state.model), uploads._replace(upload=uploads.upload.model))
             evidence = uploads.average(lambda upload: upload.evidence, around=state.extra, weighted=False, draw=1)
-            return ServerState(after.model, blended(state.extra, evidence, _NEW))
+            return ServerState(after.model, blended(state.extra, evidence, _EVIDENCE_WEIGHT))
 
         return server._replace(
             init=init,
@@ -178,13 +180,13 @@ class LearnedStrength:
         """n_i lam of each part; 0 if it is not known."""
         return strength(evidence, dispersed=self._dispersed)
 
-    def _nothing(self, params: Tree) -> Evidence:
+    def _no_evidence(self, params: Tree) -> Evidence:
         zeros = self._pool(optax.tree.zeros_like(params))
         zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
         return Evidence(zeros, zeros, zero, zero)
 
     def _pool(self, tree: Tree) -> Tree:
-        """Sums of a tree shaped like the params, or with a number for each of their arrays, by parts."""
+        """Sums over each part, of a tree shaped like the params or with one number per array."""
         if self._parts == "entry":
             return tree
         if self._parts == "all":
@@ -195,7 +197,7 @@ class LearnedStrength:
         return found
 
     def _expand(self, by_part: Tree, params: Tree) -> Tree:
-        """The strengths of the parts for each array of the params: a number, or an array like it."""
+        """The strength for each array of the params: a number, or an array of the same shape."""
         if self._parts == "entry":
             return by_part
         if self._parts == "all":
@@ -213,6 +215,6 @@ def _effective(found: Curvature, precision: Tree, keys: list[str] | None) -> Tre
 
 
 def _layer(path: tuple[Any, ...]) -> str:
-    """The layer of an array of the params, by its path: weight and bias are of one."""
+    """The layer of an array of the params, by its path; a weight and its bias belong to one layer."""
     names = jax.tree_util.keystr(path, simple=True, separator=".")
     return names.rpartition(".")[0] or names

@@ -32,8 +32,8 @@ def get(given: Given) -> Optimizer | None:
     Args:
       given: ``sgd(momentum=0.9)``, ``{"name": "adam", "b1": 0.8}``, an optax optimizer, or a function that builds one
         from the step size. Besides its own settings every name takes ``clip``, the largest norm of a gradient, and
-        ``weight_decay``: added to the gradient (as in PyTorch's SGD), or decoupled where the optimizer has its own, as
-        ``adamw`` has.
+        ``weight_decay``: added to the gradient (as in PyTorch's SGD), or decoupled in optimizers with their own weight
+        decay, such as ``adamw``.
     """
     if isinstance(given, optax.GradientTransformation):
         return lambda alpha: given
@@ -74,7 +74,7 @@ def parse(given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    """The name and the value of ``momentum=0.9``; what is neither a number nor true or false stays a text."""
+    """The name and the value of ``momentum=0.9``; what is neither a number nor true or false stays text."""
     name, _, value = (part.strip() for part in text.partition("="))
     if value.lower() in ("true", "false"):
         return name, value.lower() == "true"
@@ -83,7 +83,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def text(given: Given) -> Any:
-    """A name with its settings as one text, as files and the command line hold it; an object unchanged."""
+    """A name with its settings as one text, as written in files and on the command line; objects unchanged."""
     if not isinstance(given, str | Mapping):
         return given
     name, chosen = parse(given)
@@ -92,21 +92,18 @@ def text(given: Given) -> Any:
 
 
 def names() -> list[str]:
-    """optax's optimizers that take a step size and need nothing else, and those of optax.contrib."""
+    """The optimizers of optax and optax.contrib that need nothing but a step size."""
     return list(builders())
 
 
 def settings(name: str) -> list[str]:
-    """The settings of an optimizer of this name: its own, and those that all have."""
+    """The settings of the optimizer of this name: its own, and those that every optimizer has."""
     return [*_own(name), *(each for each in _COMMON if each not in _own(name))]
 
 
 @functools.cache
 def builders() -> dict[str, Callable[..., Any]]:
-    """optax's functions by name, in order.
-
-    In optax.contrib, a step size that may be left out is a factor of one that the optimizer finds.
-    """
+    """Optimizers by name. In optax.contrib, an optional step size is a factor of the one that the optimizer finds."""
     found = {name: build for name, build in vars(optax.contrib).items() if _required(build) == [_BY_METHOD]}
     found |= {name: build for name, build in vars(optax).items() if _required(build) in ([_BY_METHOD], [])}
     hidden = ("_", "scale_by_")  # a transform is only a part of an optimizer

@@ -1,7 +1,7 @@
 """Local training: the one place where local steps are taken.
 
-A method says along which gradient a step goes. How many steps there are, on which minibatches, and which optimizer
-takes them is the same for all methods.
+A method gives the gradient of each step. The number of steps, their minibatches and the optimizer are handled here, for
+all methods.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pfedbred.types import Array, Tree
 class Work(NamedTuple):
     """How much a client trains in a round: ``steps`` steps or, if given, ``epochs`` passes over its samples.
 
-    A step uses ``batches`` minibatches; if they do not divide those of the epochs, the last step begins another pass.
+    A step uses ``batches`` minibatches; if the epochs do not divide into whole steps, the last step begins another
+    pass.
     """
 
     steps: int
@@ -29,15 +30,15 @@ class Work(NamedTuple):
     batches: int = 1
 
     def count(self, minibatches: Any) -> Any:
-        """Steps of a client with so many minibatches in a pass."""
+        """Steps of a client with this many minibatches per pass."""
         return self.steps if self.epochs is None else -(-self.epochs * minibatches // self.batches)
 
     def draws(self, minibatches: Any) -> Any:
-        """Minibatches that these steps use."""
+        """The number of minibatches that these steps use."""
         return self.batches * self.count(minibatches)
 
     def steps_of(self, data: ClientData) -> Any:
-        """Steps of this client: a number if all clients take as many, else an array."""
+        """Steps of this client: a number if all clients take the same number, else an array."""
         return self.count(data.passes.minibatches) if data.passes else self.steps
 
 
@@ -46,31 +47,31 @@ Draws: TypeAlias = int | Callable[[Any], Any]
 
 
 def draws(*work: Work) -> Draws:
-    """The minibatches that several pieces of work use together."""
+    """The number of minibatches that several pieces of work use together."""
     if all(each.epochs is None for each in work):
         return sum(each.batches * each.steps for each in work)
     return lambda minibatches: sum(each.draws(minibatches) for each in work)
 
 
 def more(amount: Draws, count: int) -> Draws:
-    """The amount and so many minibatches more."""
+    """The amount plus ``count`` minibatches."""
     return (lambda minibatches: amount(minibatches) + count) if callable(amount) else amount + count
 
 
 def drawn(amount: Draws, minibatches: Any) -> Any:
-    """The amount for a client, or an array of clients, with so many minibatches in a pass."""
+    """The amount for a client, or an array of clients, with this many minibatches per pass."""
     return amount(minibatches) if callable(amount) else amount
 
 
 class Step(NamedTuple):
-    """What a method wants of one local step.
+    """One local step, as a method describes it.
 
     Attributes:
-      gradient: the params move against it.
-      start: where they move from; None for where they are.
-      carry: what the method takes along to the next step.
+      gradient: what the params move against.
+      start: the params to step from; None for the current ones.
+      carry: what the method passes on to the next step.
       info: diagnostics, averaged over the steps.
-      after: gives ``carry`` from the params after the step, if it depends on them.
+      after: computes ``carry`` from the params after the step, if it depends on them.
     """
 
     gradient: Tree
@@ -81,7 +82,7 @@ class Step(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Between two local steps: the params, the optimizer's state, and what the method takes along."""
+    """Between two local steps: the params, the optimizer's state, and what the method passes on."""
 
     params: Tree
     optimizer: Tree
@@ -89,7 +90,7 @@ class _State(NamedTuple):
 
 
 class LocalResult(NamedTuple):
-    """After the last local step: the params, what the method took along, and the averaged diagnostics."""
+    """After the last local step: the params, what the method passed on, and the averaged diagnostics."""
 
     params: Tree
     carry: Tree
@@ -108,7 +109,7 @@ def local_steps(
 ) -> LocalResult:
     """Local steps of size ``alpha`` from ``params``, on the minibatches from number ``first`` on.
 
-    ``step(params, carry, batches)`` says where the next step goes.
+    ``step(params, carry, batches)`` describes the next step.
     """
     init, update = optimizer(data, alpha)
 
@@ -174,7 +175,7 @@ def descend(
 ) -> Tree:
     """Steps of size ``alpha`` against ``gradient(params, batch)``, on the minibatches from number ``first`` on.
 
-    With plain gradient descent, the optimizer unless another is chosen: w <- w - alpha gradient(w, batch).
+    With plain gradient descent, the default optimizer: w <- w - alpha gradient(w, batch).
     """
     work = steps if isinstance(steps, Work) else Work(steps)
 

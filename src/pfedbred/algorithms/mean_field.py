@@ -35,7 +35,7 @@ def around(mean: Tree, sigma: Any) -> MeanField:
 def noise(batch: Batch, like: Tree, samples: int) -> Tree:
     """Standard normal numbers for this minibatch: ``samples`` trees like this one, along the first axis.
 
-    A minibatch without a key has the same every time; the engine gives each its own.
+    A minibatch without a key gets the same numbers every time; the engine gives each minibatch its own key.
     """
     key = jax.random.fold_in(jax.random.key(0) if batch.key is None else batch.key, _PURPOSE)
     leaves, structure = jax.tree.flatten(like)

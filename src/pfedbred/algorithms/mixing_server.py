@@ -25,7 +25,7 @@ def mixing_server(
     Mixing is one matrix product per array of the params, so memory is N x N and N x d, never N x N x d.
 
     Args:
-      task: what is learned.
+      task: model and loss f.
       mix: computes xi.
       replaces: whether a client's mixture replaces its model (FedU), or is recomputed in every round from the
         latest uploads of all clients (FedAMP).

@@ -23,8 +23,8 @@ def mr_mtl(
         theta_i <- theta_i - alpha (grad f_i(theta_i) + lam (theta_i - w)),  R steps from its own theta_i
         w       <- E_I theta_i
 
-    There is one model a client: unlike Ditto's, the personal model itself is uploaded. The authors' code adds the mean
-    change of the theta_i to w, which is the same where all clients start alike and take part in every round. Their
+    There is one model per client: unlike Ditto's, the personal model itself is uploaded. The authors' code adds the
+    mean change of the theta_i to w, which is equivalent if all clients start alike and take part in every round. Their
     noise for differential privacy is left out. G is w, P is theta_i. With lam = 0 every client trains alone; the
     solution is that of pFedMe, whatever R is.
 
@@ -46,6 +46,6 @@ def mr_mtl(
         theta = descend(gradient, theta, data, alpha=alpha, steps=work)
         return theta, theta
 
-    # An upload is away from w on the client's own side, and on all sides of it if w is the mean.
+    # Uploads lie on all sides of w, which is their mean: honest updates may oppose each other.
     client = Client(lambda w: w, train, lambda w, theta, data: theta, draws=draws(work), comparable=False)
     return Algorithm(client, averaging_server(task), task.model.apply)

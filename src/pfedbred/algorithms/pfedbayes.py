@@ -39,16 +39,16 @@ def pfedbayes(
         w_i <- w_i - alpha_m grad_w zeta/n_i KL(q_i || w_i),  with the new q_i;  R steps from w and its own q_i
 
     and the server: w <- (1 - beta) w + beta E_I w_i, means and rhos alike. Here the paper's objective is divided by
-    n_i, so that step sizes mean what they do elsewhere; to Adam it is the same. Plain steps are stable while alpha zeta
-    and alpha_m zeta are below 2 n_i sigma^2. q_i takes the steps of the chosen local optimizer; those of w_i, which
-    sees no data, are always plain.
+    n_i, so that step sizes compare with other methods'; for Adam it makes no difference. Plain steps are stable while
+    alpha zeta and alpha_m zeta are below 2 n_i sigma^2. q_i takes the steps of the chosen local optimizer; those of
+    w_i, which sees no data, are always plain.
 
-    Predictions are made with means: G is the mean of w, P is the mean of q_i. With zeta = 0 every client trains
-    alone, and w stays.
+    Predictions are made with means: G is the mean of w, P is the mean of q_i. With zeta = 0 every client trains alone,
+    and w never changes.
 
     Args:
       task: model and loss f; exp(-f) must be a likelihood, as it is for every named task.
-      zeta: the weight of the KL divergence. Published results have 10, and take Adam's bounded steps.
+      zeta: the weight of the KL divergence. Published results use 10, with Adam's bounded steps.
       sigma: the initial deviations; 0.08 is rho = -2.5.
       samples: K, how many models are drawn for one gradient.
       alpha: step size of q_i.
@@ -83,7 +83,7 @@ def pfedbayes(
         train=train,
         model=lambda w, q, data: q.mean,
         draws=draws(work),
-        comparable=False,  # q_i stays on its own side of w, and draws w_i there round after round
+        comparable=False,  # q_i stays on one side of w, and pulls w_i there in every round
         unchanged=lambda w: w.mean,
         screened=lambda w: w.mean,
         uploaded=lambda message, w: w.mean,

@@ -30,7 +30,7 @@ class PersonalState(NamedTuple):
     Attributes:
       theta: the personal model theta_{i,R}.
       memory: the local model w_{i,R}.
-      strength: what it knows about the strength of its own prior, if that is learned.
+      strength: the evidence on the strength of the client's own prior, if that is learned.
     """
 
     theta: Tree
@@ -95,10 +95,10 @@ def pfedbred(
       task: model and loss f.
       mean: mu_i, by name, a :class:`~pfedbred.means.Mean`, or a function that builds one from eta_a and eta.
       prior: g, by name, a :class:`~pfedbred.priors.Prior`, or a function that builds one.
-      sigma: the Gaussian's Sigma: a number or an array; in an experiment also the path of a .npy file. ``learned`` for
-        a diagonal one that is learned.
+      sigma: the Gaussian's Sigma: a number or an array; in an experiment also the path of a .npy file. ``learned``
+        learns a diagonal one.
       lam: lambda, the strength of the prior; or ``learned``, ``learned(client)``, ``learned(layer)`` or
-        ``learned(client x layer)``, from 15 on or from a number as in ``learned(layer, 5)``: see
+        ``learned(client x layer)``, starting from 15 or from a given number as in ``learned(layer, 5)``: see
         :mod:`pfedbred.algorithms.learned_strength`.
       alpha: step size of the proximal solver.
       alpha_m: step size of the main problem.
@@ -149,7 +149,7 @@ def pfedbred(
                 mu, chosen = choose(w)
 
             batch = batches[-1]
-            # A strength is learned from how far theta goes from the model that all clients share in the round.
+            # A learned strength needs theta's distance from the model that all clients share in the round.
             anchor = strategy.choose(w_global, context).mean if strength.learns else mu
             problem = Problem(lambda v: task.loss(v, batch), anchor, held.prior, held.lam, task.first_layer(batch))
             start = {"local": chosen.local, "theta": theta, "mean": mu}[prox_start]

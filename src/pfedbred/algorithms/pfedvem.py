@@ -1,4 +1,4 @@
-"""pFedVEM: distributions over personal heads, averaged by how sure of them the clients are."""
+"""pFedVEM: distributions over personal heads, averaged by the clients' confidence in them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pfedvem(
     r"""pFedVEM: heads h_i ~ N(w, rho_i^2) on one body b, by variational EM over w, b and the rho_i.
 
     Each client keeps a mean-field Gaussian q_i = N(mu_i, sigma_i^2) over its head's d entries. In a round of a client
-    with n_i samples, on one minibatch a step:
+    with n_i samples, one minibatch per step:
 
         M:  rho_i^2 <- (||sigma_i||^2 + ||mu_i - w||^2) / d                                   before any step
         E:  q_i <- q_i - alpha_head grad_q (E_q f_i(b, .) + KL(q_i || N(w, rho_i^2)) / n_i),  R_head steps
@@ -56,13 +56,13 @@ def pfedvem(
     This is the version of the authors' code, with one body for all; a model that is all head gets the version
     without one. G is (b, w), P is (b, mu_i) with the b that the server sends.
 
-    The E step's objective is the paper's divided by n_i, so that step sizes mean what they do elsewhere; its steps are
-    on minibatches, those of the authors' code on all samples. A client tells its confidence itself: against clients
-    that lie, use an aggregation rule that ignores averaging weights, such as the median.
+    The E step's objective is the paper's divided by n_i, so that step sizes compare with other methods'; its steps are
+    on minibatches, those of the authors' code on all samples. Clients report their own confidence: against dishonest
+    clients, use an aggregation rule that ignores averaging weights, such as the median.
 
     Args:
       task: model and loss f; exp(-f) must be a likelihood, as it is for every named task.
-      sigma: the initial deviations sigma_i; 1 in the authors' code, whose heads start as large.
+      sigma: the initial deviations sigma_i; 1 in the authors' code, whose initial heads are as large.
       samples: how many heads are drawn for one gradient.
       alpha_head: step size of q_i.
       alpha: step size of the body.
@@ -103,7 +103,7 @@ def pfedvem(
         train=train,
         model=lambda message, q, data: join(message.body, q.mean),
         draws=draws(heads, bodies),
-        comparable=False,  # heads are on all sides of w
+        comparable=False,  # heads lie on all sides of w
         screened=lambda upload: upload.parts,
         uploaded=lambda message, upload: join(*upload.parts),
         random=True,

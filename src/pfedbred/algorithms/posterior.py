@@ -1,6 +1,6 @@
-r"""Posteriors of personal models: predictions that know how well the client's data determine its last layer.
+r"""Posteriors of personal models' last layers, for predictions that account for how certain they are.
 
-The last layer h of P is uncertain; what precedes it is taken as it is. Laplace's approximation of its posterior is
+The last layer h of P is uncertain; the layers before it are taken as given. Laplace's approximation of its posterior is
 
     N(h_i, V_i),        V_i = (H_i + T_i)^-1,
 
@@ -16,12 +16,12 @@ MacKay's approximation of the mean of a sigmoid, entry by entry for several labe
 has few samples, or none like x.
 
 ``sgld`` draws 20 last layers from the posterior itself instead, by stochastic gradient Langevin dynamics, and averages
-what they predict. It starts at h_i and moves in coordinates in which Laplace's approximation is a standard normal
+their predictions. It starts at h_i and moves in coordinates in which Laplace's approximation is a standard normal
 distribution, so that steps of one size suit all params. The gradient of the log-posterior has a control variate,
 
     -n_i (grad f(h) - grad f(h_i)) - T_i (h - h_i),        on the same minibatch,
 
-which is exact at h_i, where it is zero: minibatches add hardly any noise nearby, and no prior mean has to be known.
+which is exact at h_i, where it is zero: minibatches add hardly any noise nearby, and the prior's mean is not needed.
 
 Training is unchanged, and so is G.
 
@@ -48,14 +48,14 @@ from pfedbred.errors import SettingError
 from pfedbred.types import Array, Tree
 
 Posterior = Literal["laplace", "sgld"]
-"""How uncertain a personal model is: see the module."""
+"""How the posterior is found: see the module."""
 
 _BLOCK = 512  # params of a last layer whose covariance is a matrix
-_WEAKEST = 1e-3  # precision of a prior
+_MIN_PRECISION = 1e-3  # the weakest prior
 _UPDATES = 10  # of the precision of a prior around zero
-_SAMPLES, _APART, _FIRST = 20, 10, 50  # last layers drawn, steps between them, and steps before the first
+_SAMPLES, _THINNING, _WARMUP = 20, 10, 50  # last layers drawn, steps between them, and steps before the first
 _STEP = 0.1  # of Langevin dynamics, where the posterior is about standard normal
-_PURPOSE = 0x5D  # tells its noise apart from what a network draws from the same key
+_PURPOSE = 0x5D  # keeps its noise independent of what a network draws from the same key
 
 
 class WithPosterior(NamedTuple):
@@ -113,16 +113,16 @@ def with_posterior(algorithm: Algorithm, task: Task, posterior: Posterior | None
         return outputs / jnp.sqrt(1 + jnp.pi / 8 * variances.astype(outputs.dtype))
 
     if posterior == "sgld":
-        steps = _FIRST + _SAMPLES * _APART
+        steps = _WARMUP + _SAMPLES * _THINNING
         client = client._replace(model_draws=more(client.model_draws, steps), random=True)
     return algorithm._replace(client=client._replace(model=model), predict=predict_uncertain)
 
 
 def _check(algorithm: Algorithm, task: Task) -> None:
     if task.kind.labels == "numbers":
-        raise SettingError("a posterior is for labels; intervals for numbers are those of coverage")
+        raise SettingError("a posterior needs a classification task; for a regression, coverage gives intervals")
     if algorithm.networks.several:
-        raise SettingError("a posterior is of one network, and this method's P is a mixture of several")
+        raise SettingError("a posterior needs a P that is one network, and this method's P is a mixture of several")
     if task.model.statistics is not None:
         raise SettingError("a posterior is not available for networks with batch norm: use batch_norm group")
 
@@ -135,8 +135,8 @@ def _head(task: Task, params: Tree) -> list[str]:
 
 
 def _covariance(curvature: Array, precision: Array) -> Array:
-    """(H + diag T)^-1, a matrix if H is one; a prior that holds nothing, T = 0, is taken for a very weak one."""
-    precision = jnp.maximum(precision, _WEAKEST)
+    """(H + diag T)^-1, a matrix if H is one; a flat prior, T = 0, is replaced by a very weak one."""
+    precision = jnp.maximum(precision, _MIN_PRECISION)
     if curvature.ndim == 1:
         return 1 / (curvature + precision)
     root = jnp.sqrt(precision)  # scaled as in bregman.evidence.effective_in_block
@@ -167,7 +167,7 @@ def _langevin(
     keys = _head(task, personal)
     head, unravel = ravel_pytree({key: personal[key] for key in keys})
     if covariance.ndim == 1:
-        raise SettingError(f"the posterior sgld is for last layers of at most {_BLOCK} params, not {len(head)}")
+        raise SettingError(f"the posterior sgld needs a last layer of at most {_BLOCK} params, not {len(head)}")
     root, size = jnp.linalg.cholesky(covariance), data.size.astype(head.dtype)
 
     def slope(head: Array, batch: Batch) -> Array:
@@ -188,8 +188,8 @@ def _langevin(
         moved = chain.step(jax.random.fold_in(noise, number), place, data.batch(first + number), _STEP)
         return moved.astype(place.dtype), moved.astype(place.dtype)
 
-    _, places = jax.lax.scan(step, jnp.zeros_like(head), jnp.arange(_FIRST + _SAMPLES * _APART))
-    return head + places[_FIRST + _APART - 1 :: _APART] @ root.T
+    _, places = jax.lax.scan(step, jnp.zeros_like(head), jnp.arange(_WARMUP + _SAMPLES * _THINNING))
+    return head + places[_WARMUP + _THINNING - 1 :: _THINNING] @ root.T
 
 
 def _mixed(task: Task, predict: Callable[[Tree, Array], Array], model: WithSamples, x: Array) -> Array:

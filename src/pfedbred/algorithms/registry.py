@@ -1,4 +1,4 @@
-"""The table of the algorithms' names, and building one from its name and settings."""
+"""The table of algorithms by name, and building one from its name and settings."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def factory(algorithm: str | Factory) -> Factory:
         if suffix not in WRAPPERS:
             raise SettingError(f"unknown suffix {'+' + suffix!r} in {name!r}{nearest(suffix, WRAPPERS)}")
     if len(set(suffixes)) != len(suffixes):
-        raise SettingError(f"a suffix is named twice in {name!r}")
+        raise SettingError(f"a suffix appears twice in {name!r}")
     if not suffixes:
         return ALGORITHMS[base]
     return _wrapped(ALGORITHMS[base], [_with_defaults(suffix, values) for suffix, values in parsed])
@@ -134,7 +134,7 @@ def _wrapped(base: Factory, wrappers: list[Factory]) -> Factory:
     parameters = [each for layer in layers for each in settings_.declared(layer).values()]
     names = [each.name for each in parameters]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SettingError(f"the algorithm has {', '.join(twice)} already: this suffix cannot be put on top of it")
+        raise SettingError(f"the algorithm already has {', '.join(twice)}: this suffix cannot be added to it")
     task = inspect.Parameter("task", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     build.__signature__ = inspect.Signature([task, *parameters])  # type: ignore[attr-defined]
     build.__doc__ = base.__doc__
@@ -147,13 +147,13 @@ def make(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[str
     """The algorithm, by name or from a function ``(task, *, settings...) -> Algorithm``, its settings checked."""
     if isinstance(algorithm, Algorithm):
         if settings:
-            raise SettingError(f"an Algorithm object is built already: it takes no settings, not {dict(settings)!r}")
+            raise SettingError(f"an Algorithm object is already built: it takes no settings, not {dict(settings)!r}")
         return algorithm
     return build(algorithm, task, settings_.resolve(factory(algorithm), settings or {}))
 
 
 def build(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[str, Any]) -> Algorithm:
-    """Likewise, from all of its settings, checked before."""
+    """The same, from a complete set of settings that have been checked."""
     if isinstance(algorithm, Algorithm):
         return algorithm
     try:

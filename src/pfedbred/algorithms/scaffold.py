@@ -39,9 +39,9 @@ def scaffold(
         c_i' = c_i - c + (w - v) / (R alpha)                                       option II
         w   <- w + alpha_server E_I (v_i - w);   c <- c + 1/N sum_I (c_i' - c_i)
 
-    With another local optimizer than plain gradient descent, (w - v) / (R alpha) becomes the mean gradient along the
-    way, which it is for plain steps. c is a plain sum, so all clients count equally in the objective, whatever the
-    weights of the average E_I.
+    With a local optimizer other than plain gradient descent, (w - v) / (R alpha) is replaced by the mean gradient along
+    the way, which it equals for plain steps. c is a plain sum, so all clients count equally in the objective, whatever
+    the weights of the average E_I.
 
     No personal model: G and P are w. c_i stays on the client; only its change is uploaded. With one client it is SGD.
 
@@ -70,7 +70,7 @@ def scaffold(
         if data.optimizer is None:
             v = descend(gradient, message.w, data, alpha=alpha, steps=work)
             travelled = optax.tree.scale(1 / (steps * alpha), optax.tree.sub(message.w, v))
-        else:  # only of plain steps does the way travelled tell the mean gradient
+        else:  # only for plain steps is this the mean gradient
             zeros = optax.tree.zeros_like(message.w)
             v, total, _ = local_steps(step, message.w, data, alpha=alpha, work=work, carry=zeros)
             travelled = optax.tree.scale(1 / steps, total)

@@ -1,4 +1,4 @@
-"""Server optimizers: the server takes what clients have learned in a round as a gradient for a step of its own."""
+"""Server optimizers: the server treats a round's change of its model as a gradient for its own step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Moments(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What the server keeps beside its model: the algorithm's own, and the optimizer's."""
+    """What the server keeps beside its model: the algorithm's extra state, and the optimizer's."""
 
     own: Tree
     moments: Moments
@@ -55,9 +55,9 @@ def server(
     start from other values.
 
     Args:
-      algorithm: what is wrapped.
+      algorithm: the one to wrap.
       task: model and loss f.
-      server_optimizer: which of them.
+      server_optimizer: which optimizer.
       server_alpha: the server's step size, the paper's eta.
       beta_1: how slowly m follows.
       beta_2: how slowly v follows.
@@ -161,7 +161,7 @@ def fedadam(task: Task, **settings: Any) -> Algorithm:
 @method(paper=_PAPER, year=2021, G="w", P="w")
 @same_settings(fedavg, server, without=("server_optimizer",))
 def fedyogi(task: Task, **settings: Any) -> Algorithm:
-    r"""FedYogi: FedAdam whose v grows or shrinks by (1 - beta_2) Delta^2, whichever leads towards Delta^2.
+    r"""FedYogi: FedAdam, but v moves towards Delta^2 by steps of (1 - beta_2) Delta^2.
 
     No personal model: G and P are w. Settings as in :func:`~pfedbred.algorithms.server_optimizers.server`.
 

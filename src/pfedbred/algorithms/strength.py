@@ -20,14 +20,14 @@ START = 15.0
 
 
 class Learning(NamedTuple):
-    """How a strength is learned: by clients, layers, both or for all of them, from a number on."""
+    """How a strength is learned: per client, per layer, both, or one for all; and its initial value."""
 
     scope: str = "global"
     start: float = START
 
 
 def parse_learning(text: str) -> Learning:
-    """From a text such as ``learned``, ``learned(layer)`` or ``learned(layer, 5)``."""
+    """Parses a text such as ``learned``, ``learned(layer)`` or ``learned(layer, 5)``."""
     name, values = parse_call("lam", text)
     found = dict(zip(Learning._fields, values, strict=False))
     start = parse_number(found.get("start", str(START)))
@@ -55,9 +55,9 @@ class Held(NamedTuple):
     """The prior that holds one client's personal model in a round.
 
     Attributes:
-      prior: with a strength for each part of the params where these differ.
+      prior: the prior, weighted where parts of the params differ in strength.
       lam: its strength, a number.
-      by_part: the strength of each part that has its own; None if it is not learned.
+      by_part: the learned strength of each part; None if it is not learned.
     """
 
     prior: Prior
@@ -66,7 +66,7 @@ class Held(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Where a client's round has ended: the local model, the personal one, and the mean of its prior."""
+    """The end of a client's round: the local model, the personal one, and the mean of its prior."""
 
     w: Tree
     theta: Tree
@@ -74,16 +74,16 @@ class Ended(NamedTuple):
 
 
 class PriorStrength(Protocol):
-    """How strongly the prior holds a client's personal model, and who learns that from what.
+    """How strongly the prior holds a client's personal model, and how that is learned, if it is.
 
     Attributes:
-      learns: whether it is learned, from where a client's round ends.
+      learns: whether the strength is learned, from the end of each client's round.
     """
 
     learns: bool
 
     def fresh(self, w: Tree) -> Tree:
-        """What a client keeps about it before its first round; None for nothing."""
+        """What a client knows about the strength before its first round; None for nothing."""
 
     def received(self, message: Tree, kept: Tree, data: ClientData) -> tuple[Tree, Held]:
         """The model in the server's message, and the prior of this round."""
@@ -98,10 +98,10 @@ class PriorStrength(Protocol):
         """A client's upload, what it keeps about the strength, and diagnostics."""
 
     def of_client(self, client: Client) -> Client:
-        """The client half of Algorithm 1, with what it must declare about its messages."""
+        """The client half of Algorithm 1, adapted to the messages that learning the strength needs."""
 
     def of_server(self, server: Server) -> Server:
-        """The server half of Algorithm 1, with what it has to learn."""
+        """The server half of Algorithm 1, extended to learn the strength."""
 
 
 def prior_precision(held: Held, theta: Tree, data: ClientData) -> Tree:
@@ -113,12 +113,12 @@ def prior_precision(held: Held, theta: Tree, data: ClientData) -> Tree:
 
 
 class FixedStrength:
-    """A strength that is given."""
+    """A strength given by the user."""
 
     learns = False
 
     def __init__(self, prior: Prior, lam: Any) -> None:
-        """The prior's is ``lam``."""
+        """The prior's strength is ``lam``."""
         self._held = Held(prior, lam)
 
     def fresh(self, w: Tree) -> Tree:
@@ -130,11 +130,11 @@ class FixedStrength:
         return message, self._held
 
     def solver(self, given: Any, alpha: Any, steps: int, tol: float) -> Solver:
-        """The one that is given."""
+        """The given solver."""
         return solver(given, alpha, steps, tol)
 
     def main_gradient(self, problem: Problem, theta: Tree, exact: bool) -> Tree:
-        """The envelope's."""
+        """The envelope's gradient."""
         return envelope_gradient(problem, theta, exact=exact)
 
     def reply(self, ended: Ended, held: Held, kept: Tree, data: ClientData) -> tuple[Tree, Tree, Info]:

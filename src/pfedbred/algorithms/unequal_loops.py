@@ -1,9 +1,9 @@
 """Loops whose length differs from client to client, at a cost that follows the sum of their lengths.
 
-One client after another, a loop ends when the client's steps are done. Side by side, ``jax.vmap`` of such a loop runs
-every client for as many steps as the longest and throws away what the others compute. Here clients are sorted by their
-number of steps and leave when they are done: first all of them run, then only the longer ones, then fewer still. The
-step is compiled once for each of these widths. No schedule is faster than the longest client alone.
+When clients run one after another, each loop ends when its client's steps are done. Side by side, ``jax.vmap`` of such
+a loop runs every client for as many steps as the longest and throws away what the others compute. Here clients are
+sorted by their number of steps and leave when they are done: first all of them run, then only the longer ones, and so
+on. The step is compiled once for each of these widths. No schedule is faster than the longest client alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pfedbred.types import Array, Tree
 
 Carry = TypeVar("Carry")
 
-_BLOCK = 16  # steps for which a client on its own looks up inputs at once
-_WIDTHS = 6  # groups of clients side by side
+_BLOCK = 16  # steps whose inputs a single client looks up at once
+_WIDTHS = 6  # the most widths that clients running side by side go through
 
 
 class Inputs(NamedTuple):
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """The arrays of a loop: what its step uses of its surroundings, the source of its inputs, and what it carries."""
+    """The arrays of a loop: what its step closes over, the source of its inputs, and what it carries."""
 
     around: Tree
     source: Tree
@@ -61,15 +61,15 @@ def repeat(
 ) -> Carry:
     """``step(carry, r, inputs of r)`` for r = 0, ..., count - 1. Under ``vmap``, clients may differ in their count.
 
-    ``everyone`` are the counts of all clients that run side by side, if they are known when the program is compiled.
-    Then its loops have a fixed length, and a GPU need not wait for the host before every step.
+    ``everyone`` are the counts of all clients that run side by side, if known at compile time. Loops then have a fixed
+    length, and a GPU need not wait for the host before every step.
     """
     start = jax.tree.map(jnp.asarray, start)
 
     def same_types(r: Array, read: Tree, carry: Carry) -> Carry:
         return jax.tree.map(lambda new, old: new.astype(old.dtype), step(carry, r, read), carry)
 
-    # What the step uses of its surroundings becomes an argument, so that the rule for vmap sees it.
+    # What the step closes over becomes an argument, so that the rule for vmap sees it.
     example = jax.tree.map(lambda leaf: leaf[0], inputs.of(inputs.source, jnp.int32(0), 1))
     traced, shapes = jax.make_jaxpr(same_types, return_shape=True)(jnp.int32(0), example, start)
     structure = jax.tree.structure(shapes)
@@ -124,7 +124,7 @@ def _side_by_side(program: _Program, given: _Given, differs: _Given, count: Arra
     done: Any = 0
     widths = _halves(clients) if known is None else chosen_widths(counts)
     for width, narrower in zip(widths, [*widths[1:], 0], strict=True):
-        # All that are not among the narrower few are done when the longest of them is.
+        # Clients beyond the next width are done when the longest of them is.
         until = counts[narrower]
         group = _Group(program, _pick(ordered, differs, slice(width)), differs, jnp.asarray(counts[:width], jnp.int32))
         running = jax.tree.map(lambda leaf, width=width: leaf[:width], carry)
@@ -144,14 +144,14 @@ class _Group(NamedTuple):
     counts: Array
 
     def step(self, r: Any, read: Tree, carry: Tree) -> Tree:
-        """One step of all; clients that are done stay as they are."""
+        """One step of all clients; those that are done remain unchanged."""
         axes = jax.tree.map(lambda own: 0 if own else None, self.differs.around)
         after = jax.vmap(self.program.step, in_axes=(axes, None, 0, 0))(self.given.around, r, read, carry)
-        goes_on = r < self.counts
-        return jax.tree.map(lambda new, old: _where(goes_on, new, old), after, carry)
+        active = r < self.counts
+        return jax.tree.map(lambda new, old: _where(active, new, old), after, carry)
 
     def inputs(self, first: Any, count: int) -> Tree:
-        """Of ``count`` steps, with the clients along the first axis and the steps along the second."""
+        """The inputs of ``count`` steps, with clients along the first axis and steps along the second."""
         axes = jax.tree.map(lambda own: 0 if own else None, self.differs.source)
 
         def looked_up(source: Tree) -> Tree:
@@ -160,7 +160,7 @@ class _Group(NamedTuple):
         return jax.vmap(looked_up, (axes,), axis_size=len(self.counts))(self.given.source)
 
     def run(self, carry: Tree, first: Any, until: Array) -> Tree:
-        """Steps ``first`` to ``until``, which only the running program knows."""
+        """Steps ``first`` to ``until``, known only at run time."""
 
         def advance(r: Array, carry: Tree) -> Tree:
             return self.step(r, jax.tree.map(lambda leaf: leaf[:, 0], self.inputs(r, 1)), carry)
@@ -168,7 +168,7 @@ class _Group(NamedTuple):
         return jax.lax.fori_loop(jnp.int32(first), until, advance, carry)
 
     def run_fixed(self, carry: Tree, first: int, until: int) -> Tree:
-        """Steps ``first`` to ``until``, known when the program is compiled."""
+        """Steps ``first`` to ``until``, known at compile time."""
         if first == until:
             return carry
         steps = jnp.arange(first, until, dtype=jnp.int32)
@@ -177,15 +177,16 @@ class _Group(NamedTuple):
 
 
 def _halves(clients: int) -> list[int]:
-    """Widths for counts that only the running program knows: all clients, then half of them, and so on."""
+    """Widths for counts known only at run time: all clients, then half of them, and so on."""
     return [clients // 2**power for power in range(_WIDTHS + 1) if clients // 2**power > 0]
 
 
 def chosen_widths(counts: np.ndarray) -> list[int]:
-    """The widths with the least work for these counts, in descending order: at most so many, beginning with all.
+    """The widths with the least work for these counts, in descending order: at most ``_WIDTHS``, beginning with all
+    clients.
 
-    The work is the sum of width times steps. Groups end where one of a few numbers of clients, evenly spaced on a
-    logarithmic scale, is left.
+    The work is the sum of width times steps. Widths are chosen from a few numbers of clients, evenly spaced on a
+    logarithmic scale.
     """
     clients = len(counts)
     candidates = sorted({int(each) for each in np.geomspace(1, clients, 48)} | {clients}, reverse=True)

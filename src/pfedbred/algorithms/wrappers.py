@@ -55,7 +55,7 @@ def am(algorithm: Algorithm, task: Task, *, am_beta: NonNegative = 2.0) -> Algor
     Args:
       algorithm: the one to wrap.
       task: model and loss f.
-      am_beta: beta, how many times as far.
+      am_beta: beta, the factor on the server's move.
 
     References: Shi et al., line 14 of Algorithm 1 and Section "Tricks".
     """

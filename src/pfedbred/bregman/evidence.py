@@ -1,7 +1,7 @@
 r"""Empirical Bayes: the strength of a prior from the spread of personal models around their means.
 
-The objective f_i + lam D_{g*}(theta, mu), with f_i the mean loss of n_i samples, is -1/n_i times the logarithm of a
-posterior whose prior is the scaled exponential family (Eq. equ_def_sef),
+The objective f_i + lam D_{g*}(theta, mu), with f_i the mean loss of n_i samples, is -1/n_i times the log of a posterior
+whose prior is the scaled exponential family (Eq. equ_def_sef),
 
     p(theta | mu) = Z(tau)^-1 exp(-tau D_{g*}(theta, mu)),        lam = tau / n_i.
 
@@ -12,11 +12,11 @@ theta_i approximated by a Gaussian (Laplace) the marginal likelihood of all clie
 
 MacKay's evidence update: V_i = (H_i + tau I)^-1 is the posterior's covariance, H_i the curvature of n_i f_i, and
 gamma_i the effective number of parameters, those that the client's data determine. It is the fixed point of
-expectation-maximisation, which reaches it more slowly. Any part of the params can have a tau of its own, by sums over
-that part: a layer, or every single one, which is a diagonal Sigma = 1 / tau.
+expectation-maximisation, which reaches it more slowly. Any part of the params can have its own tau, by sums over that
+part: a layer, or every single entry, which is a diagonal Sigma = 1 / tau.
 
-For other families D_{g*}(theta, mu) is taken for its second-order expansion at the mean, 1/2 (v - m)^T C (v - m): then
-the same update holds with V_i = (H_i + tau C)^-1 and gamma_i = sum_j (1 - tau C_jj V_i,jj).
+For other families D_{g*}(theta, mu) is replaced by its second-order expansion at the mean, 1/2 (v - m)^T C (v - m):
+then the same update holds with V_i = (H_i + tau C)^-1 and gamma_i = sum_j (1 - tau C_jj V_i,jj).
 
 A loss whose scale is not that of a log-likelihood, such as the squared error of a standardised number, has a dispersion
 s, for a Gaussian its variance: the likelihood is exp(-n f / s), and
@@ -42,13 +42,13 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 class Evidence(NamedTuple):
-    """What clients know about the strength of their prior; sums or averages over clients, whichever, for ratios count.
+    """What clients know about the strength of their prior; summed or averaged over clients, since only ratios count.
 
     Attributes:
       effective: gamma, by part of the params.
       spread: 2 D_{g*}(theta, mu), likewise.
-      loss: n f(theta), the loss of all samples together.
-      free: n - gamma, of all params together; at least 1.
+      loss: n f(theta), the loss summed over samples.
+      free: n - gamma, with gamma summed over all params; at least 1.
     """
 
     effective: Tree
@@ -61,7 +61,7 @@ def strength(evidence: Evidence, *, dispersed: bool) -> Tree:
     """s tau of each part, n_i lam: 1e30 where personal models do not differ from their means, 0 if nothing is known.
 
     Args:
-      evidence: of the clients.
+      evidence: the clients' evidence.
       dispersed: whether the loss has a dispersion s to be estimated; else it is 1.
     """
     scale = 2 * evidence.loss / jnp.where(evidence.free > 0, evidence.free, 1) if dispersed else 1.0
@@ -75,16 +75,16 @@ def strength(evidence: Evidence, *, dispersed: bool) -> Tree:
 
 
 def blended(old: Evidence, new: Evidence, part: float) -> Evidence:
-    """Old evidence with a part of new: an average that forgets. From zeros on, ratios are right at once."""
+    """A moving average, in which new evidence has weight ``part``. Ratios are right even if it starts from zeros."""
     return optax.tree.add_scale(old, part, optax.tree.sub(new, old))
 
 
 class Curvature(NamedTuple):
-    """The curvature H of n f, as far as it is kept: the params of ``block`` in full, of the others the diagonal.
+    """The curvature H of n f, as far as it is kept: in full for the params of ``block``, its diagonal for the others.
 
     Attributes:
       diagonal: shaped like the params.
-      block: a matrix over the params that ``ravel_pytree`` gives of that part of them; None if there is none.
+      block: a matrix over part of the params, in the order of ``ravel_pytree``; None if there is none.
     """
 
     diagonal: Tree

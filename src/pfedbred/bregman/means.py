@@ -137,7 +137,9 @@ MEANS: dict[str, Callable[..., Mean]] = {
     "mg-meta": mg_meta,
     "mg-meta-literal": mg_meta_literal,
 }
-"""Every named strategy. To add one, write a function of eta_a, eta, both or neither that returns a Mean; add a line."""
+"""Every named strategy. To add one, write a function of eta_a, eta, both or neither that returns a Mean, and a line
+here.
+"""
 
 
 def get(mean: str | Mean | Callable[..., Mean], eta_a: Any, eta: Any) -> Mean:

@@ -1,7 +1,7 @@
 """Matrix-free Newton's method: inverts a gradient, for families given by g alone.
 
-Optimistix's Newton solver takes full steps, clipped at most to a box; where they would leave the domain of g, this one
-shortens them. Its minimisers with a line search are first-order or quasi-Newton, though exact products with the Hessian
+Optimistix's Newton solver takes full steps, at most clipped to a box; this one shortens steps that would leave the
+domain of g. Its minimisers with a line search are first-order or quasi-Newton, though exact products with the Hessian
 are cheap here. JAXopt has no Newton solver and is no longer maintained.
 """
 
@@ -22,7 +22,7 @@ def hessian_solve(gradient: Callable[[Array], Array], s: Array, b: Array) -> Arr
     def by_conjugate_gradients(product: Callable[[Array], Array], b: Array) -> Array:
         return jax.scipy.sparse.linalg.cg(product, b, tol=float(jnp.finfo(b.dtype).eps), maxiter=10 * b.size)[0]
 
-    # cg by itself cannot be transposed inside jit (jax 0.10); wrapped like this it can.
+    # cg alone cannot be transposed inside jit (jax 0.10); wrapped like this it can.
     product = jax.linearize(gradient, s)[1]
     return jax.lax.custom_linear_solve(product, b, by_conjugate_gradients, symmetric=True)
 

@@ -67,13 +67,15 @@ PRIORS: dict[str, Callable[..., Family]] = {
 
 
 LONG_TAILED: dict[str, Callable[..., Prior]] = {"student-t": student_t, "huber": huber}
-"""Every named prior that is no exponential family; its settings can be given in parentheses, as in ``student-t(3)``."""
+"""Every named prior that is not an exponential family; its settings can be given in parentheses, as in
+``student-t(3)``.
+"""
 
 
 def get(prior: str | Prior | Callable[..., Prior], sigma: Any = None) -> Prior:
     """The prior of that name, or the one that a function builds.
 
-    ``sigma`` (a number or an array) is for functions that take it: of the named families, the Gaussian.
+    ``sigma`` (a number or an array) is passed on to functions that take it, such as the Gaussian.
     """
     if isinstance(prior, Prior):
         return prior

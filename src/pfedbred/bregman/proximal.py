@@ -102,7 +102,7 @@ def mirror_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
     def update(problem: Problem, personal: Tree, grad_loss: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
         family = problem.family
         if not isinstance(family, Family):
-            raise SettingError(f"the mirror solver needs an exponential family: {family.name} is none")
+            raise SettingError(f"the mirror solver needs an exponential family, which {family.name} is not")
         s = family.to_natural(personal)
         _, to_params_transposed = jax.vjp(family.from_natural, s)
         (grad_s,) = to_params_transposed(grad_loss)
@@ -116,7 +116,7 @@ def mirror_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
 
 
 def implicit_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
-    r"""Gradient steps that are implicit in the regulariser, taken for its second-order expansion at the mean, C:
+    r"""Gradient steps, implicit in the regulariser's second-order expansion at the mean, with curvature C:
 
         v <- v - (1 + alpha lam C)^{-1} alpha (grad f(v) + lam grad_v D_{g*}(theta(v), mu)).
 

@@ -10,11 +10,11 @@ from pfedbred.data import prepared
 from pfedbred.data.datasets import DATASETS
 
 HUB, PFLLIB = "hub:", "pfllib:"
-"""What the full name of a dataset of the public hub, and the folder of PFLlib's files, begin with."""
+"""The prefixes of a dataset's full name on the public hub, and of a folder of PFLlib's files."""
 
 
 def address(dataset: Any) -> tuple[str, Any]:
-    """What the dataset's name begins with, ``hub:``, ``pfllib:`` or neither, and the rest of it."""
+    """The prefix of the dataset's name, ``hub:``, ``pfllib:`` or empty, and the rest of it."""
     kind = next((each for each in (HUB, PFLLIB) if isinstance(dataset, str) and dataset.startswith(each)), "")
     return kind, dataset[len(kind) :] if kind else dataset
 

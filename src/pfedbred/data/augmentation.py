@@ -25,7 +25,7 @@ def flip(key: Key, x: Array) -> Array:
 
 
 def crop(key: Key, x: Array) -> Array:
-    """Each image padded by four rows and columns of zeros at every side, and cut to its size at a random place."""
+    """Each image padded with four rows and columns of zeros on all sides, and cropped to its size at a random place."""
     _check(x)
     edges = [(0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING), *[(0, 0)] * (x.ndim - 3)]
     padded = jnp.pad(x, edges)
@@ -39,7 +39,7 @@ def crop(key: Key, x: Array) -> Array:
 
 
 def crop_flip(key: Key, x: Array) -> Array:
-    """Crop, then flip: what is usual for CIFAR-10."""
+    """Crop, then flip, as is usual for CIFAR-10."""
     first, second = jax.random.split(key)
     return flip(second, crop(first, x))
 

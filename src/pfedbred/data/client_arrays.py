@@ -16,8 +16,8 @@ def from_clients(
 ) -> Federation:
     """A federation from one pair (x, y) of training samples and one of test samples per client.
 
-    Labels are whole numbers from 0, unless the ``task`` is for others: numbers to predict for regression, a row of 0
-    and 1 for each sample for multi-label.
+    Labels are whole numbers from 0, unless the ``task`` needs others: any numbers for regression, a row of zeros and
+    ones per sample for multi-label.
     """
     kind = kind_of(task)
     if len(train) != len(test) or not train:

@@ -1,12 +1,12 @@
 """Columns of a table as a model's inputs: gaps filled, categories as 0 and 1, numbers standardised.
 
-What a column becomes is decided by training samples alone. A gap is filled with the mean (or median) of the client's
-own training samples, or of all clients' where it has none; a column with gaps also has an input that says where they
-are. A column of texts has an input for each text; one that is not known has 0 in all of them.
+The encoding of a column is decided by training samples alone. A gap is filled with the mean (or median) of the client's
+own training samples, or of all clients' if it has none; a column with gaps also gets an input that marks them. A column
+of texts has one input per text; an unknown text has 0 in all of them.
 
 scikit-learn's SimpleImputer, OneHotEncoder and StandardScaler do this with one set of statistics for all rows; here
-each client has its own, and those of all clients where it has no values. scikit-learn saves what it fitted by pickling;
-formats that are safe to load (skops, ONNX) need further packages, for what are a few lists and arrays here.
+each client has its own, and those of all clients where it has no values. scikit-learn saves fitted objects by pickling;
+formats that are safe to load (skops, ONNX) need further packages, for what is a few lists and arrays here.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Column(NamedTuple):
 
     Attributes:
       name: its title.
-      categories: of a column of texts, the texts that are known; None for numbers.
-      indicator: whether an input says where it has gaps.
+      categories: the known texts of a column of texts; None for numbers.
+      indicator: whether an input marks its gaps.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Column(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What fills the gaps of each column, and its standardisation, (x - shift) * scale; of texts, nothing."""
+    """What fills the gaps of each column, and its standardisation, (x - shift) * scale; unused for texts."""
 
     fill: np.ndarray
     shift: np.ndarray
@@ -66,9 +66,9 @@ class Encoding:
     """How cells become inputs.
 
     Attributes:
-      columns: of the table, in order.
+      columns: the table's columns, in order.
       everyone: statistics of all clients' training samples, one number for each column.
-      own: those of each client, clients x columns.
+      own: statistics of each client, clients x columns.
     """
 
     columns: tuple[Column, ...]
@@ -77,11 +77,11 @@ class Encoding:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the inputs."""
+        """The names of the inputs."""
         return tuple(name for column in self.columns for name in column.inputs)
 
     def encode(self, x: np.ndarray, client: int | None = None) -> np.ndarray:
-        """The inputs of samples, given as :func:`numbers_of` gives them, by a client's own statistics if it is one."""
+        """The inputs of samples from :func:`numbers_of`, by a client's own statistics if one is given."""
         used = self.everyone if client is None else Statistics(*(each[client] for each in self.own))
         inputs = []
         for place, (column, values) in enumerate(zip(self.columns, x.T, strict=True)):
@@ -95,7 +95,7 @@ class Encoding:
         return np.stack(inputs, axis=1).astype(np.float32)
 
     def take(self, clients: np.ndarray) -> Encoding:
-        """With the statistics of these clients only."""
+        """The encoding with the statistics of these clients only."""
         return Encoding(self.columns, self.everyone, Statistics(*(each[clients] for each in self.own)))
 
     def facts(self) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def restored(facts: Any, arrays: Mapping[str, np.ndarray], clients: int, where: 
     for name, shape in (("everyone", (len(columns),)), ("own", (clients, len(columns)))):
         parts = [arrays.get(f"{name}.{key}") for key in Statistics._fields]
         if any(each is None or each.shape != shape or not np.isfinite(each).all() for each in parts):
-            raise SettingError(f"{where}: the statistics of the columns are not finite numbers for each of them")
+            raise SettingError(f"{where}: the statistics must be finite numbers for each of the columns")
         found.append(Statistics(*(np.asarray(each, np.float64) for each in parts)))
     return Encoding(columns, *found)
 
@@ -129,16 +129,16 @@ def fit(
     agreed: bool = False,
     deciding: Sequence[int] | None = None,
 ) -> tuple[Encoding, np.ndarray]:
-    """The encoding that training samples decide, and the samples with texts numbered as it numbers them.
+    """The encoding that training samples decide, and the samples with texts numbered by it.
 
     Args:
       x: all samples, one row each: numbers, or the number of a text; NaN for a gap.
-      columns: what they are; texts are numbered in the order of their categories.
+      columns: the columns; texts are numbered in the order of their categories.
       clients: the rows of each client's training samples.
       fill: what fills gaps.
-      standardise: numbers by statistics of all clients, of each client, or not at all.
-      agreed: whether categories and marked gaps are those of ``columns``, whatever the training samples hold.
-      deciding: the clients whose samples decide what is the same for all; by default all clients.
+      standardise: numbers are standardised over all clients, per client, or not at all.
+      agreed: keep the categories and marked gaps of ``columns``, whatever the training samples hold.
+      deciding: the clients whose samples decide what all clients share; by default all clients.
     """
     train = x[np.concatenate(clients if deciding is None else [clients[i] for i in deciding])]
     known, x = list(columns) if agreed else [], x.copy()
@@ -147,7 +147,7 @@ def fit(
         categories = column.categories
         if categories is not None:
             used = np.unique(train[:, place][~np.isnan(train[:, place])]).astype(int)
-            numbers = np.full(len(categories) + 1, -1.0)  # the last is for gaps, which stay
+            numbers = np.full(len(categories) + 1, -1.0)  # the last is for gaps, which remain
             numbers[used] = np.arange(len(used))
             numbers[-1] = np.nan
             x[:, place] = numbers[np.where(np.isnan(x[:, place]), len(categories), x[:, place]).astype(int)]
@@ -164,7 +164,7 @@ def fit(
 def _statistics(
     x: np.ndarray, is_text: np.ndarray, middle: Any, standardise: Standardise, everyone: Statistics | None
 ) -> Statistics:
-    """Of the values that are there; where there are none, or all are the same, those of everyone."""
+    """Statistics of the values present; those of everyone where there are none, or all are the same."""
     count = x.shape[1]
     found = Statistics(np.zeros(count), np.zeros(count), np.ones(count)) if everyone is None else everyone
     fill, shift, scale = (each.copy() for each in found)
@@ -179,7 +179,7 @@ def _statistics(
 
 
 def in_words(encoding: Encoding, fill: Fill, standardise: Standardise) -> str:
-    """What was done to the columns, for people."""
+    """What was done to the columns, in words."""
     columns = encoding.columns
     texts = [column for column in columns if column.categories is not None]
     gaps = sum(column.indicator for column in columns)
@@ -198,7 +198,7 @@ def read_columns(path: Path) -> tuple[Column, ...]:
     expect(facts, SHAPE, path)
     names = [each["name"] for each in facts]
     if not names or len(set(names)) < len(names):
-        raise SettingError(f"{path} must name columns, each of them once")
+        raise SettingError(f"{path} must name each column exactly once")
     return _columns(facts)
 
 
@@ -213,7 +213,7 @@ def _columns(facts: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
 
 
 def numbers_of(columns: Sequence[Column], rows: Sequence[Any], where: str = "samples") -> np.ndarray:
-    """Samples as numbers, given as rows of cells in the order of the columns, or as mappings by their names."""
+    """Samples as numbers, from rows of cells in the order of the columns, or mappings by column name."""
     found = np.full((len(rows), len(columns)), np.nan)
     for number, row in enumerate(rows):
         cells = _cells(columns, row, f"{where}, row {number}")
@@ -231,7 +231,7 @@ def _cells(columns: Sequence[Column], row: Any, where: str) -> list[Any]:
     cells = list(row)
     if len(cells) != len(columns):
         names = ", ".join(column.name for column in columns)
-        raise SettingError(f"{where} has {len(cells)} values, and the model is for {len(columns)}: {names}")
+        raise SettingError(f"{where} has {len(cells)} values, but the model takes {len(columns)}: {names}")
     return cells
 
 
@@ -256,5 +256,5 @@ def is_missing(cell: Any) -> bool:
 
 
 def as_category(cell: Any) -> str:
-    """A cell as a text; 1.0 counts as 1, because a column of whole numbers with gaps is read so."""
+    """A cell as text; 1.0 becomes "1", because whole numbers in a column with gaps are read as floats."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()

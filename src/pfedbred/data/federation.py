@@ -41,7 +41,7 @@ class Split(NamedTuple):
         return self.x[rows], self.y[rows]
 
     def label_counts(self, classes: int) -> np.ndarray:
-        """How many samples of each label each client has: clients x classes."""
+        """Each client's number of samples by label: clients x classes."""
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         counts = np.zeros((len(self.sizes), classes), np.int64)
         np.add.at(counts, (owner, self.y), 1)
@@ -53,12 +53,12 @@ class Split(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What training samples decide of a federation.
+    """The part of a federation that its training samples decide.
 
     Attributes:
-      x: the samples of each part as they are stored.
-      fields: of the federation: shift, scale, text, features, encoding.
-      about: what people are told of them.
+      x: the stored samples of each part.
+      fields: fields of the federation: shift, scale, text, features, encoding.
+      about: a description of them for people.
     """
 
     x: list[np.ndarray]
@@ -67,18 +67,18 @@ class Fitted(NamedTuple):
 
 
 class Refit(Protocol):
-    """What training samples decide of the inputs, decided anew by fewer of them."""
+    """Recomputes the encoding of the inputs from fewer training samples."""
 
     def __call__(self, deciding: Sequence[int] | None = None) -> Fitted:
-        """By the training samples of these clients; by default of all."""
+        """From the training samples of these clients; by default of all."""
 
     def divided(self, kept: Sequence[np.ndarray], held: Sequence[np.ndarray]) -> Refit:
-        """With these of each client's training samples only, and those for validation."""
+        """The same with only the ``kept`` training samples of each client, and the ``held`` ones for validation."""
 
 
 @dataclass(frozen=True, repr=False)
 class Federation:
-    """Clients with their own training and test samples, and perhaps samples to choose rounds and settings by.
+    """Clients with their own training and test samples, and optionally samples for choosing rounds and settings.
 
     Attributes:
       name: name of the data.
@@ -88,14 +88,14 @@ class Federation:
       shift: stored samples become inputs on the device as (x - shift) * scale.
       scale: see ``shift``.
       text: the vocabulary, if samples are word ids.
-      names: names of the clients, if they have any.
-      labels: names of the labels, if they have any.
-      features: names of the columns, if samples come from a table: one per number, or a single one of images or texts.
-      about: where the data comes from (source, split, seed), for people to read.
-      task: the usual task for its labels.
-      encoding: of a table with gaps or texts: how cells have become the inputs that are stored.
-      validation: validation samples, if some are kept out of training; see :meth:`with_validation`.
-      refit: of a table or of texts: what training samples decide, decided anew by fewer of them; see :class:`Refit`.
+      names: names of the clients, if any.
+      labels: names of the labels, if any.
+      features: names of the columns, if samples come from a table: one per number, or a single one for images or texts.
+      about: where the data comes from (source, split, seed), for display.
+      task: the default task for its labels.
+      encoding: for a table with gaps or texts, how cells became the stored inputs.
+      validation: validation samples, if some are held out of training; see :meth:`with_validation`.
+      refit: for a table or texts, recomputes their encoding from fewer training samples; see :class:`Refit`.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Federation:
 
     @property
     def parts(self) -> dict[Part, Split]:
-        """The splits that there are, by name."""
+        """The existing splits, by name."""
         validation: dict[Part, Split] = {} if self.validation is None else {"validation": self.validation}
         return {"train": self.train, **validation, "test": self.test}
 
@@ -161,7 +161,7 @@ class Federation:
             **{f"{part}_samples": len(split.y) for part, split in self.parts.items()},
             "classes": self.classes,
         }
-        return {**counted, **self.about, **counted}  # whatever a file says about itself, these are counted
+        return {**counted, **self.about, **counted}  # counts override whatever a file says about itself
 
     @property
     def words(self) -> Words | None:
@@ -182,7 +182,7 @@ class Federation:
         return Target(float(y.mean()), float(y.std()))
 
     def for_task(self, task: str) -> Federation:
-        """The same federation for this task, if its labels fit it; classes without names can be taken for numbers."""
+        """The same federation for this task, if its labels fit it; classes without names can become numbers."""
         wanted, have = labels_.kind_of(task), self.label_kind
         if wanted == have:
             return self if task == self.task else dataclasses.replace(self, task=task)
@@ -194,9 +194,9 @@ class Federation:
         return self.each_part(lambda split: split._replace(y=labels_.stored(split.y, wanted)), classes=1, task=task)
 
     def hold_out(self, who: float | Sequence[str], seed: int) -> tuple[Federation, Federation]:
-        """Two federations: the clients that train, and the newcomers, by name or a fraction of all drawn by the seed.
+        """Two federations: the clients that train, and the newcomers, by name or as a fraction drawn by the seed.
 
-        Only the former decide what training samples decide of the inputs; see :meth:`with_validation`.
+        Inputs are encoded by the former alone; see :meth:`with_validation`.
         """
         if isinstance(who, float | int):
             count = round(who * self.clients)
@@ -217,9 +217,10 @@ class Federation:
     def with_validation(self, fraction: float, seed: int, numbers: Sequence[int] | None = None) -> Federation:
         """The same clients with a fraction of their training samples as validation samples, drawn by the seed.
 
-        Every client keeps at least one training sample. ``numbers`` are the clients' own, if they are not their places.
-        What training samples decide of the inputs (means, categories, words) the remaining ones decide anew, if the
-        samples were read from their source; a prepared file has lost what that takes, and stays as it was prepared.
+        Every client keeps at least one training sample. ``numbers`` are the clients' numbers, if they differ from their
+        places here. If the samples were read from their source, the encoding of inputs (means, categories, words) is
+        recomputed from the remaining training samples; a prepared file no longer has what that needs, and keeps its
+        encoding.
         """
         if self.validation is not None:
             raise SettingError(f"{self.name} already has validation samples: leave validation out")
@@ -237,7 +238,7 @@ class Federation:
         return divided if self.refit is None else divided._refitted(self.refit.divided(kept, held))
 
     def _refitted(self, refit: Refit, deciding: Sequence[int] | None = None) -> Federation:
-        """With the inputs that these clients' training samples decide."""
+        """The federation with inputs encoded from these clients' training samples."""
         fitted = refit(deciding)
         xs = dict(zip(self.parts, fitted.x, strict=True))
         changed: dict[str, Any] = {name: split._replace(x=xs[name]) for name, split in self.parts.items()}
@@ -246,12 +247,12 @@ class Federation:
 
     @property
     def fitted(self) -> bool:
-        """Whether training samples have decided how inputs are made: of tables and texts."""
+        """Whether the encoding of inputs was computed from training samples, as for tables and texts."""
         standardised = self.features is not None and self.shift is not None and self.shift.ndim > 0
         return self.encoding is not None or self.text is not None or standardised
 
     def take(self, clients: np.ndarray) -> Federation:
-        """The federation of these clients only; those without a name are named by their number here."""
+        """The federation of these clients only; clients without a name are named by their number here."""
         names = tuple(self.names[i] if self.names else str(i) for i in clients)
         encoding = None if self.encoding is None else self.encoding.take(clients)
         return self.each_part(lambda split: split.take(clients), names=names, encoding=encoding, refit=None)
@@ -262,7 +263,7 @@ class Federation:
         if places is None:
             return self
         if self.encoding is not None:
-            raise SettingError(f"{where} has gaps or texts: its columns cannot be chosen any more")
+            raise SettingError(f"{where} has gaps or texts: its columns can no longer be chosen")
         shift, scale = (
             None if each is None else np.broadcast_to(each, self.shape)[places] for each in (self.shift, self.scale)
         )
@@ -270,12 +271,12 @@ class Federation:
         return self.each_part(lambda split: split._replace(x=split.x[:, places]), **named)
 
     def client_name(self, i: int) -> str:
-        """The client's number, and its name if it has one: for messages."""
+        """The client's number, and its name if it has one, for messages."""
         return f"client {i} ({self.names[i]!r})" if self.names else f"client {i}"
 
 
 def client_number(client: str, names: Sequence[str]) -> int:
-    """The number of the client with that name, or else with that number."""
+    """The number of the client with that name or, failing that, that number."""
     if client in names:
         return names.index(client)
     if re.fullmatch(r"-?\d{1,9}", client):
@@ -291,13 +292,13 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def gathered(x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray]) -> Split:
-    """The split of these samples in which each client has these rows."""
+    """The split in which each client has these rows of the samples."""
     rows = np.concatenate(clients).astype(np.int64)
     return Split(x[rows], y[rows], offsets_of([len(each) for each in clients]))
 
 
 def offsets_of(sizes: Sequence[int]) -> np.ndarray:
-    """Where each client's samples begin, and where the last client's end."""
+    """The row where each client's samples begin, and the end of the last client's."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
@@ -356,7 +357,7 @@ MOST_CLASSES = 100_000
 
 
 def check_classes(classes: int, where: str = "") -> None:
-    """Rejects a number of labels too large for any model, as when postcodes or times are taken for labels."""
+    """Rejects a number of labels too large for any model, such as postcodes or times used as labels."""
     if not 1 <= classes <= MOST_CLASSES:
         raise SettingError(
             f"{where}labels from 0 to {classes - 1:,}, but at most {MOST_CLASSES:,} labels are supported; "
@@ -370,7 +371,7 @@ def _place(federation: Federation, split: Split, row: int) -> str:
 
 
 def first_nonfinite_row(x: np.ndarray) -> int | None:
-    """The first row with a NaN or an infinity; x is read in pieces because it may be larger than memory."""
+    """The first row with a NaN or an infinity; x is read in blocks because it may be larger than memory."""
     if not np.issubdtype(x.dtype, np.floating):
         return None
     for begin in range(0, len(x), 4096):

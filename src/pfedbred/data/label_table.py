@@ -14,14 +14,14 @@ _INTERVALS = 10
 
 
 class LabelTable(NamedTuple):
-    """Names of the labels, or of intervals; and by part, the samples of each that clients have: clients x labels."""
+    """Names of the labels, or of intervals; and for each part, the clients' number of samples: clients x labels."""
 
     names: tuple[str, ...]
     counts: Mapping[Part, np.ndarray]
 
 
 def label_table(federation: Federation, clients: np.ndarray | None = None) -> LabelTable:
-    """The table of all clients, or of these. A sample with several labels counts for each of them."""
+    """The table of all clients, or of the given ones. A sample with several labels counts for each of them."""
     everyone = np.arange(federation.clients) if clients is None else clients
     names, edges = federation.labels or tuple(map(str, range(federation.classes))), None
     if federation.label_kind == "numbers":

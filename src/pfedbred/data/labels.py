@@ -11,13 +11,13 @@ from pfedbred.errors import SettingError
 from pfedbred.tasks import Labels
 
 WORDS: dict[Labels, str] = {"classes": "classes", "numbers": "numbers", "sets": "sets of labels"}
-"""What labels are, for people."""
+"""What labels are, in words."""
 
 _DTYPES: dict[Labels, type] = {"classes": np.int32, "numbers": np.float32, "sets": np.int8}
 
 
 class ReadLabels(NamedTuple):
-    """Labels as a pool holds them, their names if they have any, how many there are, and the usual task for them."""
+    """Labels as a pool holds them, their names if any, their number, and the default task for them."""
 
     y: np.ndarray
     names: tuple[str, ...] | None
@@ -26,17 +26,17 @@ class ReadLabels(NamedTuple):
 
 
 def kind_of(task: str | None) -> Labels:
-    """What labels are in a task; without one, classes."""
+    """What the labels of a task are; classes by default."""
     return "classes" if task is None else tasks.get(task).labels
 
 
 def in_words(task: str, classes: int) -> str:
-    """What the labels of some data are, for people."""
+    """What the labels of some data are, in words."""
     return "numbers to predict" if kind_of(task) == "numbers" else f"{classes} labels"
 
 
 def stored(y: np.ndarray, kind: Labels) -> np.ndarray:
-    """Labels in the type in which they are kept."""
+    """Labels in the type in which they are stored."""
     return y.astype(_DTYPES[kind])
 
 
@@ -67,20 +67,20 @@ def _classes(y: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...] | N
 
 
 FRACTION = "is neither a whole number nor a name: to predict numbers, the task is regression (--task regression)"
-"""The end of an error about a label that is no class."""
+"""The end of an error about a label that is not a class."""
 
 
 def _numbers(y: np.ndarray, where: str) -> np.ndarray:
     if y.dtype.kind not in "biuf":
         raise SettingError(f"{where}: the labels of a regression must be numbers, not {y.dtype}")
     wide = y.astype(np.float64)
-    wrong = np.flatnonzero(~(np.abs(wide) < 3e38))  # also where it is NaN
+    wrong = np.flatnonzero(~(np.abs(wide) < 3e38))  # also rejects NaN
     if len(wrong):
         raise SettingError(f"{where}, row {wrong[0]}: label {wide[wrong[0]]:g} is not a finite number")
     spread, size = float(np.ptp(wide)), float(np.abs(wide).max())
     if 0 < spread < 1e-4 * size:
         raise SettingError(
-            f"{where}: labels vary by {spread:g} around {wide[0]:g}, too little for 32-bit numbers to tell apart: "
+            f"{where}: labels vary by {spread:g} around {wide[0]:g}, too little for 32-bit numbers to resolve: "
             "subtract an offset from them"
         )
     return stored(wide, "numbers")
@@ -88,7 +88,7 @@ def _numbers(y: np.ndarray, where: str) -> np.ndarray:
 
 def _sets(y: np.ndarray, where: str) -> np.ndarray:
     if y.ndim != 2 or not y.shape[1] or y.dtype.kind not in "biuf":
-        raise SettingError(f"{where}: sets of labels must be a row of 0 and 1 for each sample, not of shape {y.shape}")
+        raise SettingError(f"{where}: sets of labels must be rows of 0 and 1, one per sample, not of shape {y.shape}")
     wrong = np.flatnonzero(((y != 0) & (y != 1)).any(axis=1))
     if len(wrong):
         raise SettingError(f"{where}, row {wrong[0]}: a set of labels is given by 0 and 1, not {y[wrong[0]].tolist()}")
@@ -107,7 +107,7 @@ def numbered(values: np.ndarray, what: str) -> tuple[np.ndarray, tuple[str, ...]
 
 
 def first_wrong(y: np.ndarray, classes: int, kind: Labels) -> tuple[int, str] | None:
-    """The first row whose label cannot be, and what is wrong with it; None if all are right."""
+    """The first row with an impossible label, and what is wrong with it; None if all are right."""
     if kind == "numbers":
         wrong = np.flatnonzero(~np.isfinite(y))
         return (int(wrong[0]), f"label {y[wrong[0]]} is not a finite number") if len(wrong) else None
@@ -119,6 +119,6 @@ def first_wrong(y: np.ndarray, classes: int, kind: Labels) -> tuple[int, str] | 
 
 
 def fits(y: np.ndarray, classes: int, kind: Labels) -> bool:
-    """Whether an array has the type and the shape of such labels."""
+    """Whether an array has the type and shape of labels of this kind."""
     dimensions, types = (2, "iu") if kind == "sets" else (1, "f" if kind == "numbers" else "iu")
     return y.ndim == dimensions and y.dtype.kind in types and (kind != "sets" or y.shape[1] == classes)

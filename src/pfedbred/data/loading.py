@@ -107,29 +107,29 @@ def load(
     Args:
       dataset: a name, which may have arguments as in ``synthetic(1, 1)``; ``hub:owner/name`` for any dataset of the
         public hub; ``pfllib:FOLDER`` for the files that PFLlib writes; the path of a prepared file (.fed) or of your
-        own data; or a Federation, a Population, or a function without arguments that returns one. Those, prepared files
-        and PFLlib's are split already, so that no option about the split may be given.
+        own data; or a Federation, a Population, or a function without arguments that returns one. Objects, prepared
+        files and PFLlib's files are already split, so they take no options about the split.
       split: ``paper``, ``column``, ``iid``, ``dirichlet(0.5)``, ``labels(3)``, ``quantity(0.5)``, or a function
         ``(pool, *, clients, seed, ...) -> Assignment``; by default ``paper`` for a named dataset and ``column`` for
         your own data.
-      clients: number of clients; by default that of the dataset.
-      labels_per_client: number of labels per client in the split ``paper``; by default that of the dataset.
-      seed: seed of the split; by default that of the dataset.
-      data_dir: folder to look for named datasets in first.
+      clients: number of clients; by default the dataset's.
+      labels_per_client: number of labels per client in the split ``paper``; by default the dataset's.
+      seed: seed of the split; by default the dataset's.
+      data_dir: the folder to search first for named datasets.
       glove: a GloVe file of word vectors, for texts.
-      test_fraction: share of each client's samples for testing; by default a quarter, unless the split decides it.
+      test_fraction: fraction of each client's samples for testing; by default a quarter, unless the split decides it.
       client_column: column of your file, or of the hub's dataset, with the client of each sample.
       label_column: the column with the labels.
       image_column: the column with the images, if they are the inputs.
       features: the columns to use as inputs, or their names separated by commas; by default all others.
-      task: what the labels are for: regression takes them for numbers, multi-label for a column of 0 and 1 each (their
-        names separated by commas in ``label_column``). By default whole numbers and texts are classes.
+      task: what the labels are for: regression reads them as numbers, multi-label as one column of 0 and 1 per label
+        (names separated by commas in ``label_column``). By default whole numbers and texts are classes.
       missing: what fills the gaps of a table: the ``mean`` (by default) or ``median`` of the client's training samples.
-      standardise: numbers of a table by ``all`` clients' training samples (by default), by each ``client``'s, or
+      standardise: standardise a table's numbers by ``all`` clients' training samples (default), each ``client``'s, or
         ``none``.
     """
     if image_column is not None and features is not None:
-        raise SettingError("image_column and features both name the inputs: give one of them")
+        raise SettingError("image_column and features both name the inputs: give only one of them")
     if isinstance(features, str):
         features = [each.strip() for each in features.split(",")]
     columns: dict[str, Any] = {
@@ -203,7 +203,7 @@ def _check_images(pool: Pool, column: str | None) -> None:
 
 
 def _refuse_too_large(population: Population) -> None:
-    needed, room = 2 * population.bytes, host_memory()  # at the end the samples are copied, client by client
+    needed, room = 2 * population.bytes, host_memory()  # twice, because the samples are finally copied by client
     if needed > room:
         raise SettingError(
             f"{population.name} with {population.clients:,} clients needs about {needed / 1e9:,.1f} GB, but only "
@@ -268,7 +268,7 @@ def _split(
     missing: Fill | None = None,
     standardise: Standardise | None = None,
 ) -> Federation:
-    """The federation of a pool: passes on those options that the split takes, and rejects the others if given."""
+    """The federation of a pool: passes on the options that the split takes, and rejects others that are given."""
     chosen = split or ("paper" if known else "column")
     name, function, arguments = find_split(chosen, known)
     shown = chosen if isinstance(chosen, str) else name
@@ -279,7 +279,9 @@ def _split(
         raise SettingError(f"the split {shown} needs a number of clients")
     if clients is not None:
         settings_.check("clients", clients, settings_.Count)
-    if clients is not None and clients > len(pool.y) and not callable(split):  # before a split makes room for them
+    if (
+        clients is not None and clients > len(pool.y) and not callable(split)
+    ):  # before a split allocates memory for them
         raise SettingError(f"{pool.name} has {len(pool.y)} samples, too few for {clients} clients: use fewer clients")
     if labels_per_client is not None and "labels_per_client" not in parameters:
         raise SettingError(f"labels_per_client does not apply to the split {shown}; use labels({labels_per_client})")

@@ -29,8 +29,8 @@ _PIECE = 64
 class Batch(NamedTuple):
     """Inputs and labels of one minibatch; ``real`` marks the samples that are not padding, None if all are real.
 
-    Padding repeats the minibatch's samples in turn, so that their statistics hardly change by it. ``key`` is for random
-    numbers that the network or the method draws, None if they draw none.
+    Padding repeats the minibatch's samples in turn, which hardly changes their statistics. ``key`` is for random
+    numbers drawn by the network or the method, None if they draw none.
     """
 
     x: Array
@@ -46,9 +46,9 @@ class Batch(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Samples as they are stored, and their normalisation: a model's inputs are (x - shift) * scale, if given.
+    """Stored samples, and their normalisation: a model's inputs are (x - shift) * scale, if given.
 
-    Images stay bytes until a minibatch is taken, which saves three quarters of the memory and of the traffic.
+    Images stay bytes until a minibatch is taken, which saves three quarters of memory and bandwidth.
     """
 
     x: Array | np.ndarray
@@ -64,20 +64,20 @@ class Inputs(NamedTuple):
 
 
 class Batching(NamedTuple):
-    """How a client's samples are cut into minibatches.
+    """How a client's samples are divided into minibatches.
 
     Attributes:
       size: samples in a minibatch.
       last: whether the last minibatch of a pass, if it is smaller, is used (``keep``) or left out (``drop``). A client
-        with too few samples for one minibatch uses all of them in either case. It concerns work counted in epochs;
-        a number of steps reads on into the next pass.
+        with too few samples for one minibatch uses all of them in either case. This concerns work counted in epochs; a
+        number of steps continues into the next pass.
     """
 
     size: int
     last: Literal["keep", "drop"] = "keep"
 
     def per_pass(self, samples: Any) -> Any:
-        """Minibatches in a pass over so many samples."""
+        """Minibatches in a pass over this many samples."""
         if self.last == "keep":
             return (samples + self.size - 1) // self.size
         return np.maximum(samples // self.size, 1) if _on_host(samples) else jnp.maximum(samples // self.size, 1)
@@ -87,9 +87,9 @@ class Common(NamedTuple):
     """What all clients' minibatches have in common, as far as their sizes are known.
 
     Attributes:
-      minibatches: in a pass, if it is the same number for all; else None.
+      minibatches: minibatches in a pass if all clients have the same number, else None.
       padded: whether a minibatch may have fewer samples than the others.
-      filled: whether passes are as long as their minibatches, so that minibatches need not follow the passes.
+      filled: whether minibatches fill every pass exactly, so that they need not follow the passes.
     """
 
     minibatches: int | None = None
@@ -98,7 +98,7 @@ class Common(NamedTuple):
 
 
 def common(batching: Batching, sizes: np.ndarray | None) -> Common:
-    """What clients of these sizes have in common; ``sizes`` is None if they are not known beforehand."""
+    """What clients of these sizes have in common; ``sizes`` is None if not known beforehand."""
     if sizes is None:
         return Common()
     counts = batching.per_pass(sizes)
@@ -116,8 +116,8 @@ class Place(NamedTuple):
 
     Attributes:
       key: the client's key.
-      used: minibatches that it has used so far, as uint32.
-      minibatches: in a pass.
+      used: minibatches used so far, as uint32.
+      minibatches: minibatches in a pass.
       offset: the client's first row.
       size: number of the client's rows.
     """
@@ -131,8 +131,8 @@ class Place(NamedTuple):
     def rows(self, first: int | Array, count: int, batch_size: int) -> tuple[Array, Array]:
         """The samples of ``count`` minibatches from number ``first`` on, and which of them are not padding.
 
-        Every pass begins a new minibatch, so that the last one of a pass may have fewer samples. Where every pass fills
-        its minibatches, these are the minibatches that :func:`draw_rows` draws.
+        Every pass begins a new minibatch, so the last one of a pass may have fewer samples. If minibatches fill every
+        pass, they are those that :func:`draw_rows` draws.
         """
         n, per_pass = self.size.astype(jnp.uint32), self.minibatches.astype(jnp.uint32)
         batch = self.used + jnp.asarray(first, jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
@@ -140,7 +140,7 @@ class Place(NamedTuple):
         place = within[:, None] + jnp.arange(batch_size, dtype=jnp.uint32)
         stream = jnp.broadcast_to((batch // per_pass)[:, None], place.shape)
         repeated = within[:, None] + (place - within[:, None]) % (n - within[:, None])
-        # Unrolled where it runs in every step: a loop would take longer than what it computes.
+        # Unrolled where it runs in every step: a loop would cost more than its computation.
         order = permute(self.key, stream, repeated, n, unroll=count == 1)
         return self.offset + order.astype(self.offset.dtype), place < n
 
@@ -151,9 +151,9 @@ class Passes(NamedTuple):
     Attributes:
       place: where the client is.
       batch_size: samples in a minibatch.
-      minibatches: in a pass: a number if it is the same for all clients.
+      minibatches: minibatches in a pass: an int if all clients have the same number.
       padded: whether a minibatch may have fewer samples.
-      everyone: the minibatches in a pass of every client of the program, if they are known when it is compiled.
+      everyone: minibatches in a pass for every client of the program, if known at compile time.
     """
 
     place: Place
@@ -164,13 +164,13 @@ class Passes(NamedTuple):
 
 
 class OptimizerStates:
-    """The states of the optimizers that one client's training uses, in the order of their use.
+    """The states of the optimizers that one client's training uses, in order of use.
 
-    It changes while the training is traced, and lives no longer than that.
+    It changes while training is traced, and exists only then.
     """
 
     def __init__(self, before: Sequence[Tree] | None, fresh: Array) -> None:
-        """``before`` are the states after the round before, which a ``fresh`` client does not have."""
+        """``before`` are the states after the previous round, which a ``fresh`` client does not have."""
         self._before, self._fresh = before, fresh
         self.after: list[Tree] = []
 
@@ -182,7 +182,7 @@ class OptimizerStates:
         return jax.tree.map(lambda new, old: jnp.where(self._fresh, new, old), new, kept)
 
     def end(self, state: Tree) -> None:
-        """Keeps the state in which this optimizer ended."""
+        """Keeps the final state of this optimizer."""
         self.after.append(state)
 
 
@@ -199,7 +199,7 @@ class ClientData(NamedTuple):
       optimizer: builds the optimizer of local steps from a step size; None for plain gradient descent.
       augment: changes the inputs of a training minibatch at random: ``augment(key, x)``; None leaves them.
       augment_key: its randomness.
-      optimizer_states: where optimizers keep their states from round to round; None if they start afresh.
+      optimizer_states: the optimizers' states kept from round to round; None if they start afresh.
       real: which samples of ``rows`` are not padding; None if all are real.
       start: number of the minibatch that ``rows`` begins with.
       key: for the random numbers that networks and methods draw in training; None if they draw none.
@@ -238,12 +238,12 @@ class ClientData(NamedTuple):
         return self.with_rows(*self.passes.place.rows(first, count, self.passes.batch_size), first)
 
     def with_rows(self, rows: Array, real: Array, start: int | Array) -> ClientData:
-        """The same data with the samples of some minibatches, from number ``start`` on, given."""
+        """The same data, given the samples of some minibatches from number ``start`` on."""
         padded = self.passes is None or self.passes.padded
         return self._replace(rows=rows, real=real if padded else None, start=start)
 
     def fold(self, step: Callable[[Tree, Batch, Array], Tree], start: Tree) -> Tree:
-        """Goes through all of the client's training samples once, a piece at a time.
+        """Goes through all of the client's training samples once, a block at a time.
 
         ``step(carry, batch, real)`` returns the next carry; ``real`` marks the samples that are not padding.
         """
@@ -259,7 +259,7 @@ class ClientData(NamedTuple):
 
 
 def example_data(sample: Batch) -> ClientData:
-    """A client whose only sample is this one, for the shapes of what an algorithm computes."""
+    """A client with this sample alone, for tracing the shapes of an algorithm's results."""
     zero, one = jnp.int32(0), jnp.int32(1)
     passes = Passes(Place(jax.random.key(0), jnp.uint32(0), one, zero, one), 1, 1, False)
     return ClientData(Inputs(sample.x), sample.y, None, zero, one, passes)
@@ -272,7 +272,7 @@ def draw_rows(key: Key, offset: Array, size: Array, drawn: Array, draws: int, ba
       key: the client's key, which never changes during a run.
       offset: the client's first row.
       size: number of the client's rows, at least 1.
-      drawn: number of samples that the client has read so far, as uint32.
+      drawn: number of samples the client has read so far, as uint32.
     """
     position = drawn + jnp.arange(draws * batch_size, dtype=jnp.uint32)
     rows = offset + shuffled(key, position, size).astype(offset.dtype)

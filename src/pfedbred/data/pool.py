@@ -1,4 +1,4 @@
-"""A pool: the samples of a dataset before they are split over clients. And the step from a pool to a federation."""
+"""A pool: the samples of a dataset before they are split over clients; and how a pool becomes a federation."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ Normalise = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """``normalise(x, training rows)`` returns shift and scale: inputs are (x - shift) * scale."""
 
 TEST_FRACTION = 0.25
-"""Share of a client's samples that are for testing, unless the split decides it."""
+"""Fraction of a client's samples that are for testing, unless the split decides it."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples, with their natural clients if they have any.
+    """Samples, with their natural clients if any.
 
     Attributes:
       name: name of the data.
       x: one sample per row, which may be a text, or ids of its words or characters.
-      y: labels: whole numbers from 0, numbers to predict, or a row of 0 and 1 for each sample.
+      y: labels: whole numbers from 0, numbers to predict, or a row of zeros and ones for each sample.
       classes: number of labels; 1 if they are numbers to predict.
       owner: number of the natural client of each sample.
       owners: names of these clients.
       is_test: which samples are for testing, if the source decides it.
-      labels: names of the labels, if they have any.
+      labels: names of the labels, if any.
       features: names of the columns, if samples come from a table.
       normalise: how samples become inputs.
       origin: ``origin(row)`` says where a row was read, for errors.
-      raw: whether users still have to be sampled as LEAF does.
-      text: the vocabulary, if samples are ids already.
-      vectors: the word vectors to use unless others are given, if samples are texts; without them they are learned.
-      task: the usual task for the labels.
-      columns: of a table with gaps or texts: what the columns of ``x`` are; see :mod:`pfedbred.data.columns`.
-      agreed: whether others have the same columns, so that training samples do not change them.
+      raw: whether users are still to be sampled as LEAF does.
+      text: the vocabulary, if samples are already ids.
+      vectors: for texts, the default word vectors; None to learn them.
+      task: the default task for the labels.
+      columns: for a table with gaps or texts, the columns of ``x``; see :mod:`pfedbred.data.columns`.
+      agreed: whether the columns are shared with others, so that training samples must not change them.
       source: which of several sources the samples are from, in words.
     """
 
@@ -95,7 +95,7 @@ class Pool:
 
 
 class Assignment(NamedTuple):
-    """The rows of a pool that each client is trained and tested on; new labels and names, if the split makes any."""
+    """The rows of a pool that each client is trained and tested on, and new labels and names if the split makes any."""
 
     train: list[np.ndarray]
     test: list[np.ndarray]
@@ -130,7 +130,7 @@ def federate(
     standardised: Standardise | None = None,
     about: Mapping[str, Any],
 ) -> Federation:
-    """The federation that an assignment makes of a pool."""
+    """The federation of a pool under an assignment."""
     trains, tests = _checked(pool, assignment)
     for i, rows in enumerate(trains):
         if not len(rows):
@@ -160,7 +160,7 @@ def federate(
 
 @dataclass(frozen=True)
 class _Refit:
-    """Fits again; the clients' samples are given as rows of the pool."""
+    """Repeats the fit; the clients' samples are given as rows of the pool."""
 
     fit: Callable[..., Fitted]
     train: Sequence[np.ndarray]
@@ -187,9 +187,9 @@ def _fit(
     standardised: Standardise | None,
     deciding: Sequence[int] | None = None,
 ) -> Fitted:
-    """The inputs of each part's clients, given as rows of the pool, as those of the first part decide them.
+    """The inputs of each part's clients, given as rows of the pool, encoded by the rows of the first part.
 
-    Of the first part, the rows of the ``deciding`` clients; by default of all.
+    Only the ``deciding`` clients' rows of it count; by default all.
     """
     trains = parts[0]
     train = np.concatenate(trains if deciding is None else [trains[i] for i in deciding])
@@ -227,8 +227,8 @@ def _fit(
 def _vocabulary(pool: Pool, glove: str | None, train: np.ndarray, everything: np.ndarray) -> tuple[Text, str]:
     """The vocabulary of a pool of texts, and where its word vectors come from, in words.
 
-    A learned one has the words of the training samples; one with published vectors has those of all samples, but only
-    the former decide their principal components.
+    A learned vocabulary has the words of the training samples; one with published vectors has those of all samples, but
+    only training words decide the principal components.
     """
     vectors = WordVectors(Path(glove)) if glove else pool.vectors
     if vectors is None:
@@ -239,7 +239,7 @@ def _vocabulary(pool: Pool, glove: str | None, train: np.ndarray, everything: np
 
 
 def _columns(pool: Pool, standardised: Standardise | None) -> tuple[Column, ...] | None:
-    """The columns to encode: of a table with gaps or texts, or with another standardisation than the usual one."""
+    """The columns to encode: if a table has gaps or texts, or a standardisation other than the default."""
     if pool.columns is not None or standardised in (None, "all"):
         return pool.columns
     if pool.normalise is not standardise:
@@ -252,7 +252,7 @@ def _checked(pool: Pool, assignment: Assignment) -> tuple[list[np.ndarray], list
     where = f"{pool.name}: the split"
     train, test = ([np.asarray(rows) for rows in part] for part in (assignment.train, assignment.test))
     if len(train) != len(test) or not train:
-        raise SettingError(f"{where} has {len(train)} clients for training and {len(test)} for test")
+        raise SettingError(f"{where} has {len(train)} clients for training and {len(test)} for testing")
     if assignment.y is not None and np.shape(assignment.y) != pool.y.shape:
         raise SettingError(f"{where} has labels of shape {np.shape(assignment.y)}, not {pool.y.shape}")
     for rows in [*train, *test]:
@@ -263,7 +263,7 @@ def _checked(pool: Pool, assignment: Assignment) -> tuple[list[np.ndarray], list
     trained[np.concatenate(train)] = True
     tested = np.concatenate(test)
     if trained[tested].any():
-        raise SettingError(f"{where} has row {tested[trained[tested]][0]} both for training and for test")
+        raise SettingError(f"{where} has row {tested[trained[tested]][0]} both for training and for testing")
     return train, test
 
 
@@ -282,7 +282,7 @@ def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_pixel(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x - mean) / (std + 0.001) for each pixel over the whole pool, test samples too: the paper's MNIST."""
+    """(x - mean) / (std + 0.001) for each pixel over the whole pool, including test samples: the paper's MNIST."""
     mean, spread = _moments(x)
     return mean, 1 / (spread + 0.001)
 

@@ -1,4 +1,4 @@
-"""A population: clients whose samples are generated on demand, because all of them together would be too large."""
+"""A population: clients whose samples are generated on demand, because together they would be too large."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Population:
       client: ``client(k)`` generates the training and the test samples of client k, the same ones every time.
       client_bytes: approximate size of one client's samples.
       seed: seed of the data.
-      held: fraction of a client's training samples kept for validation, and the seed that draws them; None for none.
+      held: fraction of a client's training samples held out for validation, and the seed that draws them; None for
+        none.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Population:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Where the data comes from, for people to read."""
+        """Where the data comes from, for display."""
         held = {} if self.held is None else {"validation": self.held[0]}
         return {"split": "made on demand", "seed": self.seed, **held}
 

@@ -1,6 +1,6 @@
 """Prepared federations: one memory-mapped file with a checksum, see :mod:`pfedbred.io.tensors`.
 
-Samples stay in the file as they are until a minibatch of them is put on the device.
+Samples stay in the file until a minibatch of them is put on the device.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Federation:
-    """The federation, if it is consistent: a checksum only shows that the file is as it was written."""
-    facts = {"features": None, "task": "classification", "columns": None, **facts}  # older files do not have them
+    """The federation, if it is consistent: a checksum only shows that the file has not changed."""
+    facts = {"features": None, "task": "classification", "columns": None, **facts}  # missing in older files
     expect(facts, _FACTS, path)
     try:
         parts = ("train", "validation", "test") if "validation.x" in arrays else ("train", "test")
@@ -107,7 +107,7 @@ def _assemble(path: Path, facts: dict[str, Any], arrays: dict[str, np.ndarray]) 
         raise SettingError(f"{path}: unknown task {facts['task']!r}{nearest(facts['task'], TASKS)}")
     for split in splits.values():
         if not fits(split.y, facts["classes"], federation.label_kind) or split.offsets.dtype.kind not in "iu":
-            raise SettingError(f"{path}: labels and offsets are not those of {facts['task']}")
+            raise SettingError(f"{path}: labels or offsets do not fit the task {facts['task']}")
         if (
             not len(split.offsets)
             or split.offsets.ndim != 1

@@ -1,10 +1,10 @@
 """Words or characters as numbers: a tokeniser, a vocabulary, and word vectors from a file.
 
-Id 0 is padding, id 1 an unknown word; the words of the vocabulary follow. A vocabulary whose vectors are learned is
-made from training texts only, so that test texts contain unknown words, as they will in use. One with vectors from a
-file has all words of the texts that the file knows, as none of their meaning comes from these texts. A vocabulary of
-characters is given beforehand.
-Hugging Face's tokenizers would do this as well, but is a compiled dependency for one regular expression.
+Id 0 is padding, id 1 an unknown word; the words of the vocabulary follow. A vocabulary with learned vectors is built
+from training texts only, so that test texts contain unknown words, as they will in use. One with vectors from a file
+has all words of the texts that are in the file, as none of their meaning comes from these texts. A vocabulary of
+characters is fixed. Hugging Face's tokenizers would do this as well, but is a compiled dependency for one regular
+expression.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOKEN = re.compile(r"[\w']+|[.,!?;]")
 
 @dataclass(frozen=True)
 class Text:
-    """A vocabulary of word ids, or of ids of characters.
+    """A vocabulary of word ids or character ids.
 
     Attributes:
       vocabulary: word k has the id k + 2.
@@ -47,11 +47,11 @@ class Text:
 
     @property
     def unit(self) -> str:
-        """What an id stands for, in words: a vocabulary with a blank is one of characters, as no word is one."""
+        """What an id stands for: a vocabulary with a blank is one of characters, as no word is a blank."""
         return "character" if " " in self.vocabulary else "word"
 
     def encode(self, texts: Iterable[str], length: int = LENGTH) -> np.ndarray:
-        """One row of ``length`` ids for each text: its first words, or its last characters, then padding."""
+        """One row of ``length`` ids per text: its first words, or its last characters, then padding."""
         ids = {word: number for number, word in enumerate(self.vocabulary, _SPECIAL)}
         parts = (list(text)[-length:] if self.unit == "character" else tokens(text)[:length] for text in texts)
         rows = [[ids.get(part, UNKNOWN) for part in each] for each in parts]
@@ -67,7 +67,7 @@ def tokens(text: str) -> list[str]:
 
 
 def learned_vocabulary(texts: Iterable[str], *, most: int = 10_000, at_least: int = 2) -> Text:
-    """Of the words that occur at least ``at_least`` times, the ``most`` most frequent ones, in that order."""
+    """The ``most`` most frequent words that occur at least ``at_least`` times, by frequency."""
     counts = Counter(word for text in texts for word in tokens(text))
     ordered = sorted((-count, word) for word, count in counts.items() if count >= at_least)
     return Text(tuple(word for _, word in ordered[:most]))
@@ -78,16 +78,16 @@ class WordVectors(NamedTuple):
 
     Attributes:
       path: the file.
-      dimensions: if its vectors have more, the number of principal components that they are reduced to.
+      dimensions: longer vectors are reduced to this many principal components; None for no limit.
     """
 
     path: Path
     dimensions: int | None = None
 
     def vocabulary(self, training: Iterable[str], others: Iterable[str] = ()) -> tuple[Text, bool]:
-        """The words of the texts that are in the file, with its vectors, and whether these have been reduced.
+        """The words of the texts that are in the file, with their vectors, and whether these were reduced.
 
-        Principal components are those of the words in training texts. Unknown words and padding have zeros, as in the
+        Principal components are those of words in training texts. Unknown words and padding have zeros, as in the
         paper's experiments.
         """
         trained = {word for text in training for word in tokens(text)}
@@ -108,8 +108,8 @@ class WordVectors(NamedTuple):
 def principal_components(vectors: np.ndarray, count: int, among: np.ndarray | None = None) -> np.ndarray:
     """The vectors in the directions in which they vary most, measured from their mean: (v - mean) V.
 
-    V are the leading eigenvectors of the covariance, each with the sign that makes its largest entry positive. Mean and
-    covariance are those of the vectors ``among`` them, a mask; by default of all.
+    V are the leading eigenvectors of the covariance, with signs that make their largest entries positive. Mean and
+    covariance are those of the vectors in the mask ``among``; by default of all.
     """
     fitted = vectors if among is None else vectors[among]
     centred = vectors.astype(np.float64) - fitted.mean(axis=0, dtype=np.float64)
@@ -157,7 +157,7 @@ def _read_glove(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
 
 def _vector(path: Path, line: int, entries: Sequence[str]) -> np.ndarray:
     try:
-        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is rejected below
+        with np.errstate(over="ignore"):  # overflow becomes infinite, and is rejected below
             vector = np.array([float(entry) for entry in entries], np.float32)
     except ValueError:
         raise SettingError(f"{path}, line {line}: a vector must be numbers") from None

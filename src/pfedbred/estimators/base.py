@@ -22,7 +22,7 @@ _MOST_SEED = 2**32 - 1
 
 
 class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
-    """A model for each client of a table, and one for all. See the two kinds, which say what is predicted."""
+    """A model for each client of a table, and one for all: the base of the classifier and the regressor."""
 
     clients_: list[Any]
     n_iter_: int
@@ -59,17 +59,17 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the run, whose compiled programs cannot be pickled."""
+        """The state without the run, whose compiled programs cannot be pickled."""
         return {name: value for name, value in super().__getstate__().items() if name != "run_"}
 
     def _read(self, X: Any, y: Any = None, *, reset: bool, **how: Any) -> Any:
-        """Rows of numbers, and y if this is training; scikit-learn's messages say what is wrong with them."""
+        """Rows of numbers, and y in training, validated by scikit-learn with its error messages."""
         given = {"X": X, "y": y} if reset else {"X": X}
         finite: Any = True if self.missing is None else "allow-nan"
         return validate_data(self, **given, reset=reset, dtype=np.float64, ensure_all_finite=finite, **how)
 
     def _train(self, x: np.ndarray, y: np.ndarray, clients: Any, classes: int, task: str, **decided: Any) -> None:
-        """Trains on rows that are read."""
+        """Trains on validated rows."""
         names = [ALONE] * len(x) if clients is None else read_clients(clients, len(x))
         self._has_clients = clients is not None
         self.clients_ = distinct(names)
@@ -102,11 +102,11 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
         return value
 
     def _experiment(self, clients: int) -> dict[str, Any]:
-        """The options of the run. All clients are averaged in every round, and evaluated as seldom as is of use."""
+        """The options of the run. By default all clients are averaged in every round, and evaluations are rare."""
         given = {} if self.options is None else self.options
         if not isinstance(given, Mapping):
             raise SettingError(f"options must map names to values, not {given!r}")
-        refused = {**_DECIDED, **dict.fromkeys(self.get_params(deep=False), "it is a parameter of its own")}
+        refused = {**_DECIDED, **dict.fromkeys(self.get_params(deep=False), "it is a parameter of the estimator")}
         for name in (name for name in given if name in refused):
             raise SettingError(f"options cannot have {name!r}: {refused[name]}")
         return {
@@ -130,7 +130,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
         return int(check_random_state(self.random_state).randint(_MOST_SEED, dtype=np.uint32))
 
     def _placed(self, X: Any, clients: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Rows to predict, and the number of the client whose P predicts each one; G is for the unknown."""
+        """Rows to predict, and for each the number of the client whose P predicts it; unknown clients get G."""
         check_is_fitted(self)
         x = self._read(X, reset=False)
         if clients is None:
@@ -138,7 +138,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
         return x, numbers_of(read_clients(clients, len(x)), self.clients_)
 
 
-_TABLE, _ONE = "the table decides it", "an estimator has one run of one seed, random_state"
+_TABLE, _ONE = "the table decides it", "an estimator runs a single seed, random_state"
 _DECIDED = {
     **dict.fromkeys(("dataset", "task", *field_names(load=True)), _TABLE),
     "seed": _ONE,
@@ -148,4 +148,4 @@ _DECIDED = {
     "start_parts": "start_from takes all params",
     "train_only": "all params are trained",
 }
-"""The options of an experiment that cannot be given, and why."""
+"""The options of an experiment that an estimator refuses, and why."""

@@ -18,27 +18,27 @@ from pfedbred.estimators.base import PersonalizedEstimator
 class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: ignore[misc]
     """A classifier for each client of a table, P, and one for all of them, G.
 
-    All rows are for training. A row is predicted by P of its client; by G if its client was not trained, or if no
-    clients are given though there were some in training. Without any clients, all rows are those of one.
+    All rows are for training. A row is predicted by P of its client; by G if its client was not in training, or if no
+    clients are given although training had some. Without clients in training, all rows belong to a single one.
 
     Args:
-      algorithm: by name (``pfedbred list algorithms``), or an object, as :func:`pfedbred.run` takes it.
+      algorithm: a name (``pfedbred list algorithms``) or an object, as in :func:`pfedbred.run`.
       model: the network, likewise; ``mclr`` is a logistic regression, ``dnn`` has a hidden layer.
-      rounds: of training.
-      settings: of the algorithm.
+      rounds: rounds of training.
+      settings: settings of the algorithm.
       batch_size: samples in a minibatch.
-      class_weight: weights of the classes in the loss, relative to each other, or ``balanced``.
-      validation: fraction of each client's rows that is not trained on, but chooses the best round.
-      standardise: columns over ``all`` clients, by each ``client``, or ``none``.
+      class_weight: relative weights of the classes in the loss, or ``balanced``.
+      validation: fraction of each client's rows held out of training to choose the best round.
+      standardise: standardise columns over ``all`` clients, per ``client``, or ``none``.
       missing: what fills gaps (NaN): the ``mean`` or ``median`` of the client's rows. By default gaps are an error.
-      random_state: the seed; None for another one each time.
-      options: other fields of :class:`pfedbred.Experiment`, by name. Two have other defaults than there: a round
-        averages all clients, and evaluates them only in the last one, unless rows are kept for validation.
+      random_state: the seed; None for a new one each time.
+      options: other fields of :class:`pfedbred.Experiment`, by name. Two defaults differ: every round averages all
+        clients, and only the last one is evaluated unless ``validation`` is set.
 
     Attributes:
       classes_: the labels, in order.
       clients_: the names of the clients, in order.
-      n_iter_: the rounds that were run.
+      n_iter_: the number of rounds run.
       n_features_in_: number of columns.
       feature_names_in_: their names, if X had any.
       run_: the :class:`pfedbred.Run`; it is not pickled.
@@ -83,7 +83,7 @@ class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: i
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, *, clients: Any = None) -> PersonalizedClassifier:
-        """Trains on rows X with labels y, and with the name of each row's client."""
+        """Trains on rows X with labels y, and the name of each row's client."""
         x, y = self._read(X, y, reset=True)
         check_classification_targets(y)
         self.classes_, label = np.unique(y, return_inverse=True)
@@ -91,11 +91,11 @@ class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: i
         self._train(x, label, clients, len(self.classes_), "classification", class_weights=weights)
         outputs = self._models.scores(x[:1], np.zeros(1, np.int64)).shape[1]
         if outputs < len(self.classes_):
-            raise SettingError(f"y has {len(self.classes_)} labels, and the network has {outputs} outputs")
+            raise SettingError(f"y has {len(self.classes_)} labels, but the network has {outputs} outputs")
         return self
 
     def _class_weights(self, label: np.ndarray) -> list[float] | str | None:
-        """The weight of each class, 1 for the average row so that steps are as long as without weights."""
+        """The weight of each class, scaled to 1 for the average row so that steps are as long as without weights."""
         given = self.class_weight
         if given is None or given == "balanced":
             return given
@@ -120,11 +120,11 @@ class PersonalizedClassifier(ClassifierMixin, PersonalizedEstimator):  # type: i
         return self.classes_[label]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, clients: Any = None) -> float:
-        """The accuracy."""
+        """The accuracy on rows X with labels y."""
         return float(accuracy_score(y, self.predict(X, clients=clients), sample_weight=sample_weight))
 
     def _logits(self, X: Any, clients: Any) -> np.ndarray:
-        """Calibrated ones of the classes: a network may have outputs to spare."""
+        """Calibrated logits of the classes; a network may have more outputs than classes."""
         x, number = self._placed(X, clients)
         scores = self._models.scores(x, number)[:, : len(self.classes_)]
         return scores / self._models.temperature[number][:, None]

@@ -20,7 +20,7 @@ from pfedbred.experiment.task import make_task
 from pfedbred.tasks import Target
 from pfedbred.types import Array, Tree
 
-_BLOCK = 256  # rows that are predicted at a time: one shape for any table, compiled once
+_BLOCK = 256  # rows predicted at a time: one shape for any table, compiled once
 _DECIDE = ("task", "algorithm", "settings", "model", "batch_norm", "precision", "posterior", "rounds")
 """The options that decide how models predict."""
 
@@ -32,14 +32,13 @@ class FittedModels:
     """The models of a run on a table.
 
     Attributes:
-      options: of the experiment, those that decide how models predict.
+      options: the experiment's options that decide how models predict.
       encoding: how the cells of a row become inputs.
-      classes: how many there are; 1 if numbers are predicted.
+      classes: number of classes; 1 if numbers are predicted.
       target: how numbers are standardised, if numbers are predicted.
       global_: the params of G.
-      personal: those of P, with the clients along the first axis.
-      temperature: what the logits of each client's P and, in the last entry, of G are divided by; 1 if the run was not
-        calibrated.
+      personal: the params of P, with clients along the first axis.
+      temperature: the divisor of the logits of each client's P and, as last entry, of G; 1 if not calibrated.
     """
 
     options: dict[str, Any]
@@ -81,7 +80,7 @@ class FittedModels:
 
         Args:
           x: rows of numbers, as the columns of the table.
-          number: of each row's client, whose P is used; G is for those that are unknown.
+          number: the number of each row's client, whose P is used; unknown clients get G.
         """
         order, parts = np.argsort(number, kind="stable"), []
         for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
@@ -96,7 +95,7 @@ class FittedModels:
         return ordered
 
     def _block(self, model: Tree, inputs: np.ndarray) -> np.ndarray:
-        """The scores of at most so many rows, filled up with zeros while they are computed."""
+        """The scores of at most ``_BLOCK`` rows, padded with zeros for the computation."""
         if self._scores is None:
             self._scores = self._compiled()
         filled = np.zeros((_BLOCK, inputs.shape[1]), inputs.dtype)
@@ -104,7 +103,7 @@ class FittedModels:
         return np.asarray(self._scores(model, filled))[: len(inputs)]
 
     def _compiled(self) -> Scores:
-        """The prediction of the run's algorithm, built as it was for the run."""
+        """The prediction function of the run's algorithm, built as for the run."""
         experiment, inputs = Experiment(**self.options), len(self.encoding.names)
         y = np.zeros(1, np.float32 if self.target else np.int32)
         one = Split(np.zeros((1, inputs), np.float32), y, np.array([0, 1]))

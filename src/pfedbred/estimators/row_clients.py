@@ -10,10 +10,10 @@ import numpy as np
 from pfedbred.errors import SettingError
 
 ALONE = "all"
-"""The name of the only client, where rows have no clients."""
+"""The name of the only client if rows have no clients."""
 
 UNKNOWN = -1
-"""The number of a client that has not been trained."""
+"""The number of a client that was not in training."""
 
 
 def read_clients(given: Any, rows: int) -> list[Hashable]:
@@ -30,7 +30,7 @@ def read_clients(given: Any, rows: int) -> list[Hashable]:
 
 
 def distinct(names: Sequence[Hashable]) -> list[Any]:
-    """The names of all clients, in order if they have one. A gap is no name."""
+    """The names of all clients, sorted if possible. A gap is not a name."""
     for row, name in enumerate(names):
         if name is None or name != name:
             raise SettingError(f"the client of row {row} is missing")
@@ -42,6 +42,6 @@ def distinct(names: Sequence[Hashable]) -> list[Any]:
 
 
 def numbers_of(names: Sequence[Hashable], known: Sequence[Any]) -> np.ndarray:
-    """The number of each row's client among the known ones; :data:`UNKNOWN` if it is none of them."""
+    """The number of each row's client among the known ones; :data:`UNKNOWN` for any other."""
     number = {name: place for place, name in enumerate(known)}
     return np.array([number.get(name, UNKNOWN) for name in names], np.int64)

@@ -30,13 +30,13 @@ def table_federation(
 
     Args:
       x: a row of numbers for each sample; NaN for a gap.
-      y: the number of its class, or the number to predict.
-      number: of its client.
-      clients: their names.
-      classes: how many; 1 if numbers are predicted.
+      y: the number of each sample's class, or the number to predict.
+      number: the number of each sample's client.
+      clients: the clients' names.
+      classes: number of classes; 1 if numbers are predicted.
       task: classification or regression.
-      columns: their names.
-      standardise: numbers by all clients' samples, by each client's, or not at all.
+      columns: the columns' names.
+      standardise: whether numbers are standardised over all clients, per client, or not at all.
       missing: what fills gaps.
     """
     pool = Pool(NAME, x, y, classes, features=tuple(columns), task=task, columns=tuple(map(Column, columns)))

@@ -4,8 +4,8 @@
     server         the ServerApp: opens the run folder, gathers clients, runs the experiment
     backend        rounds and evaluations over Flower, behind the same protocol as the simulation's backends
     gathering      who is connected, introductions, waiting for enough clients
-    introductions  what clients tell of themselves
-    roster         the clients that take part, by number
+    introductions what clients report about themselves
+    roster the clients of the federation, by number
     server_half    an algorithm's server half, compiled, for uploads that arrive one by one
     server_state   a run between two rounds, for checkpoints
     tallies        evaluation, from the statistics that clients send

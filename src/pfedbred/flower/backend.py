@@ -1,11 +1,10 @@
 """The deployed backend: clients are processes on other machines.
 
-A round is the simulation's: the same clients are selected, the same updates are rejected, and the same weights and the
-same server half make the next state. What is different is that clients may be late,
-disconnected, or sending invalid uploads.
+A round is that of a simulation: the same clients are selected, the same updates are rejected, and the same weights and
+server half give the next state. The difference is that clients may be late, disconnected, or send invalid uploads.
 
-A request costs a client a new process, so a round is one exchange: where the model of the round before is to be
-evaluated, clients do that before they train, with the message they train on.
+A request costs a client a new process, so a round is one exchange: if the previous round's model is to be evaluated,
+clients do so before they train, with the message they train on.
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ class DeployedBackend:
 
     @property
     def federation(self) -> Description:
-        """What is known of the data; more clients may come."""
+        """What is known about the data; more clients may join."""
         return self._roster.description()
 
     def trace(self, seeds: int) -> None:
-        """The server half has been traced when it was built; the rest is traced by the clients."""
+        """The server half was traced when it was built; clients trace the rest."""
         if seeds != 1:
             raise SettingError(f"a federation runs one seed at a time, not {seeds}")
 
@@ -84,18 +83,18 @@ class DeployedBackend:
         return DeployedState(secrets.token_hex(8), 0, server, responses=self._half.no_responses(server))
 
     def advance(self, state: DeployedState, rounds: int) -> DeployedState:
-        """The state ``rounds`` rounds later; fills in an evaluation that was asked for."""
+        """The state ``rounds`` rounds later; fills in a pending evaluation."""
         for _ in range(rounds):
             self._round(state)
         return state
 
     def start_evaluation(self, state: DeployedState) -> Pending:
-        """Asks for an evaluation, which the next round's exchange brings."""
+        """Requests an evaluation, which comes with the next round's exchange."""
         self._pending = Pending()
         return self._pending
 
     def evaluate(self, state: DeployedState) -> Evaluation:
-        """G and P now, in an exchange of its own; repeated until a client has evaluated them."""
+        """Evaluates G and P now, in a separate exchange, repeated until a client has evaluated them."""
         while True:
             self._gathering.wait()
             self._pending = pending = Pending()
@@ -105,7 +104,7 @@ class DeployedBackend:
             time.sleep(1)
 
     def rejections(self, state: DeployedState) -> screening.Rejections:
-        """Whose updates were rejected so far, and how many rounds were skipped."""
+        """The clients whose updates were rejected so far, and how many rounds were skipped."""
         return state.rejections()
 
     def diagnostics(self, state: DeployedState) -> dict[str, np.ndarray]:
@@ -122,7 +121,7 @@ class DeployedBackend:
         return
 
     def save(self, state: DeployedState) -> Saved:
-        """The state for a checkpoint, with the clients that take part."""
+        """The state for a checkpoint, with the federation's clients."""
         return state.save(self._options.given(), self._roster.facts())
 
     def load(self, saved: Saved, seeds: int) -> DeployedState:
@@ -150,10 +149,10 @@ class DeployedBackend:
 
     def outputs(self, part: Part, global_: Tree, personal: Tree) -> NoReturn:
         """Outputs stay with the clients, as their samples do."""
-        raise SettingError("what models predict stays with the clients of a real federation: it cannot be had here")
+        raise SettingError("predictions stay with the clients of a real federation and are not available on the server")
 
     def announce(self, state: DeployedState, round_: int, last: bool = False) -> None:
-        """Tells clients with their next request, or now if there is none, whose round's personal model to keep."""
+        """Tells clients which round's personal model to keep: with their next request, or now if there is none."""
         state.chosen = round_
         if last and self._told != round_:
             facts = {"run": state.run, "chosen": round_, "deadline": self._options.deadline}
@@ -161,11 +160,11 @@ class DeployedBackend:
             replies = self._gathering.exchange(dict.fromkeys(self._gathering.present(), keep), state.round)
             for i, reply in replies.items():
                 if problem := facts_in(reply).get("problem"):
-                    log(f"{self._roster.name(i)} has not kept its model of round {round_}: {printable(str(problem))}")
+                    log(f"{self._roster.name(i)} did not keep its model of round {round_}: {printable(str(problem))}")
             self._told = round_
 
     def model_bytes(self) -> int:
-        """Of G."""
+        """Bytes of G's params."""
         return tree_bytes(self._half.shapes.global_)
 
     # One round --------------------------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ class DeployedBackend:
         for i, reply in replies.items():
             if i not in valid:
                 state.rejected[self._roster.name(i)] += 1
-            if has_trained(reply):  # else it is still in the round before, and that verdict holds
+            if has_trained(reply):  # else it is still in the previous round, whose verdict holds
                 stands = i in counted and learns if half.algorithm.client.synced else i in valid
                 state.verdicts[i] = (number, stands)
         state.skipped += not learns
@@ -213,7 +212,7 @@ class DeployedBackend:
         state.round = number
 
     def _select(self, round_: int) -> tuple[list[int], list[int]]:
-        """The clients that are present, and the selected ones; waits until one of those is present."""
+        """The clients that are present, and the selected ones; waits until a selected one is present."""
         told = False
         while True:
             present = self._gathering.wait()
@@ -230,7 +229,7 @@ class DeployedBackend:
     ) -> dict[int, Reply]:
         """Replies to requests of these kinds, by client. If an evaluation is pending, all clients evaluate first.
 
-        ``server`` is what messages are made from, which in the middle of a round is not yet the state's.
+        ``server`` is the state that messages are made from, which within a round may be ahead of ``state``.
         """
         half, due = self._half, self._pending is not None
         model = jax.device_get(half.model(state.server)) if due else None
@@ -261,13 +260,13 @@ class DeployedBackend:
                 log(f"round {state.round}: no client has evaluated it")
             else:
                 self._evaluated, self._told = model, state.chosen
-            self._pending.result, self._pending = result, None  # a later round's model would be another
+            self._pending.result, self._pending = result, None  # a later round has a different model
         return replies
 
     def _read(
         self, replies: Mapping[int, Reply], like: Tree, shape: Mapping[str, Any], uploading: Sequence[int], number: int
     ) -> tuple[dict[int, Tree], dict[int, Facts], float]:
-        """The uploads that can be read, the facts with them, and how long the slowest client worked."""
+        """The readable uploads, the facts with them, and how long the slowest client worked."""
         uploads, said, slowest = {}, {}, 0.0
         for i, reply in replies.items():
             name = self._roster.name(i)
@@ -293,11 +292,13 @@ class DeployedBackend:
         number: int,
         responses: Responses | None,
     ) -> tuple[set[int], Comparison | None]:
-        """The clients whose update is valid. The server measures uploads itself; other clients are believed."""
+        """The clients whose update is valid. The server measures uploads itself; for clients without one it trusts
+        their norms.
+        """
         norms: dict[int, screening.Norms] = {}
         for i, facts in said.items():
             norms[i] = screening.Norms(*_floats((facts["update_norm"], facts["reference_norm"])))
-            if i in uploads and facts["update_norm"] is not None:  # else its state is not finite: only it can know
+            if i in uploads and facts["update_norm"] is not None:  # else its state, which only it sees, is not finite
                 norms[i] = self._half.norms(server, i, uploads[i])
         if not norms:
             return set(), None
@@ -315,7 +316,7 @@ class DeployedBackend:
         return {i for i, counts in (valid | in_line).items() if counts}, comparison
 
     def _log_bounded(self, number: int, clients: Sequence[int], sizes: np.ndarray) -> None:
-        """Names, once each, the clients that count for less than the samples they claim."""
+        """Logs, once each, the clients whose weight is capped below the samples they claim."""
         limit = float(weight_cap(sizes[sizes > 0]).samples(len(clients)))
         for i in clients if self._half.plan.weights == "data" else ():
             if sizes[i] > limit and i not in self._bounded:
@@ -328,12 +329,12 @@ class DeployedBackend:
 
 
 def _average(infos: Sequence[Mapping[str, float | None]], names: Sequence[str]) -> dict[str, float]:
-    """The mean of each diagnostic over the clients; NaN if a client has none, or if there is no client."""
+    """The mean of each diagnostic over the clients; NaN if a client reports none, or there are no clients."""
     if not infos:
         return dict.fromkeys(names, np.nan)
     return {name: float(np.mean(_floats(each.get(name) for each in infos))) for name in names}
 
 
 def _floats(values: Iterable[float | None]) -> np.ndarray:
-    """Numbers as JSON holds them, with NaN for null."""
+    """Numbers from JSON, with NaN for null."""
     return np.asarray(list(values), float)

@@ -3,7 +3,7 @@
 In production, use a certificate from an authority that the organisation trusts, and let every node generate its own key
 (``ssh-keygen -t ecdsa -b 384``), so that private keys never travel.
 
-The certificates are built with ``cryptography``, which Flower brings along. ``trustme`` would be shorter, but its
+The certificates are built with ``cryptography``, which Flower depends on. ``trustme`` would be shorter, but its
 authority is valid until the year 3000, and its certificates may also sign code and authenticate clients; neither can be
 changed.
 """
@@ -35,7 +35,7 @@ FILES = ("ca.crt", "superlink.crt", "superlink.key")
 
 
 class Authority(NamedTuple):
-    """Paths of the files that ``make`` has written.
+    """Paths of the files that ``make`` writes.
 
     Attributes:
       ca: the authority's certificate, which every machine needs.
@@ -86,7 +86,7 @@ def make(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Aut
 
 
 def check(folder: Path) -> None:
-    """Rejects a folder without all the files that ``make`` writes, intact and of one certificate."""
+    """Rejects a folder unless it has all the files that ``make`` writes, intact and matching."""
     keys = {}
     for name in FILES:
         path = folder / name
@@ -101,7 +101,7 @@ def check(folder: Path) -> None:
                 keys[name] = held.public_key()
         if name not in keys or (name == FILES[-1] and keys[name] != keys[FILES[1]]):
             raise SettingError(
-                f"{path} is missing or damaged: remove {', '.join(FILES)}, then run this again, and give everyone the "
+                f"{path} is missing or damaged: remove {', '.join(FILES)}, run this again, and distribute the "
                 f"new {FILES[0]}"
             )
 
@@ -145,7 +145,7 @@ def _name(host: str) -> x509.GeneralName:
 
 
 def node_key(path: Path) -> Path:
-    """Creates a node's private key; returns the public key beside it (``.pub``), to be registered at the SuperLink."""
+    """Creates a node's private key; returns the public key beside it (``.pub``), to register with the SuperLink."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = path.with_name(f"{path.name}.pub")
     openssh = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
@@ -158,7 +158,7 @@ def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat)
 
 
 def _write(files: Mapping[Path, bytes], private: Path) -> None:
-    """Writes all of these new files or none of them; only its owner can read the private one, and all the others."""
+    """Writes all of these new files or none; only the owner can read the private one, everyone the others."""
     for path in files:
         if path.exists():
             raise SettingError(f"{path} already exists")

@@ -1,8 +1,8 @@
 """The ClientApp: the client half of any algorithm, where the data is.
 
 A SuperNode starts a new process for every message, so nothing is kept in memory: the client's state is in its home
-(:mod:`pfedbred.flower.client_home`) and compiled programs are cached on its disk. It trains with the functions that the
-simulation runs, and replies with the upload that the algorithm defines, with statistics, and with nothing else.
+(:mod:`pfedbred.flower.client_home`) and compiled programs are cached on its disk. It trains with the functions that a
+simulation runs, and replies with the upload that the algorithm defines and with statistics, nothing else.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _built: dict[str, ClientHalf] = {}  # a process that handles several messages co
 def client_half(
     node: client_data.Node, experiment: Experiment, data: Federation, number: int, target: Target | None
 ) -> ClientHalf:
-    """The client half of that experiment on that client's data; built once in a process."""
+    """The client half of an experiment on a client's data; built once per process."""
     facts = [client_data.digest(node.options), experiment.plain(), data.classes, data.labels, number, target]
     key = json.dumps(facts)
     if key not in _built:
@@ -57,17 +57,17 @@ def client_half(
 
 
 class Order(NamedTuple):
-    """A request, understood.
+    """A parsed request.
 
     Attributes:
-      said: its facts.
-      experiment: what is run.
-      half: the algorithm's, compiled for this client.
-      message: what the algorithm's server sends.
+      said: the request's facts.
+      experiment: the experiment to run.
+      half: the algorithm's client half, compiled for this client.
+      message: the message from the algorithm's server half.
       folder: where the client keeps this run.
-      record: of the client, at the start of the round.
-      started: when the request came, by ``time.perf_counter``.
-      tallies: the statistics of its models, if they are to be evaluated.
+      record: the client's record at the start of the round.
+      started: when the request arrived, by ``time.perf_counter``.
+      tallies: the statistics of its models, if an evaluation was requested.
     """
 
     said: Mapping[str, Any]
@@ -80,7 +80,7 @@ class Order(NamedTuple):
     tallies: Tallies | None = None
 
     def reply(self, facts: Mapping[str, Any] | None = None, **trees: Tree) -> RecordDict:
-        """A reply with these facts and trees, beside what every reply has."""
+        """A reply with these facts and trees, and those of every reply."""
         if self.tallies is not None:
             trees[tallies.NAME] = self.tallies
         return wire.content({"seconds": time.perf_counter() - self.started, **(facts or {})}, **trees)
@@ -99,11 +99,11 @@ class Participant:
     def meet(self, message: RecordDict) -> RecordDict:
         """Introduces itself: a name, and the shapes and sizes of its data, without any sample."""
         said = wire.facts(message, {"classes": COUNT, "labels": Maybe([str])}, SERVER)
-        fraction = said.get("validation")  # an earlier server has none, and does not ask how many samples
+        fraction = said.get("validation")  # missing from earlier servers, like min_samples below
         expect(fraction, Maybe(FRACTION), SERVER, "'validation'")
         data, place = self._data(said["classes"], said["labels"], said.get("task"), fraction)
         data = client_data.with_validation(data, self.node, fraction, place or 0)
-        few = too_few(len(data.train.y), said.get("min_samples", 1))  # an earlier server does not ask
+        few = too_few(len(data.train.y), said.get("min_samples", 1))  # missing from earlier servers
         if few:
             raise SettingError(few)
         with _details_withheld("its folder cannot be used"):
@@ -128,13 +128,13 @@ class Participant:
         )
 
     def prepare(self, message: RecordDict) -> RecordDict:
-        """Uploads what the algorithm needs before training."""
+        """Uploads what the algorithm asks for before training."""
         with self._understood(message) as order:
             upload = order.half.prepare(order.message, order.record, order.said["round"] - 1)
         return order.reply(upload=upload)
 
     def train(self, message: RecordDict) -> RecordDict:
-        """Trains for a round, keeps its state, and uploads what the algorithm defines if its upload is wanted."""
+        """Trains for a round, saves its state, and uploads what the algorithm defines if the server asks for it."""
         with self._understood(message) as order:
             trained, after = order.half.train(order.message, order.record, order.said["round"] - 1)
             kept = home_.Kept(order.said["round"], order.record, after)
@@ -153,7 +153,7 @@ class Participant:
             return order.reply()
 
     def keep(self, message: RecordDict) -> RecordDict:
-        """Keeps the personal model of the round that was chosen, if it is the last one."""
+        """Keeps the latest personal model if its round was chosen."""
         said = wire.facts(message, {"run": str, "chosen": COUNT, "deadline": NUMBER}, SERVER)
         with (
             _details_withheld("it cannot save its model", unable=True),
@@ -194,7 +194,7 @@ class Participant:
 
     @contextmanager
     def _understood(self, message: RecordDict) -> Iterator[Order]:
-        """The request, understood, with the models evaluated if that is asked for. The home is locked meanwhile."""
+        """The parsed request, with the models evaluated if requested. The home is locked within the block."""
         started = time.perf_counter()
         said = wire.facts(message, wire.ORDER, SERVER)
         options = {name: said["experiment"][name] for name in field_names(sent=True)}
@@ -222,7 +222,7 @@ class Participant:
 
 
 class _Withheld(SettingError):
-    """A problem with the client's own files, for its own log; ``told`` is what the server learns of it."""
+    """A problem with the client's files, for its own log; ``told`` is what the server learns of it."""
 
     def __init__(self, problem: SettingError, told: Mapping[str, Any]) -> None:
         super().__init__(str(problem))
@@ -231,7 +231,7 @@ class _Withheld(SettingError):
 
 @contextmanager
 def _details_withheld(reason: str, **facts: bool) -> Iterator[None]:
-    """The server learns no more than the reason, and these facts, of what is wrong with the client's files."""
+    """Of problems with the client's files, the server learns only the reason and these facts."""
     try:
         yield
     except SettingError as problem:
@@ -244,7 +244,7 @@ def _log(text: str) -> None:
 
 
 def _reply(respond: Callable[[Participant, RecordDict], RecordDict], message: Message, context: Context) -> Message:
-    """The reply; a problem is reported in one line."""
+    """The reply; problems are reported in one line."""
     name = None
     try:
         participant = Participant(context)

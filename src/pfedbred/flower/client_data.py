@@ -1,10 +1,10 @@
 """A client's data, as its SuperNode's ``--node-config`` describes it.
 
 dataset       a file (.npz, .csv, .parquet), a prepared federation (.fed), or a dataset by name
-partition-id  which client of the dataset it is, where that holds several
-name          the client's name for people; by default its node's number
+partition-id which client of the dataset it is, if there are several
+name the client's display name; by default its node's number
 home          the folder in which it keeps its state
-columns       a file that says what the columns of a table are, the same for all clients: pfedbred data columns
+columns a file that describes a table's columns, the same for all clients: pfedbred data columns
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _OPTIONS: dict[str, type] = {
 
 
 class Node(NamedTuple):
-    """A client, by its node config.
+    """A client, as its node config describes it.
 
     Attributes:
-      name: for people.
+      name: its display name.
       home: its folder.
       options: the whole config.
     """
@@ -81,11 +81,10 @@ def _path(text: str) -> Path:
 def load(
     node: Node, home: Path, task: str | None = None, validation: float | None = None
 ) -> tuple[Federation, int | None]:
-    """The client's samples as a federation of one, and which client of the dataset it is, if that has several.
+    """The client's samples as a federation of one, and which client of the dataset it is, if there are several.
 
-    The ``task`` says how labels are to be read. Of a dataset by name, ``validation`` samples are set apart of every
-    client, because what it is standardised by comes from the training samples of all of them; of other data, see
-    :func:`with_validation`.
+    The ``task`` says how to read labels. In a named dataset, ``validation`` samples are held out of every client,
+    because standardisation uses the training samples of all of them; for other data see :func:`with_validation`.
     """
     own, place = _load(node, home, task, validation)
     return own if task is None else own.for_task(task), place
@@ -105,9 +104,9 @@ def _load(node: Node, home: Path, task: str | None, validation: float | None) ->
             raise SettingError(f"features names columns, but {dataset} has no column names")
         return own.ordered(_features(given) or own.features or (), dataset), place
     if "features" in given:
-        raise SettingError(f"features names columns of a table, and {dataset} is not one")
+        raise SettingError(f"features names columns of a table, but {dataset} is not one")
     divided = {**given, "validation": validation} if validation else given
-    kept = home / f"data-{digest(divided)}{prepared.SUFFIX}"  # splitting takes a while, and may need a network
+    kept = home / f"data-{digest(divided)}{prepared.SUFFIX}"  # splitting takes time, and may need the network
     if kept.exists():
         return prepared.load(kept), place
     options: dict[str, Any] = {name: given.get(key) for key, name in _DATA_KEYS.items()}
@@ -158,7 +157,7 @@ def digest(given: Mapping[str, Any]) -> str:
 
 
 def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Federation:
-    """The data with its labels numbered as all clients of the federation number them."""
+    """The data with its labels numbered as in the whole federation."""
     check_classes(classes)
     if own.label_kind != "classes":
         return own
@@ -176,10 +175,10 @@ def relabelled(own: Federation, classes: int, labels: list[str] | None) -> Feder
 
 
 def with_validation(own: Federation, node: Node, fraction: float | None, number: int) -> Federation:
-    """The client's data with as many validation samples as the server asks for; its own ones, if it has some.
+    """The client's data with the fraction of validation samples that the server asks for; existing ones are kept.
 
-    They are those of the simulation, whose client of that number has the same samples. A file of the client's own has
-    none there, and the same ones whatever its number, which is not known when it tells what its samples are like.
+    They are those of a simulation in which the client of that number has the same samples. For a file of the client's
+    own they do not depend on the number, which is not yet known when the client introduces itself.
     """
     if not fraction:
         return dataclasses.replace(own, validation=None)
@@ -189,7 +188,7 @@ def with_validation(own: Federation, node: Node, fraction: float | None, number:
 
 
 def _split_seed(node: Node) -> int:
-    """The seed that splits the data: the node's, or else that of a dataset given by name."""
+    """The seed that splits the data: the node's, or else that of a named dataset."""
     dataset, seed = node.options.get("dataset"), node.options.get("split-seed")
     if seed is None:
         return 0 if data.is_file(dataset) or data.address(dataset)[0] else data.find(str(dataset))[0].seed

@@ -22,15 +22,15 @@ from pfedbred.types import Array, Tree
 class ClientHalf:
     """The client half of an algorithm.
 
-    It is the simulation's round for a federation of one, whose server passes on what the client has received.
+    It is a simulation's round for a federation of one, whose server passes on what the client has received.
 
     Attributes:
-      task: what is learned.
-      shapes: of messages, models and the client's state.
+      task: model and loss.
+      shapes: shapes of messages, models and the client's state.
     """
 
     def __init__(self, experiment: Experiment, data: Federation, number: int, target: Target | None = None) -> None:
-        """``target`` is how the whole federation standardises numbers."""
+        """``target`` is how the whole federation standardises labels that are numbers."""
         self.data, self.task = data, make_task(experiment, data, target)
         task = self.task
         self.algorithm, plan = make_algorithm(experiment, task, data), make_plan(experiment, data.classes)
@@ -52,11 +52,11 @@ class ClientHalf:
         return jax.eval_shape(new_record, self.shapes.state)
 
     def new_record(self, message: Tree) -> ClientRecord:
-        """The record of a client that has not taken part yet."""
+        """The record of a client that has not yet taken part."""
         return new_record(self.algorithm.client.init(message))
 
     def train(self, message: Tree, record: ClientRecord, round_: int) -> tuple[TrainedClient, ClientRecord]:
-        """What its training gives in a round, counted from 0, and its next record."""
+        """The result of its training in a round, counted from 0, and its next record."""
         trained = self._train(*self._given(message, record, round_))
         after = ClientRecord(trained.state, record.drawn + self._drawn, jnp.bool_(True), record.rejected)
         return jax.device_get((trained, after))
@@ -66,11 +66,11 @@ class ClientHalf:
         return jax.device_get(self._prepare(*self._given(message, record, round_)))
 
     def model(self, message: Tree, record: ClientRecord, round_: int) -> Tree:
-        """Its P after so many rounds."""
+        """Its P after ``round_`` rounds."""
         return jax.device_get(self._model(*self._given(message, record, round_)))
 
     def tally(self, global_: Tree, personal: Tree) -> Tallies:
-        """Each metric's statistics, of both models on training and test samples."""
+        """Each metric's statistics for both models on training and test samples."""
         stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], personal)
         found = jax.device_get(self._tally(self._evaluator.sets, global_, stacked))
         return jax.tree.map(lambda leaf: leaf[0], found)

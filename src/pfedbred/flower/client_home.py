@@ -1,12 +1,12 @@
 """What a client keeps on its own disk: its state in each federation it takes part in, and its personal model.
 
-Flower keeps a client's state in memory, in a process that lives for one message. Here it is in files with checksums,
-in the client's home:
+Flower keeps a client's state in memory, in a process that lives for one message. Here it is kept in files with
+checksums, in the client's home:
 
     client.json                 its identity, drawn at random once
-    <run>/record.safetensors    theta_i, the memory and all else that the algorithm keeps
+    <run>/record.safetensors    theta_i, the memory and whatever else the algorithm keeps
     <run>/personal.safetensors  P, ready for use: pfedbred predict
-    <run>/latest.safetensors    with validation samples: P of the last evaluation, until the server has compared it
+    <run>/latest.safetensors    with validation samples: P of the latest evaluation, until the server has compared it
 
 The folder of a run is named by the run's id, so that one client can take part in several.
 """
@@ -33,8 +33,8 @@ from pfedbred.runs import locks, saved_models
 from pfedbred.runs.prediction import PERSONAL
 from pfedbred.types import Tree
 
-_KIND = tensors.Kind("pfedbred record 1", "client's record", "without it, the client starts anew")
-_PATIENCE = 30.0  # seconds
+_KIND = tensors.Kind("pfedbred record 1", "client's record", "without it, the client starts from scratch")
+_TIMEOUT = 30.0  # seconds
 LATEST = "latest.safetensors"
 
 
@@ -44,9 +44,9 @@ class Kept(NamedTuple):
     The server may have to repeat the last round, or may have rejected the update, so both records are kept.
 
     Attributes:
-      round: the last one it trained in.
+      round: the last round it trained in.
       before: its record before that round.
-      after: its record after it.
+      after: its record after that round.
     """
 
     round: int
@@ -56,11 +56,11 @@ class Kept(NamedTuple):
     def start(self, round_: int, verdict: tuple[int, bool] | None, synced: bool) -> ClientRecord:
         """The record with which it starts a round.
 
-        ``verdict`` is a round, and whether the client's work in it stands. Without one about the last round, that
-        stands unless the client's state must be ``synced`` with what the server knows.
+        ``verdict`` is a round, and whether the client's work in it was accepted. Without a verdict on its last round,
+        the work is kept unless the client's state must be ``synced`` with what the server knows.
         """
         if self.round == round_:
-            return self.before  # the server was killed in that round: it is repeated, with the same minibatches
+            return self.before  # the server was killed in that round: repeat it with the same minibatches
         stands = verdict[1] if verdict and verdict[0] == self.round else not synced
         return self.after if stands else self.before._replace(drawn=self.after.drawn)
 
@@ -72,10 +72,10 @@ class Home:
         self.folder = _private(folder)
 
     def identity(self) -> str:
-        """The client's identity, which does not change with its node."""
+        """The client's identity, which outlasts its node."""
         path = self.folder / "client.json"
         if not path.exists():
-            with locks.locked(self.folder, _PATIENCE):  # two servers may ask at the same time
+            with locks.locked(self.folder, _TIMEOUT):  # two servers may ask at the same time
                 if not path.exists():
                     write_json(path, {"client": secrets.token_hex(16)})
         with suppress(OSError):
@@ -86,7 +86,7 @@ class Home:
 
     @contextmanager
     def holding(self, run: str, patience: float) -> Iterator[Path]:
-        """The folder of a run, locked; another process that holds it is waited for, for ``patience`` seconds."""
+        """The folder of a run, locked; waits up to ``patience`` seconds for another process that holds it."""
         if not re.fullmatch(r"[0-9a-f]{8,64}", run):
             raise SettingError(f"{run!r} is not the id of a run")
         folder = _private(self.folder / run)
@@ -95,15 +95,15 @@ class Home:
 
 
 def _private(folder: Path) -> Path:
-    """The folder, made if need be, and closed to other users: what it holds was learned from the samples."""
+    """The folder, created if needed, and closed to other users: its content was learned from the samples."""
     ensure_folder(folder)
-    with suppress(OSError):  # somebody else may own it
+    with suppress(OSError):  # another user may own it
         folder.chmod(0o700)
     return folder
 
 
 def keep_chosen(folder: Path, round_: int | None) -> None:
-    """Makes the latest personal model the one to use, if it is of the chosen round."""
+    """Makes the latest personal model the current one, if it is of the chosen round."""
     latest = folder / LATEST
     if latest.exists() and saved_models.facts(latest)["round"] == round_:
         latest.replace(folder / PERSONAL)
@@ -116,7 +116,7 @@ def save(folder: Path, kept: Kept) -> None:
 
 
 def load(folder: Path, like: Tree) -> Kept | None:
-    """What a client has kept of a run, if anything; ``like`` is a record's shapes and types."""
+    """What a client has kept for a run, if anything; ``like`` gives a record's shapes and types."""
     path = folder / "record.safetensors"
     if not path.exists():
         return None

@@ -23,7 +23,7 @@ _LONGEST = 1_800.0  # seconds
 def demo(
     folder: Path, *, algorithm: str, model: str, dataset: str, nodes: int, rounds: int, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Runs the algorithm on a dataset split over nodes, each with a file of its own; returns the run's summary.
+    """Runs the algorithm on a dataset split over nodes, each with its own file; returns the run's summary.
 
     All files are in the folder, and all processes end before this returns.
     """
@@ -64,4 +64,4 @@ def follow(run: processes.Started, out: Path, show: Callable[[str], None]) -> di
         if ended:
             break
         time.sleep(0.3)
-    raise SettingError(f"the run has not finished: see {run.log.parent}")
+    raise SettingError(f"the run did not finish: see {run.log.parent}")

@@ -1,11 +1,11 @@
-"""The gateway: the address that clients connect to. It passes on what SuperNodes ask, and nothing else.
+"""The gateway: the address that clients connect to. It forwards SuperNodes' requests, and nothing else.
 
 A SuperLink serves three interfaces on one port: one for SuperNodes, which must have a registered key; one for ``flwr``,
-which submits code and registers keys; and one for ServerApps. The open-source edition checks nobody on the last two. So
-the SuperLink listens on the loopback interface only, and the gateway is what others can reach.
+which submits code and registers keys; and one for ServerApps. The open-source edition authenticates nobody on the last
+two. So the SuperLink listens on the loopback interface only, and others can reach only the gateway.
 
 Any reverse proxy, such as nginx or Envoy, can do this, but is one more program to install and configure. The gateway
-needs nothing that Flower does not bring along.
+needs nothing beyond Flower's own dependencies.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pfedbred.flower.certificates import Authority
 
 _ADDRESS = re.compile(r"[\w.-]+:\d{1,5}|\[[\da-fA-F:]+\]:\d{1,5}")
 _CALL = re.compile(r"/v1/fleet/[a-z-]+")  # the interface for SuperNodes
-_LARGEST = 2**30  # bytes of a request; the SuperLink reads all of it before it looks at who has sent it
-_PATIENCE = 60.0  # seconds for the SuperLink to reply
-_HEADERS = ("content-type", "accept")  # and those of Flower's own: who has signed a message, and the sender's version
+_LARGEST = 2**30  # bytes of a request; the SuperLink reads all of it before it checks the sender
+_TIMEOUT = 60.0  # seconds for the SuperLink to reply
+_HEADERS = ("content-type", "accept")  # and Flower's own: a message's signer and the sender's version
 
 
 def serve(authority: Authority, superlink: str, host: str, port: int) -> None:
-    """Listens until the process is ended, with the SuperLink's certificate."""
+    """Listens with the SuperLink's certificate until the process ends."""
     if not _ADDRESS.fullmatch(superlink) or not 1 <= int(superlink.rpartition(":")[2]) <= 65_535:
         raise SettingError(f"the SuperLink's address must be HOST:PORT, not {superlink!r}")
     try:
@@ -60,17 +60,17 @@ def serve(authority: Authority, superlink: str, host: str, port: int) -> None:
 
 
 def application(superlink: str, trusted: ssl.SSLContext) -> Starlette:
-    """What it does with a request: the path is matched as a whole, and the request is made anew."""
+    """The application that handles requests: the whole path must match, and the request is rebuilt."""
     client = httpx.AsyncClient(
         base_url=f"https://{superlink}",
         verify=trusted,
-        timeout=_PATIENCE,
+        timeout=_TIMEOUT,
         limits=httpx.Limits(keepalive_expiry=2),  # seconds; the SuperLink closes idle connections after five
-        trust_env=False,  # it is not reached through a proxy
+        trust_env=False,  # the SuperLink is not behind a proxy
     )
 
     async def answer(request: Request) -> Response:
-        path: str = request.scope["path"]  # of request.url, the sender's Host header would be a part
+        path: str = request.scope["path"]  # request.url would include the sender's Host header
         if request.method != "POST" or not _CALL.fullmatch(path):
             _log(f"refused: {request.method} {path} from {request.client.host if request.client else 'unknown'}")
             return Response("this address is for SuperNodes only", 404)
@@ -83,7 +83,7 @@ def application(superlink: str, trusted: ssl.SSLContext) -> Starlette:
             return Response("the request is too large", 413)
         except httpx.HTTPError as problem:
             _log(f"no reply from the SuperLink: {problem!r}")
-            return Response("no reply from the SuperLink", 502)  # SuperNodes try again
+            return Response("no reply from the SuperLink", 502)  # SuperNodes retry
         return Response(reply.content, reply.status_code, _passed(reply.headers))
 
     return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])

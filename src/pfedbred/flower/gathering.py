@@ -27,7 +27,7 @@ class Gathering:
         task: str | None = None,
         validation: float | None = None,
     ) -> None:
-        """``task`` says how clients are to read their labels, ``validation`` what part of their samples they keep."""
+        """``task`` tells clients how to read their labels, ``validation`` what fraction of samples to hold out."""
         self._grid, self._options, self.roster = grid, options, roster
         self._task, self._validation = task, validation
 
@@ -51,7 +51,7 @@ class Gathering:
             time.sleep(1)
 
     def introduce(self, nodes: Sequence[int]) -> None:
-        """Asks these nodes who they are, and admits those that can take part."""
+        """Asks these nodes to introduce themselves, and admits those that can take part."""
         facts = {
             "protocol": wire.PROTOCOL,
             "classes": self._options.classes,
@@ -77,7 +77,7 @@ class Gathering:
     def exchange(self, requests: Mapping[int, Request], round_: int) -> dict[int, Reply]:
         """Sends each client its request in this round; returns the replies until the deadline.
 
-        Logs who is late, and who could not do its work for reasons of its own, such as a full disk.
+        Logs clients that are late, or failed for reasons of their own, such as a full disk.
         """
         roster, deadline = self.roster, self._options.deadline
         by_node = {roster.nodes[i]: request for i, request in requests.items()}
@@ -89,7 +89,7 @@ class Gathering:
         done = {}
         for node, reply in replies.items():
             facts, name = facts_in(reply), roster.name(numbers[node])
-            if facts.get("unable"):  # it has no update that could be judged
+            if facts.get("unable"):  # it has no update to screen
                 log(f"round {round_}: {name} could not take part: {printable(str(facts.get('problem')), 500)}")
             else:
                 done[numbers[node]] = reply

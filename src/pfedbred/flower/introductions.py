@@ -24,7 +24,7 @@ SCHEMA = {
     "vocabulary": Maybe(str),
     "task": str,
 }
-"""What the data of all clients have in common, apart from the dataset's name."""
+"""What the data of all clients must have in common, except the dataset's name."""
 
 INTRODUCTION = {
     "client": str,
@@ -35,24 +35,24 @@ INTRODUCTION = {
     "test": COUNT,
     "target": TARGET,
 }
-"""What a client tells when it introduces itself, beside the version of its messages and its validation samples."""
+"""A client's introduction, apart from its protocol version and its number of validation samples."""
 
 _REMEDIES = {
     **dict.fromkeys(("classes", "labels"), "; set classes= or labels= in the run config"),
-    "features": "; give the columns in the order of the others with features= in its node config, or, where they have "
-    "gaps or texts, all clients the same columns=",
+    "features": "; give the columns in the others' order with features= in its node config, or, if they have "
+    "gaps or texts, give all clients the same columns=",
 }
 _LARGEST = 2**24  # numbers in a sample, words, or samples of a client
 
 
 def unusable(facts: Facts, min_samples: int) -> str | None:
-    """Why a client cannot take part, by what it tells of itself; None if it can."""
-    version = facts.get("protocol", 1)  # the first version did not tell
+    """Why a client cannot take part, judging by its introduction; None if it can."""
+    version = facts.get("protocol", 1)  # missing in the first version
     if not isinstance(version, int):
-        return f"the version of its messages must be a number, not {str(version)[:100]!r}"
+        return f"its protocol version must be a number, not {str(version)[:100]!r}"
     if version != PROTOCOL:
         age = "older" if version < PROTOCOL else "newer"
-        return f"its pfedbred is {age} than the server's: version {version} of the messages, not {PROTOCOL}"
+        return f"its pfedbred is {age} than the server's: protocol version {version}, not {PROTOCOL}"
     shape, words, labels, features = (facts[name] for name in ("shape", "words", "labels", "features"))
     held = facts.get("validation", 0)
     if not isinstance(held, int) or held < 0:
@@ -75,14 +75,14 @@ def unusable(facts: Facts, min_samples: int) -> str | None:
 
 
 def too_few(samples: int, min_samples: int) -> str | None:
-    """Why a client with so many training samples cannot take part; None if it can."""
+    """Why a client with this many training samples cannot take part; None if it can."""
     if not samples:
         return "it has no training samples"
-    return f"it has {samples} training samples, and min-samples is {min_samples}" if samples < min_samples else None
+    return f"it has {samples} training samples, but min-samples is {min_samples}" if samples < min_samples else None
 
 
 def difference(facts: Facts, schema: Facts) -> str | None:
-    """The first fact in which a client's data differ from the schema, with a remedy; None if there is none."""
+    """The first difference between a client's data and the schema, with a remedy; None if there is none."""
     name = next((name for name in SCHEMA if not _alike(name, facts[name], schema[name])), None)
     if name is None:
         return None
@@ -95,7 +95,7 @@ def difference(facts: Facts, schema: Facts) -> str | None:
 
 
 def _alike(name: str, one: Any, other: Any) -> bool:
-    """Whether a fact is the same as far as it matters.
+    """Whether two facts agree as far as it matters.
 
     The dataset's name does not, nor that of a single column. Arrays, whose columns have no names, fit any table.
     """
@@ -105,7 +105,7 @@ def _alike(name: str, one: Any, other: Any) -> bool:
 
 
 def majority(said: Sequence[Facts], least: int) -> dict[str, Any] | None:
-    """The schema of most of these clients; None if fewer than ``least`` share one, or no more than half of them."""
+    """The schema of most of these clients; None unless ``least`` clients and more than half share it."""
     schemas = [{name: facts[name] for name in SCHEMA} for facts in said]
     if not schemas:
         return None
@@ -118,7 +118,7 @@ def majority(said: Sequence[Facts], least: int) -> dict[str, Any] | None:
 
 
 def _most_common(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The one that agrees with most of the others."""
+    """The schema that agrees with most of the others."""
     return max(schemas, key=lambda one: _fitting(one, schemas))
 
 

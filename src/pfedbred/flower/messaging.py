@@ -13,7 +13,7 @@ from pfedbred.errors import SettingError, printable
 from pfedbred.flower import wire
 
 _UNREACHABLE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
-"""Flower's own replies in the name of a client that is gone."""
+"""Flower's own replies on behalf of a client that is gone."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 1.0  # seconds between looks for replies
 
 
@@ -23,7 +23,7 @@ def log(text: str) -> None:
 
 
 class Grid(Protocol):
-    """The part of Flower's Grid that is used."""
+    """The part of Flower's Grid used here."""
 
     def get_node_ids(self) -> Iterable[int]:
         """The connected nodes."""
@@ -76,7 +76,7 @@ def exchange(grid: Grid, requests: Mapping[int, Request], *, group: str, deadlin
 
 
 def read_facts(reply: Reply, shape: Any, sender: str) -> Any:
-    """The facts in a reply; raises SettingError if it reports a problem or does not have that shape."""
+    """The facts in a reply; raises SettingError if it reports a problem or has another shape."""
     if reply.content is None:
         raise SettingError(reply.problem)
     problem = wire.facts(reply.content, {}, sender).get("problem")
@@ -86,7 +86,7 @@ def read_facts(reply: Reply, shape: Any, sender: str) -> Any:
 
 
 def facts_in(reply: Reply) -> Mapping[str, Any]:
-    """Whatever facts are in a reply; none if it cannot be read."""
+    """The facts in a reply; none if it cannot be read."""
     try:
         return wire.facts(reply.content, {}, "the client") if reply.content else {}
     except SettingError:
@@ -94,7 +94,7 @@ def facts_in(reply: Reply) -> Mapping[str, Any]:
 
 
 def has_trained(reply: Reply) -> bool:
-    """Whether the client has done its local work, whatever became of its upload."""
+    """Whether the client has trained, even if its upload was rejected."""
     return bool(reply.content) and "problem" not in facts_in(reply)
 
 

@@ -21,7 +21,7 @@ from pfedbred.io.atomic import open_private, write_text, writing_into
 from pfedbred.io.folders import ensure_folder
 
 CONNECTION = "federation"
-_PATIENCE = 60.0  # seconds for a process to start
+_TIMEOUT = 60.0  # seconds for a process to start
 _LIFELINE = Path(__file__).with_name("lifeline.py")
 
 _APP = """\
@@ -53,7 +53,7 @@ def write_app(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _toml(value: Any) -> str:
-    """A flag, text or number as TOML; tomli-w would be a dependency for these three lines."""
+    """A flag, text or number as TOML; tomli-w would be a dependency for a few lines."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -63,7 +63,7 @@ def _toml(value: Any) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For Flower's processes: no telemetry, and no files outside ``home``."""
+    """The environment of Flower's processes: no telemetry, and no files outside ``home``."""
     own = {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -83,7 +83,7 @@ def free_port() -> int:
 
 
 def check_system() -> None:
-    """Refuses a system without process groups, by which processes are ended with all their children."""
+    """Refuses a system without process groups, which are needed to end processes with all their children."""
     if sys.platform == "win32":
         raise SettingError("a federation cannot be started from here on Windows: use WSL, or follow docs/deploy.md")
 
@@ -96,7 +96,7 @@ class Started(NamedTuple):
     log: Path
 
     def stop(self, *, kill: bool = False) -> None:
-        """Ends it and all its children: politely first, unless ``kill``."""
+        """Ends the process and all its children: gracefully first, unless ``kill``."""
         for number in (signal.SIGKILL,) if kill else (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, number)
@@ -117,13 +117,13 @@ def _listening(address: str) -> list[str]:
 
 def _wait_for_port(started: Started, address: str) -> None:
     host, _, port = address.rpartition(":")
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while time.monotonic() < end and started.process.poll() is None:
         with socket.socket() as tried:
             if tried.connect_ex((host, int(port))) == 0:
                 return
         time.sleep(0.1)
-    raise SettingError(f"the {started.name} has not started: see {started.log}")
+    raise SettingError(f"the {started.name} did not start: see {started.log}")
 
 
 class Machine:
@@ -144,7 +144,7 @@ class Machine:
     def start(self, name: str, command: Sequence[str], home: str | None = None) -> Started:
         """Starts a process in a new process group, so that it can be ended with all its children.
 
-        It also ends when this process does, however that happens.
+        It also ends when this process does, for whatever reason.
         """
         log = ensure_folder(self.folder / "logs") / f"{name}.log"
         with writing_into(log.parent):
@@ -161,9 +161,9 @@ class Machine:
         return self.started[-1]
 
     def superlink(self, *, authenticated: bool = False, lasting: bool = True) -> Started:
-        """The server; with ``authenticated``, nodes need registered keys and reach it through a gateway only.
+        """Starts the server; if ``authenticated``, nodes need registered keys and reach it only through a gateway.
 
-        A ``lasting`` one keeps its state in a file, and so survives a restart.
+        A ``lasting`` one keeps its state in a file and so survives a restart.
         """
         security = ["--insecure"]
         if self.authority:
@@ -181,7 +181,7 @@ class Machine:
         return started
 
     def _gateway(self) -> None:
-        """Lets SuperNodes connect, and nobody else."""
+        """Starts the gateway, which lets only SuperNodes connect."""
         assert self.authority
         self.address = f"127.0.0.1:{free_port()}"
         command = [sys.executable, "-m", "pfedbred", "flower", "gateway", str(self.authority.ca.parent)]
@@ -189,14 +189,14 @@ class Machine:
         _wait_for_port(started, self.address)
 
     def _write_connection(self) -> None:
-        """Tells ``flwr`` where the SuperLink is."""
+        """Writes the configuration that tells ``flwr`` where the SuperLink is."""
         security = f"root-certificates = {_toml(str(self.authority.ca))}" if self.authority else "insecure = true"
         lines = ("[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]")
         text = "\n".join((*lines, f'address = "{self.control}"', security, ""))
         write_text(ensure_folder(self.folder / "flower" / "flwr") / "config.toml", text)
 
     def supernode(self, name: str, config: Mapping[str, Any], key: Path | None = None) -> Started:
-        """A client's machine."""
+        """Starts a client's SuperNode."""
         security = ["--root-certificates", str(self.authority.ca)] if self.authority else ["--insecure"]
         command = ["flower-supernode", "--superlink", self.address, *security, "--port", str(free_port())]
         if key:
@@ -217,11 +217,11 @@ class Machine:
         return done.stdout
 
     def run(self, app: Path, name: str = "run") -> Started:
-        """Starts a run, and a process that writes its output into a log until it ends."""
+        """Starts a run, and a process that logs its output until it ends."""
         return self.start(name, ["flwr", "run", str(app), CONNECTION, "--stream"], home="flwr")
 
     def stop(self) -> None:
-        """Ends all processes, the last first."""
+        """Ends all processes, the latest first."""
         for each in reversed(self.started):
             each.stop()
 

@@ -1,4 +1,4 @@
-"""The clients that take part in a federation: each has a number, which it keeps, and a node, which may change."""
+"""The clients of a federation: each has a number, which it keeps, and a node, which may change."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pfedbred.tasks import Target
 from pfedbred.types import Words
 
 MEMBER = {"fingerprint": str, "name": str, "train": COUNT, "test": COUNT, "target": TARGET}
-"""A client in a checkpoint."""
+"""The shape of a client in a checkpoint."""
 
-_PAUSE = 300.0  # seconds until a node is asked again
+_PAUSE = 300.0  # seconds until a node is asked to introduce itself again
 _MOST_CLIENTS = 10**6
 
 
@@ -35,12 +35,12 @@ class Member:
     """A client of the federation.
 
     Attributes:
-      fingerprint: of its identity, which it drew itself.
-      name: for people.
-      train: how many training samples it has.
-      test: how many test samples.
+      fingerprint: SHA-256 of its identity, which the client drew itself.
+      name: its display name.
+      train: number of training samples.
+      test: number of test samples.
       target: mean and standard deviation of its training labels, if they are numbers.
-      validation: how many validation samples.
+      validation: number of validation samples.
     """
 
     fingerprint: str
@@ -53,7 +53,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Description:
-    """What the server knows of the data: a Federation without the samples and their normalisation."""
+    """What the server knows about the data: a Federation without samples and their normalisation."""
 
     name: str
     shape: tuple[int, ...]
@@ -88,31 +88,31 @@ class Roster:
     def __init__(
         self, clients: int | None, log: Callable[[str], None], agreeing: int = 1, min_samples: int = 1
     ) -> None:
-        """``clients`` is how many there can be; None for those that are there at the start.
+        """``clients`` is the largest number of clients; None for those present at the start.
 
-        ``agreeing`` is how many must have data of one kind before that is the federation's.
+        ``agreeing`` is how many must have data of one kind before it becomes the federation's.
         """
         self.clients, self._log, self._agreeing, self.min_samples = clients, log, agreeing, min_samples
         self.members: dict[int, Member] = {}
         self.schema: dict[str, Any] | None = None
         self.target: Target | None = None
         self.nodes: dict[int, int] = {}
-        self._introduced: dict[int, Facts] = {}  # nodes that wait for the schema
-        self._asked: dict[int, tuple[float, str]] = {}  # nodes: until when, by time.monotonic, and why it is refused
+        self._introduced: dict[int, Facts] = {}  # nodes waiting for the schema
+        self._asked: dict[int, tuple[float, str]] = {}  # by node: until when, by time.monotonic, and why it was refused
 
     def unknown(self, nodes: Sequence[int]) -> list[int]:
-        """The nodes that are to introduce themselves; one without a number again after a while, or if it reconnects."""
+        """The nodes to ask for an introduction; nodes without a number are asked again later, or on reconnecting."""
         self._asked = {node: until for node, until in self._asked.items() if node in nodes}
         self._introduced = {node: facts for node, facts in self._introduced.items() if node in nodes}
         known, now = self.nodes.values(), time.monotonic()
         return [node for node in nodes if node not in known and self._asked.get(node, (now, ""))[0] <= now]
 
     def present(self, nodes: Sequence[int]) -> list[int]:
-        """The numbers of the clients whose nodes these are."""
+        """The numbers of the clients at these nodes."""
         return sorted(number for number, node in self.nodes.items() if node in nodes)
 
     def progress(self, nodes: Sequence[int], least: int) -> str:
-        """How many of at least so many clients are there, and what keeps the server waiting, for its log."""
+        """How many clients are connected of the ``least`` needed, and what the server waits for; for its log."""
         here = len(self.present(nodes))
         if self.schema is None:
             here, least = len(self._introduced), max(least, self._agreeing)
@@ -124,7 +124,7 @@ class Roster:
         return "; ".join([f"{here} of at least {least} are connected", *remarks])
 
     def _disagreements(self) -> list[str]:
-        """How the data of clients that wait differ from the first one's."""
+        """How the data of waiting clients differ from the first one's."""
         if not self._introduced:
             return []
         first, *others = self._introduced.values()
@@ -134,16 +134,16 @@ class Roster:
         ][:5]
 
     def refuse(self, node: int, why: str, name: str | None = None) -> None:
-        """Notes and logs that a node cannot take part; it is asked again some minutes later."""
+        """Records and logs that a node cannot take part; it is asked again some minutes later."""
         if self._asked.get(node, (0.0, ""))[1] != why:
             self._log(f"{name or f'node {node}'} was refused: {why}")
         self._asked[node] = (time.monotonic() + _PAUSE, why)
 
     def admit(self, said: Mapping[int, Facts]) -> None:
-        """Gives the clients at these nodes their numbers: the one it had, the one it asks for, or the next.
+        """Numbers the clients at these nodes: each gets the number it had, the one it asks for, or the next free one.
 
-        The first clients wait until enough of them have data of one kind. One that introduces itself again, as another
-        node, waits only once.
+        The first clients wait until enough of them have data of one kind. A client that introduces itself again, as
+        another node, counts only once.
         """
         again = {facts["client"] for facts in said.values()}
         waiting = {node: facts for node, facts in self._introduced.items() if facts["client"] not in again} | dict(said)
@@ -165,11 +165,11 @@ class Roster:
             except SettingError as problem:
                 self.refuse(node, str(problem), name)
                 continue
-            if self.schema["features"] is None:  # arrays do not name their columns: the first table does
+            if self.schema["features"] is None:  # arrays do not name their columns; the first table does
                 self.schema = {**self.schema, "features": facts["features"]}
             if number in self.nodes:
                 self._log(f"{name} reconnected under a different node ID")
-                # The old node is gone, though Flower may not know yet.
+                # The old node is gone, though Flower may not know it yet.
                 self._asked[self.nodes[number]] = (time.monotonic() + _PAUSE, "it reconnected under another node ID")
             new.add(number)
             sizes = {part: facts.get(part, 0) for part in ("train", "test", "validation")}
@@ -205,29 +205,29 @@ class Roster:
         return free
 
     def close(self) -> None:
-        """Fixes the number of clients, if it was open, and how numbers are standardised."""
+        """Fixes the number of clients, if open, and how labels that are numbers are standardised."""
         if self.clients is None:
             self.clients = max(self.members, default=-1) + 1
         if self.target is None:
             self.target = _pooled([each for each in self.members.values() if each.target is not None])
 
     def sizes(self, part: str) -> np.ndarray:
-        """Samples of all clients; 0 for one that has not come yet."""
+        """The number of samples of each client; 0 for those that have not connected yet."""
         assert self.clients is not None
         return np.asarray([getattr(self.members.get(i), part, 0) for i in range(self.clients)], np.int32)
 
     def name(self, number: int) -> str:
-        """A client's name, for people."""
+        """A client's display name."""
         member = self.members.get(number)
         return member.name if member else f"client {number}"
 
     def description(self) -> Description:
-        """What is known of the data."""
+        """What is known about the data."""
         assert self.clients is not None
         assert self.schema is not None
         schema = self.schema
         return Description(
-            re.sub(r"[:<>]", "-", schema["dataset"]),  # an experiment would take it for an import path
+            re.sub(r"[:<>]", "-", schema["dataset"]),  # an experiment would read them as an import path
             tuple(schema["shape"]),
             schema["classes"],
             None if schema["labels"] is None else tuple(schema["labels"]),
@@ -243,22 +243,22 @@ class Roster:
         )
 
     def facts(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The roster as plain values, for a checkpoint."""
         members = {str(number): asdict(member) for number, member in self.members.items()}
         target = self.target and self.target._asdict()
         return {"clients": self.clients, "members": members, "schema": self.schema, "target": target}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """From a checkpoint. Nobody's node is known yet."""
+        """Restores the roster from a checkpoint. No client's node is known yet."""
         self.clients, self.schema = facts["clients"], facts["schema"]
         self.target = None if facts["target"] is None else Target(**facts["target"])
         self.members = {int(number): Member(**member) for number, member in facts["members"].items()}
-        # Who has taken part still may, though the run began with a lower limit, or before there was one.
+        # Existing members stay, even if the run began with a lower limit or none.
         self.min_samples = min([self.min_samples, *(member.train for member in self.members.values())])
 
 
 def _pooled(members: Sequence[Member]) -> Target | None:
-    """Mean and standard deviation of all their training labels together; None if they are not numbers."""
+    """Mean and standard deviation of the pooled training labels; None if they are not numbers."""
     if not members:
         return None
     told = [Target(**member.target) for member in members if member.target is not None]
@@ -269,7 +269,7 @@ def _pooled(members: Sequence[Member]) -> Target | None:
 
 
 def _by_number_and_name(entry: tuple[int, Facts]) -> tuple[bool, str, int]:
-    """Those first that ask for a number, then by name."""
+    """Sorts clients that ask for a number first, then by name."""
     node, facts = entry
     return facts["number"] is None, str(facts["name"]), node
 

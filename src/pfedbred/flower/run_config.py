@@ -22,14 +22,14 @@ _EXPERIMENT_KEYS = {_key(name): name for name in field_names(deployed=True)}
 _defaults = {_key(each.name): each.default for each in dataclasses.fields(Experiment)}
 
 
-def _nothing(name: str) -> Any:
-    """The value of a key that is not given."""
+def _omitted(name: str) -> Any:
+    """The value of an omitted key."""
     return 0 if settings_.is_whole_number(settings_.hints(Experiment)[name]) else ""
 
 
 DEFAULTS: dict[str, Any] = {
     "out": "",
-    **{key: _nothing(name) if _defaults[key] is None else _defaults[key] for key, name in _EXPERIMENT_KEYS.items()},
+    **{key: _omitted(name) if _defaults[key] is None else _defaults[key] for key, name in _EXPERIMENT_KEYS.items()},
     "validation": 0.0,
     "settings": "",
     "participation": "sample",
@@ -42,21 +42,21 @@ DEFAULTS: dict[str, Any] = {
 }
 """Every key of the run config, with its value in a new app. 0 and "" leave it to the experiment or the clients."""
 
-_OPEN_AT_ZERO = [key for key, value in DEFAULTS.items() if value == 0 and _defaults.get(key) is None]
+_OMITTED_AT_ZERO = [key for key, value in DEFAULTS.items() if value == 0 and _defaults.get(key) is None]
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The options that are not the experiment's.
+    """The options that are not part of the experiment.
 
     Attributes:
       out: the run folder, on the server's machine.
-      clients: how many there will be; None for those that are connected at the start.
-      min_clients: how many must be connected for a round to start.
-      min_samples: how many training samples a client needs to take part.
+      clients: number of clients; None for those connected at the start.
+      min_clients: clients that must be connected for a round to start.
+      min_samples: training samples that a client needs to take part.
       deadline: seconds that clients have for a reply.
-      classes: number of labels; 0 for what the clients tell.
-      labels: their names, if all clients are to number them alike.
+      classes: number of labels; 0 for what the clients report.
+      labels: their names, to number them alike on all clients; None to leave them unnamed.
     """
 
     out: Path
@@ -69,25 +69,25 @@ class ServerOptions:
 
     @property
     def agreeing(self) -> int:
-        """How many clients must have data of one kind at the start: a single one does not decide for the others."""
+        """How many clients must have data of one kind at the start: no single client decides for the others."""
         return max(self.min_clients, 1 if self.clients == 1 else 2)
 
     def given(self) -> dict[str, Any]:
-        """What is fixed once a run has started, for its checkpoints."""
+        """The options that are fixed once a run has started, for its checkpoints."""
         return {"clients": self.clients, "classes": self.classes, "labels": self.labels}
 
 
 def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     """The server's options, and the fields of the experiment.
 
-    "" stands for a key that is not given, and so does 0 where it has no other meaning.
+    "" stands for an omitted key, and so does 0 where it has no other meaning.
     """
     if "coverage" in config:
-        raise SettingError("coverage is not available on a real federation: what models predict stays with the clients")
+        raise SettingError("coverage is not available on a real federation: predictions stay with the clients")
     for key in config:
         if key not in DEFAULTS:
             raise SettingError(f"the run config has an unknown key {key!r}{nearest(key, DEFAULTS)}")
-    given = {key: value for key, value in config.items() if value != "" and (key not in _OPEN_AT_ZERO or value != 0)}
+    given = {key: value for key, value in config.items() if value != "" and (key not in _OMITTED_AT_ZERO or value != 0)}
 
     def number(key: str, hint: Any, default: Any) -> Any:
         return settings_.check(key, given[key], hint) if key in given else default
@@ -97,7 +97,7 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     clients = number("clients", settings_.Count, None)
     labels = [each.strip() for each in str(given["labels"]).split(",")] if "labels" in given else None
     if labels and (len(set(labels)) != len(labels) or given.get("classes", len(labels)) != len(labels)):
-        raise SettingError(f"labels must be different names, as many as classes says, not {given['labels']!r}")
+        raise SettingError(f"labels must be distinct names, as many as classes, not {given['labels']!r}")
     if "select" in given:
         given["select"] = str(given["select"])  # TOML reads a single client's number as a number
     options = ServerOptions(
@@ -111,7 +111,7 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     )
     if clients is not None and options.min_clients > clients:
         raise SettingError(f"min-clients must be at most clients, {clients}, not {options.min_clients}")
-    number("validation", settings_.Fraction, None)  # clients are told before the experiment is built
+    number("validation", settings_.Fraction, None)  # clients are told this before the experiment is built
     fields = {name: given[key] for key, name in _EXPERIMENT_KEYS.items() if key in given}
     fields["settings"] = assignments(str(given.get("settings", "")))
     return options, fields

@@ -33,29 +33,31 @@ from pfedbred.runs import layout
 from pfedbred.runs.checkpoints import Checkpoint
 from pfedbred.runs.record import RunRecord
 
-_PATIENCE = 60.0  # seconds: an earlier server may not have noticed yet that it is to end
+_TIMEOUT = 60.0  # seconds for an earlier server to notice that it should stop
 
 
 class Coordinator:
     """Runs an experiment over a grid, into a run folder."""
 
     def __init__(self, grid: messaging.Grid, options: ServerOptions, fields: Mapping[str, Any]) -> None:
-        """``fields`` are the experiment's."""
+        """``fields`` are the fields of the experiment."""
         wire.refuse_objects(fields)
         if sigma.is_path(fields["settings"].get("sigma")):
             raise SettingError("sigma cannot be a file on a federation: the clients do not have it")
         self._options, self._fields, self._folder = options, dict(fields), options.out
         if fields.get("class_weights") == "balanced":
-            raise SettingError("class-weights must be numbers on a federation, such as 1,5: its labels are not counted")
+            raise SettingError(
+                "class-weights must be numbers on a federation, such as 1,5: the server cannot count labels"
+            )
         roster = Roster(options.clients, log, options.agreeing, options.min_samples)
         self._gathering = Gathering(grid, options, roster, task=fields.get("task"), validation=fields.get("validation"))
 
     def run(self) -> dict[str, Any]:
-        """Runs from the start, or from the last round that was saved, to the end. Returns the summary."""
+        """Runs to the end, from the start or the last saved round. Returns the summary."""
         folder = self._folder
         if not layout.started(ensure_folder(folder)) and not layout.is_free(folder):
             raise SettingError(f"{folder} is not empty and holds no run: choose another folder for out")
-        with open_folder(folder, resume=True, patience=_PATIENCE):
+        with open_folder(folder, resume=True, patience=_TIMEOUT):
             if layout.finished(folder):
                 raise SettingError(f"{folder} holds a finished run: choose another folder for out")
             self._admit_clients()
@@ -72,12 +74,12 @@ class Coordinator:
         return self._show()
 
     def _admit_clients(self) -> None:
-        """The clients of the run in the folder, or else those that are connected.
+        """Admits the clients of the run in the folder, or else those that are connected.
 
         A resumed run admits new clients only after resuming, so that the data matches the checkpoint.
         """
         roster = self._gathering.roster
-        found = latest_checkpoint(self._folder, lambda _: None)  # warnings come when it is loaded
+        found = latest_checkpoint(self._folder, lambda _: None)  # loading it will warn
         if found is None:
             self._gathering.wait()
         else:
@@ -101,9 +103,9 @@ class Coordinator:
         return Built(experiment, backend)
 
     def _federation_facts(self, run: Run[DeployedState]) -> dict[str, Any]:
-        """What the summary of a federation's run says beside the usual."""
+        """What the summary of a federation's run adds to the usual."""
         seconds, roster = run.state.client_seconds, self._gathering.roster
-        # From the end: a resumed run has one typical time for all rounds before.
+        # From the end: a resumed run has one typical time for all earlier rounds.
         beyond = [whole - own for whole, own in zip(reversed(run.round_seconds), reversed(seconds), strict=False)]
         facts = {
             "run": run.state.run,
@@ -128,13 +130,13 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Runs what the run config asks for."""
+    """Runs the experiment of the run config."""
     logging.getLogger("flwr").addFilter(_in_one_line)
     Coordinator(grid, *parse(context.run_config)).run()
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """Flower logs a traceback for whatever ends a run. A user's mistake needs none."""
+    """Flower logs a traceback for any error that ends a run; a user's mistake needs none."""
     mistake = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     if isinstance(mistake, SettingError):
         record.msg, record.args, record.exc_info = f"pfedbred: {mistake}", (), None

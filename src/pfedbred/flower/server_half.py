@@ -31,12 +31,12 @@ from pfedbred.types import Array, Key, Tree
 
 
 class Comparison(NamedTuple):
-    """A round's uploads compared.
+    """The comparison of a round's uploads.
 
     Attributes:
-      in_line: by client, whether its update is.
-      why: by client, why an update that is not in line is rejected.
-      responses: given the server's next state, what it remembers of how clients respond; None if it does not.
+      in_line: by client, whether its update is in line.
+      why: by client, why an update not in line is rejected.
+      responses: given the server's next state, the record of how clients respond; None if none is kept.
     """
 
     in_line: dict[int, bool]
@@ -45,13 +45,13 @@ class Comparison(NamedTuple):
 
 
 class ServerHalf:
-    """An algorithm's server half, and the shapes of all that is exchanged.
+    """An algorithm's server half, and the shapes of everything exchanged.
 
     Attributes:
-      shapes: of messages, uploads and models.
-      tallies: the shapes of the statistics that a client evaluates.
-      diagnostics: the names of what a client's training reports; empty if that is not collected.
-      key: the run's.
+      shapes: shapes of messages, uploads and models.
+      tallies: shapes of the statistics that a client sends in an evaluation.
+      diagnostics: names of the diagnostics of a client's training; empty if not collected.
+      key: the run's key.
       prepares: whether there is an exchange before training.
     """
 
@@ -114,7 +114,7 @@ class ServerHalf:
         return screening.remember(now, products, start, end, norms=norms, numbers=numbers, counted=counted)
 
     def _tally(self, global_: Tree, personal: Tree) -> Tallies:
-        """The statistics of one sample, for their shapes."""
+        """The statistics of one sample, to get their shapes."""
         batch, everything = self._sample, {}
         for model, params in (("global", global_), ("personal", personal)):
             outputs = self.algorithm.predict(params, batch.x)
@@ -139,7 +139,7 @@ class ServerHalf:
         return self._init(init_key(self.key), self.data.clients)
 
     def select(self, round_: int, present: Sequence[int], sizes: np.ndarray) -> list[int]:
-        """The clients whose uploads a round averages: as the simulation selects them, among those that are present."""
+        """The clients whose uploads a round averages: selected as in a simulation, among those that are present."""
         experiment = self.experiment
         fixed = experiment.fixed_clients()
         if fixed is not None:
@@ -165,7 +165,7 @@ class ServerHalf:
         return self._measure(self._message(state, client)[0], upload)
 
     def no_responses(self, state: Tree) -> Responses | None:
-        """What is known before the first round of how clients respond; None if that is not kept."""
+        """The record of how clients respond, before the first round; None if none is kept."""
         if not self.plan.remembers(self.algorithm):
             return None
         start = jax.tree.map(itemgetter(0), self._unchanged(state, jnp.zeros(1, jnp.int32)))
@@ -174,7 +174,7 @@ class ServerHalf:
     def compare(
         self, state: Tree, sent: Mapping[int, tuple[Tree, Any]], chosen: Sequence[int], before: Responses | None
     ) -> Comparison | None:
-        """Compares uploads, given with their norms, with each other; None if there is nothing to compare."""
+        """Compares uploads (given with their norms) with each other; None if there is nothing to compare."""
         if not sent or not self.plan.compares(self.algorithm):
             return None
         uploads = wire.stacked({i: upload for i, (upload, _) in sent.items()}, self.shapes.upload[1], chosen)
@@ -196,7 +196,7 @@ class ServerHalf:
     ) -> Tree:
         """The server's next state, from the valid uploads of the selected clients.
 
-        In stage 1 that is the state after the exchange before training, in stage 0 after training.
+        Stage 1 is the exchange before training, stage 0 training itself.
         """
         stacked = wire.stacked(uploads, self.shapes.upload[0 if stage else 1], chosen)
         numbers, valid = np.asarray(chosen, np.int32), np.asarray([i in uploads for i in chosen])
@@ -215,7 +215,7 @@ class ServerHalf:
         round_: Array,
         cap: WeightCap,
     ) -> Tree:
-        """Gathers and combines in one program: a rule is a function, which cannot be passed to a compiled one."""
+        """Gathers and aggregates in one program, because a rule, being a function, cannot be an argument of one."""
         key = aggregation_key(self.key, round_, stage)
         gathered = self.plan.gather(uploads, numbers, sizes, valid, key, cap)
         server = self._varying.at(self.algorithm, {}, round_).server

@@ -1,4 +1,4 @@
-"""A federation's run between two rounds, as the server's checkpoints hold it."""
+"""A federation's run between two rounds, as stored in the server's checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.checkpoints import Checkpoint
 from pfedbred.types import Tree
 
-_RESPONSES = "screening."  # before the names of their arrays
+_RESPONSES = "screening."  # prefix of the names of their arrays
 _FACTS = {
     "run": str,
     "given": dict,
@@ -36,20 +36,20 @@ _FACTS = {
 
 @dataclass
 class DeployedState:
-    """What the server has to remember of a run.
+    """What the server remembers of a run.
 
     Attributes:
-      run: its id, by which clients find what they keep of it.
-      round: how many rounds are done.
+      run: its id, by which clients find what they keep for it.
+      round: number of rounds done.
       server: the state of the algorithm's server half.
       client_seconds: by round, how long the slowest client worked.
-      rejected: clients by name, and in how many rounds their update was rejected.
+      rejected: by name of a client, in how many rounds its update was rejected.
       skipped: rounds without enough valid updates.
-      skipped_in_row: how many of the most recent rounds were skipped, one after another.
-      verdicts: by client number, the last round it has trained in, and whether its update was accepted.
+      skipped_in_row: how many of the latest rounds were skipped in a row.
+      verdicts: by client number, the last round it trained in, and whether its update was accepted.
       info: the last round's diagnostics.
-      chosen: the round whose personal models are the best so far on validation samples; None without such samples.
-      responses: how clients respond to the server's steps; None if that is not kept.
+      chosen: the round whose personal models are best so far on validation samples; None without such samples.
+      responses: the record of how clients respond to the server's steps; None if none is kept.
     """
 
     run: str
@@ -65,11 +65,11 @@ class DeployedState:
     responses: Responses | None = None
 
     def rejections(self) -> Rejections:
-        """As the other backends count them: one seed."""
+        """The rejections as other backends count them, for one seed."""
         return Rejections([dict(self.rejected)], [self.skipped], [self.skipped_in_row])
 
     def save(self, given: dict[str, Any], roster: dict[str, Any]) -> Saved:
-        """For a checkpoint. The names of its facts are those of the first version."""
+        """The state for a checkpoint. Its facts keep the names of the first version."""
         arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(self.server).items()}
         kept = tensors.named(self.responses)
         arrays |= {f"{_RESPONSES}{name}": np.asarray(leaf) for name, leaf in kept.items()}
@@ -89,7 +89,7 @@ class DeployedState:
 
 
 def check_facts(found: Checkpoint) -> None:
-    """Refuses a checkpoint that is not of a federation's run."""
+    """Refuses a checkpoint that does not belong to a federation's run."""
     roster = {"schema": dict, "members": Each(dict)}
     expect(found.facts, {"roster": roster}, found.path)
     found.facts["roster"].setdefault("target", None)
@@ -104,12 +104,12 @@ def check_facts(found: Checkpoint) -> None:
 
 
 def load(saved: Saved, like: Tree, no_responses: Callable[[Tree], Responses | None]) -> DeployedState:
-    """The run as a checkpoint left it.
+    """The run from a checkpoint.
 
     Args:
-      saved: what the checkpoint holds.
+      saved: the checkpoint's content.
       like: shapes and types of the server's state.
-      no_responses: what is known of responses before the first round, given the server's state.
+      no_responses: the record of responses before the first round, given the server's state.
     """
     facts, arrays, kept = saved.facts, dict[str, Any](), dict[str, Any]()
     for name, array in saved.arrays.items():

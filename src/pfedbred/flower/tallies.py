@@ -1,6 +1,6 @@
 """Evaluation on a federation: clients send each metric's statistics, and the server combines them.
 
-What is sent are the sums of :class:`pfedbred.engine.metrics.Metric`, checked like uploads: names, shapes and types.
+They send the sums of :class:`pfedbred.engine.metrics.Metric`, checked like uploads: names, shapes and types.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from pfedbred.io import tensors
 from pfedbred.types import Tree
 
 NAME = "tallies"
-"""What the statistics are called in a message."""
+"""The name of the statistics in a message."""
 
 
 def evaluation_of(
     replies: Mapping[int, Reply], roster: Roster, like: Tallies, metrics: Chosen, round_: int
 ) -> Evaluation | None:
-    """G and P from the clients' statistics; None if nobody sent any. A client without counts as one without samples.
+    """G and P from the clients' statistics; None if nobody sent any. A client without statistics counts as one without
+    samples.
 
-    So does one whose statistics are not finite, unless that is so for all: then the run has diverged.
+    So does one whose statistics are not finite, unless no client's are: then the run has diverged.
     """
     found: dict[int, Tallies] = {}
     for i, reply in replies.items():
@@ -52,14 +53,14 @@ def evaluation_of(
 
 
 def _check(tallies: Tallies, member: Member) -> None:
-    """Refuses impossible statistics. In every metric a whole number counts samples, and ``samples`` counts them all."""
+    """Refuses impossible statistics. Whole numbers in any metric count samples, and ``samples`` counts all of them."""
     for name, array in tensors.named(tallies).items():
         if not np.issubdtype(array.dtype, np.integer) or not array.size:
             continue
         part = name.split(".")[0].rpartition("_")[2]
         samples, least, most = getattr(member, part), int(array.min()), int(array.max())
         if name.endswith(".samples") and (least, most) != (samples, samples):
-            raise SettingError(f"it has evaluated {most} {part} samples, and introduced itself with {samples}")
+            raise SettingError(f"it evaluated {most} {part} samples, but introduced itself with {samples}")
         if least < 0 or most > samples:
             raise SettingError(f"{name!r} cannot be {least if least < 0 else most}: it has {samples} {part} samples")
 

@@ -1,7 +1,7 @@
 """Messages: pytrees as named arrays with a few plain facts beside them, and the checks on what arrives.
 
-Whatever the other side sends is either the arrays that were agreed on, or refused with one line. Nothing is unpickled,
-and no array is allocated that the message is too short to hold.
+What the other side sends must be the expected arrays, or it is refused with a one-line error. Nothing is unpickled, and
+no array is allocated that is larger than the message.
 
 Flower's own ArrayRecord.to_numpy_ndarrays gives a flat list without names, and checks neither types nor shapes.
 msgpack and flax.serialization rebuild whatever tree the other side describes; here the receiver says what it expects.
@@ -28,11 +28,12 @@ from pfedbred.settings import Fraction, hints
 from pfedbred.types import Tree, tree_bytes
 
 PROTOCOL = 5
-"""The version of all messages. Version 1 evaluated accuracy and loss only, and sent them as facts; version 2 knew no
-task but classification; version 3 had no validation samples; version 4 no precision but float32."""
+"""The version of all messages. Version 1 evaluated only accuracy and loss, sent as facts; version 2 had no task but
+classification; version 3 no validation samples; version 4 no precision but float32.
+"""
 
 Trees = Mapping[int, Tree]
-"""By client number."""
+"""Trees by client number."""
 
 _FACTS, _JSON = "facts", "json"
 _LARGEST_FACTS = 2**20
@@ -40,7 +41,7 @@ _HEADROOM = 1_024  # bytes that an array's header may take
 
 
 def _option_shapes() -> dict[str, Any]:
-    """The shapes of the experiment's options that clients are told, as plain values."""
+    """The shapes of those options of the experiment that clients are sent, as plain values."""
     plain: dict[type, Any] = {str: str, bool: bool, int: COUNT, float: NUMBER, dict: dict}
     types, shapes = hints(Experiment), {}
     for field in dataclasses.fields(Experiment):
@@ -90,26 +91,26 @@ def refuse_objects(options: Mapping[str, Any]) -> None:
 
 
 def content(facts: Mapping[str, Any], **trees: Tree) -> RecordDict:
-    """A message of these facts and trees."""
+    """A message with these facts and trees."""
     arrays = {name: packed(tree) for name, tree in trees.items()}
     return RecordDict({_FACTS: ConfigRecord({_JSON: json.dumps(facts, allow_nan=False)}), **arrays})
 
 
 def packed(tree: Tree) -> ArrayRecord:
-    """The arrays of a tree by name; what goes to many clients is packed only once."""
+    """The arrays of a tree by name; already packed ones are returned, so that a broadcast is packed once."""
     if isinstance(tree, ArrayRecord):
         return tree
     return ArrayRecord({name: Array(np.asarray(leaf)) for name, leaf in tensors.named(tree).items()})
 
 
 def stacked(trees: Trees, like: Tree, clients: Iterable[int]) -> Tree:
-    """The trees of these clients, stacked in their order; zeros for those that sent none."""
+    """The trees of these clients, stacked in order; zeros for those that sent none."""
     nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(trees.get(i, nothing) for i in clients))
 
 
 def facts(message: RecordDict, shape: Any, sender: str) -> Any:
-    """The facts in a message, checked to have that shape; see :func:`pfedbred.io.shapes.expect`."""
+    """The facts in a message, checked to have this shape; see :func:`pfedbred.io.shapes.expect`."""
     where = f"the message of {sender}"
     text = message.config_records[_FACTS].get(_JSON) if _FACTS in message.config_records else None
     if not isinstance(text, str) or len(text) > _LARGEST_FACTS:
@@ -135,7 +136,7 @@ def tree(message: RecordDict, name: str, like: Tree, sender: str, *, finite: boo
     size = sum(len(each.data) for each in record.values())
     most = tree_bytes(like) + _HEADROOM * len(expected)
     if size > most:
-        raise SettingError(f"{where} is too large: {name} has {size:,} bytes, and the limit is {most:,}")
+        raise SettingError(f"{where} is too large: {name} has {size:,} bytes, but the limit is {most:,}")
     arrays = {key: npy.read_bytes(record[key].data, f"{name} {key!r} in {where}") for key in expected}
     filled = tensors.refill(like, arrays, f"{name} in {where}")
     if finite:

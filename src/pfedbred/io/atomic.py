@@ -22,7 +22,7 @@ class WriteError(SettingError):
 
 
 PARTIAL = ".partial"
-"""How the name of a file ends while it is being written."""
+"""The suffix of a file's name while it is being written."""
 
 
 def open_private(path: Path, mode: str) -> BinaryIO:
@@ -39,7 +39,7 @@ def open_private(path: Path, mode: str) -> BinaryIO:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of ``path`` when the block ends, and leaves no trace if it fails."""
+    """A file to write that replaces ``path`` when the block ends, and leaves no trace if the block fails."""
     _check_replaceable(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
@@ -53,15 +53,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except OSError as problem:
         raise WriteError(f"cannot write {path}: {problem.strerror or problem}") from None
     finally:
-        with suppress(OSError):  # where nothing can be written, nothing may be removable either
+        with suppress(OSError):  # if nothing can be written, it may not be removable either
             partial.unlink(missing_ok=True)
 
 
 def _check_replaceable(path: Path) -> None:
-    """Refuses to put a file in the place of anything but a file, such as a device, a pipe, or a link to one."""
+    """Refuses to replace anything but a regular file, such as a device, a pipe, or a link."""
     try:
         mode = path.lstat().st_mode
-    except (OSError, ValueError):  # nothing there, or what writing says of it as well
+    except (OSError, ValueError):  # nothing there, or an error that writing will report too
         return
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "not a file"
@@ -70,7 +70,7 @@ def _check_replaceable(path: Path) -> None:
 
 @contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """Turns what the system refuses to write into one line."""
+    """Turns the system's write errors into one line."""
     try:
         yield
     except OSError as problem:

@@ -9,11 +9,11 @@ from pfedbred.errors import SettingError
 
 
 def ensure_folder(folder: Path) -> Path:
-    """The folder, created for its owner alone with what is above it if it does not exist, checked to be writable."""
+    """The folder, checked to be writable; created for its owner alone, with its parents, if it does not exist."""
     try:
         if folder.exists() and not folder.is_dir():
             raise SettingError(f"{folder} exists and is not a folder")
-        for each in (*reversed(folder.parents), folder):  # mkdir's own parents would be for everyone
+        for each in (*reversed(folder.parents), folder):  # parents made by mkdir would be readable by everyone
             if not each.exists():
                 each.mkdir(0o700, exist_ok=True)
     except OSError as problem:

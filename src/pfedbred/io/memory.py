@@ -1,7 +1,7 @@
-"""How much memory this process may use, as the system's files and limits tell.
+"""How much memory this process may use, from the system's files and limits.
 
-psutil reports the machine's memory, but not the limit of a container (cgroups), which is what ends a run; limits of a
-process are in the standard library.
+psutil reports the machine's memory, but not the limit of a container (cgroups), which is what ends a run; process
+limits are in the standard library.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _BOMB_BYTES, _BOMB_RATIO = 2**30, 100
 
 
 def refuse_bomb(where: Any, packed: int, unpacked: int) -> None:
-    """Rejects content that would expand to gigabytes from almost nothing: it is there to exhaust memory."""
+    """Rejects content that would expand to gigabytes from almost nothing: it is meant to exhaust memory."""
     if unpacked > _BOMB_BYTES and unpacked > _BOMB_RATIO * packed:
         raise SettingError(
             f"cannot read {where}: its {packed:,} bytes would unpack to {unpacked:,}, too many for real data"
@@ -38,7 +38,7 @@ def refuse_bomb(where: Any, packed: int, unpacked: int) -> None:
 
 
 def read_npy(path: Path, what: str) -> np.ndarray:
-    """The array of a .npy file; ``what`` it holds, for error messages."""
+    """The array of a .npy file; ``what`` names its content in error messages."""
     where = f"{what} from {path}"
     size = check_regular_file(path, where)
     with reading(where), path.open("rb") as file:
@@ -46,7 +46,7 @@ def read_npy(path: Path, what: str) -> np.ndarray:
 
 
 def read_bytes(data: bytes, where: str) -> np.ndarray:
-    """The array of a .npy file in memory, with nothing after it; ``where`` it comes from, for error messages."""
+    """The array of a .npy file in memory, with nothing after it; ``where`` names its source in error messages."""
     file = io.BytesIO(data)
     array = _array(file, len(data), where)
     if file.tell() != len(data):
@@ -64,7 +64,7 @@ class Npz:
                 self._archive = zipfile.ZipFile(path)
         except Unreadable:
             raise
-        except (ValueError, zipfile.BadZipFile, NotImplementedError):  # the last is zipfile's, for newer kinds of zip
+        except (ValueError, zipfile.BadZipFile, NotImplementedError):  # the last is zipfile's, for newer zip formats
             raise SettingError(f"cannot read {path}: it is not an .npz file, or an incomplete one") from None
         self.names = [name.removesuffix(".npy") for name in self._archive.namelist() if name.endswith(".npy")]
 
@@ -96,7 +96,7 @@ class Npz:
 
 
 def _array(file: Any, size: int, where: Any) -> np.ndarray:
-    """The array that begins here; ``size`` is the whole file's."""
+    """The array that begins here; ``size`` is that of the whole file."""
     dtype, shape, fortran, begin = _header(file, where)
     count = math.prod(shape)
     if count * dtype.itemsize > size - begin:
@@ -123,7 +123,7 @@ def _objects(file: Any, size: int, where: Any) -> bytes:
 
 
 def _header(file: BinaryIO, where: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
-    """What the array is, and where its numbers begin."""
+    """The array's type, shape and order, and where its numbers begin."""
     begin = file.read(8)
     if len(begin) < 8 or begin[:6] != _MAGIC or begin[6] not in (1, 2, 3):
         raise SettingError(f"cannot read {where}: it is not in NumPy's format")

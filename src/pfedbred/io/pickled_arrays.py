@@ -1,9 +1,9 @@
 """The arrays of a pickled dict, without unpickling: ``np.savez(file, data={"x": ..., "y": ...})`` writes one.
 
 Unpickling runs whatever a file asks for. Limiting it to NumPy's own functions, as restricted unpicklers do
-(fickling's, for one), is not enough: the state of a dtype can make NumPy take bytes of the file for addresses. Here
-a file's instructions are read as data: lists, tuples and dicts are built, and what would be imported or called is only
-noted down. The arrays are then made from their types, shapes and bytes, which are checked. Everything else is rejected.
+(fickling's, for one), is not enough: the state of a dtype can make NumPy read bytes of the file as addresses. Here a
+file's instructions are read as data: lists, tuples and dicts are built, and what would be imported or called is only
+recorded. The arrays are then built from their types, shapes and bytes, which are checked. Everything else is rejected.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _WITH_VALUE = (
     *("BININT", "BININT1", "BININT2", "LONG1"),
     *("SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
 )
-_MARK = object()  # where a tuple, or some entries, begin on the stack
+_MARK = object()  # where a tuple, or a run of entries, begins on the stack
 
 
-class _Other(Exception):
-    """Something else than a dict of arrays of numbers."""
+class _Unsupported(Exception):
+    """Anything but a dict of arrays of numbers."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Name:
 
 @dataclass
 class _Call:
-    """What would be called, with which arguments, and the state that the result would be given."""
+    """What would be called with which arguments, and the state that the result would be given."""
 
     function: Any
     arguments: Any
@@ -48,23 +48,23 @@ class _Call:
 
 
 def read_pickled(content: bytes, where: str) -> dict[str, np.ndarray]:
-    """The arrays of a pickled dict, by name; ``where`` it is, for error messages."""
+    """The arrays of a pickled dict, by name; ``where`` names its source in error messages."""
     try:
         shape, kind, _, objects = _array_parts(_build(content))
         if shape != () or kind.char != "O" or not isinstance(objects, list) or len(objects) != 1:
-            raise _Other
+            raise _Unsupported
         (entries,) = objects
         if not isinstance(entries, dict):
-            raise _Other
+            raise _Unsupported
         return {name: _numbers(value) for name, value in entries.items()}
-    except _Other:
-        raise SettingError(f"cannot read {where}: it holds other Python objects than a dict of arrays") from None
+    except _Unsupported:
+        raise SettingError(f"cannot read {where}: it holds Python objects other than a dict of arrays") from None
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, MemoryError):
         raise SettingError(f"cannot read {where}: it is damaged") from None
 
 
 def _build(content: bytes) -> Any:
-    """What the instructions leave, with a :class:`_Call` in place of every object that they would make."""
+    """The result of the instructions, with a :class:`_Call` in place of every object they would make."""
     stack: list[Any] = []
     memo: dict[Any, Any] = {}
     value: Any
@@ -97,7 +97,7 @@ def _build(content: bytes) -> Any:
         elif name in ("SETITEM", "SETITEMS"):
             items = _popped(stack, 2) if name == "SETITEM" else _since_mark(stack)
             if not all(isinstance(key, str) for key in items[::2]):
-                raise _Other
+                raise _Unsupported
             _last(stack, dict).update(zip(items[::2], items[1::2], strict=True))
         elif name == "GLOBAL":
             stack.append(_Name(value))
@@ -109,7 +109,7 @@ def _build(content: bytes) -> Any:
             (state,) = _popped(stack, 1)
             _last(stack, _Call).state = state
         else:
-            raise _Other
+            raise _Unsupported
     raise ValueError
 
 
@@ -123,7 +123,7 @@ def _popped(stack: list[Any], count: int) -> list[Any]:
 
 def _since_mark(stack: list[Any]) -> list[Any]:
     place = len(stack) - 1
-    while stack[place] is not _MARK:  # from the end: all that is passed is taken
+    while stack[place] is not _MARK:  # from the end: everything passed is taken
         place -= 1
     taken = stack[place + 1 :]
     del stack[place:]
@@ -132,16 +132,16 @@ def _since_mark(stack: list[Any]) -> list[Any]:
 
 def _last(stack: list[Any], kind: type) -> Any:
     if not isinstance(stack[-1], kind):
-        raise _Other
+        raise _Unsupported
     return stack[-1]
 
 
 def _array_parts(value: Any) -> tuple[Any, np.dtype[Any], bool, Any]:
-    """Shape, type, whether it is in Fortran's order, and content of what would become an array."""
+    """Shape, type, whether in Fortran order, and content of what would become an array."""
     if not isinstance(value, _Call) or not isinstance(value.function, _Name) or value.function.text not in _ARRAY:
-        raise _Other
+        raise _Unsupported
     if value.arguments[0] != _Name("numpy ndarray"):  # a subclass
-        raise _Other
+        raise _Unsupported
     _, shape, kind, fortran, content = value.state
     if not isinstance(shape, tuple) or not all(type(each) is int and 0 <= each < 2**63 for each in shape):
         raise ValueError
@@ -152,21 +152,21 @@ def _array_parts(value: Any) -> tuple[Any, np.dtype[Any], bool, Any]:
 
 def _dtype(value: Any) -> np.dtype[Any]:
     if not isinstance(value, _Call) or value.function != _Name("numpy dtype"):
-        raise _Other
+        raise _Unsupported
     text, (_, order, *inner) = value.arguments[0], value.state
     if text in ("O", "O8"):
         return np.dtype(object)
     if not isinstance(text, str) or not _NUMBER.fullmatch(text) or order not in ("<", ">", "|", "="):
-        raise _Other  # bytes, texts, dates, records
+        raise _Unsupported  # bytes, texts, dates, records
     if any(each is not None for each in inner[:3]):
-        raise _Other
+        raise _Unsupported
     return np.dtype(order + text)
 
 
 def _numbers(value: Any) -> np.ndarray:
     shape, kind, fortran, content = _array_parts(value)
     if kind.char == "O":
-        raise _Other
+        raise _Unsupported
     if not isinstance(content, bytes):
         raise ValueError
     return np.frombuffer(content, kind).reshape(shape, order="F" if fortran else "C")

@@ -1,8 +1,8 @@
 """Strict JSON and YAML: files from untrusted sources, read as plain values or rejected with a one-line error.
 
-Nothing in a file is executed, unpickled or turned into an object, and nothing may take much more memory than it takes
-on disk. PyYAML's SafeLoader still expands aliases without limit and resolves tags; Python's ``json`` accepts NaN,
-infinities and any depth of nesting. Both are used here with those doors closed.
+Nothing in a file is executed, unpickled or turned into an object, and nothing may take much more memory than disk
+space. PyYAML's SafeLoader still expands aliases without limit and resolves tags; Python's ``json`` accepts NaN,
+infinities and any depth of nesting. Both are used here with those features disabled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Unreadable(SettingError):
 
 @contextmanager
 def reading(where: Any) -> Iterator[None]:
-    """Turns what the system refuses to read into one line; ``where`` it is, for error messages."""
+    """Turns the system's read errors into one line; ``where`` names the file in it."""
     try:
         yield
     except OSError as problem:
@@ -39,9 +39,9 @@ def reading(where: Any) -> Iterator[None]:
 
 
 def check_regular_file(path: Path, where: Any = None) -> int:
-    """The size of a regular file. Anything else is refused before it is opened: a FIFO would be waited for for ever.
+    """The size of a regular file. Anything else is refused before it is opened: opening a FIFO would block for ever.
 
-    ``where`` is what error messages call it, if not by its path.
+    ``where`` names the file in error messages; by default its path.
     """
     where = where or path
     try:
@@ -55,7 +55,7 @@ def check_regular_file(path: Path, where: Any = None) -> int:
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """The text of a file in UTF-8, of at most so many bytes."""
+    """The text of a file in UTF-8, of at most ``most`` bytes."""
     size = check_regular_file(path)
     if most is not None and size > most:
         raise SettingError(f"cannot read {path}: it is larger than {most:,} bytes")
@@ -67,12 +67,12 @@ def read_text(path: Path, most: int | None = None) -> str:
 
 
 def _no_constant(name: str) -> NoReturn:
-    """JSON has no NaN or infinity; Python's reader would accept them, and its writer fail much later."""
+    """JSON has no NaN or infinity; Python's reader would accept them, and its writer would fail much later."""
     raise ValueError(name)
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """The number as JSON can hold it: NaN and infinities are null."""
+    """The number as JSON can hold it: NaN and infinities become None."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
@@ -84,9 +84,9 @@ def _finite(text: str) -> float:
 
 
 def parse_json(text: str | bytes, where: Any, *, large: bool = False) -> Any:
-    """The value of a JSON text; ``where`` it comes from, for error messages.
+    """The value of a JSON text; ``where`` names its source in error messages.
 
-    In a ``large`` one numbers may overflow to infinity (1e999): the caller has to check.
+    If it is ``large``, numbers may overflow to infinity (1e999): the caller has to check.
     """
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=None if large else _finite)
@@ -132,12 +132,12 @@ class _NotPlain(yaml.MarkedYAMLError):
 class _PlainLoader(yaml.SafeLoader):
     """Strings, numbers, booleans, lists and mappings; nothing else that YAML offers.
 
-    A tag could ask for another type than the one that is written; an alias stands for a value elsewhere, and a few
-    lines of aliases to aliases for more values than any memory holds.
+    A tag could ask for a type other than the one written; an alias stands for a value elsewhere, and a few lines of
+    aliases to aliases can stand for more values than fit in memory.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Rejects tags and aliases, and numbers such as 010, which is 8 in YAML 1.1, 0x10 and 1_0."""
+        """Rejects tags, aliases, and numbers such as 010 (8 in YAML 1.1), 0x10 and 1_0."""
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise _NotPlain(problem="anchors and aliases are not supported", problem_mark=event.start_mark)
@@ -150,13 +150,13 @@ class _PlainLoader(yaml.SafeLoader):
         return node
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """Reads 1:30 as a text: in YAML 1.1 it is a number to the base of sixty, which nobody means."""
+        """Reads 1:30 as text: in YAML 1.1 it is a base-60 number, which nobody means."""
         if kind is yaml.ScalarNode and ":" in value:
             implicit = (False, False)
         return super().resolve(kind, value, implicit)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Rejects a name that is given twice: the last value would silently replace the first."""
+        """Rejects a repeated name: the last value would silently replace the first."""
         seen = set()
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":

@@ -1,8 +1,8 @@
 """Files of named arrays in the safetensors format: written atomically, memory-mapped when read, with a checksum.
 
-Whatever reads safetensors reads them. The safetensors library itself needs all arrays in memory to write them, copies
+Any reader of safetensors can read them. The safetensors library itself needs all arrays in memory to write them, copies
 them when it reads into NumPy, and has no checksum; client stores and prepared federations may be larger than memory,
-so they are written piece by piece here and read through a memory map.
+so they are written in pieces here and read through a memory map.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _TYPES = {
 }
 _NAMES = {np.dtype(each): name for name, each in _TYPES.items()}
 _LARGEST_HEADER = 100 * 2**20
-_PIECE = 2**22  # bytes that are read or written at a time
+_PIECE = 2**22  # bytes read or written at a time
 
 
 class Damaged(SettingError):
-    """A file that does not hold what was written; not one that cannot be opened, or that another version wrote."""
+    """A file whose content is not what was written; not one that cannot be opened, or is of another version."""
 
 
 class Pieces(NamedTuple):
-    """An array that is given piece by piece along its first axis, as often as it is asked for."""
+    """An array given in pieces along its first axis; ``pieces`` may be called repeatedly."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class Kind(NamedTuple):
 
     Attributes:
       format: its name with a version: ``pfedbred federation 1``.
-      noun: what people call it.
+      noun: its name in error messages.
       hint: what to do if it is damaged.
     """
 
@@ -74,7 +74,7 @@ class Kind(NamedTuple):
 
 
 def named(tree: Tree) -> dict[str, Any]:
-    """The arrays of a tree by the path to each: ``hidden.weight``."""
+    """The arrays of a tree by path, such as ``hidden.weight``."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
@@ -98,15 +98,17 @@ def refill(like: Tree, arrays: Mapping[str, np.ndarray], what: str) -> Tree:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray | Pieces], metadata: Mapping[str, str]) -> None:
-    """Writes a file, whole or not at all."""
-    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that each array is aligned
+    """Writes a file atomically."""
+    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that every array is aligned
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name in ordered:
         array = arrays[name]
         dtype = array.dtype.newbyteorder("<")
         if dtype not in _NAMES:
-            raise SettingError(f"cannot write {path}: {name} is of type {array.dtype}, which such a file cannot hold")
+            raise SettingError(
+                f"cannot write {path}: {name} is of type {array.dtype}, which the format does not support"
+            )
         begin, end = end, end + int(np.prod(array.shape, dtype=int)) * dtype.itemsize
         entries[name] = {"dtype": _NAMES[dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
     header = json.dumps(entries, separators=(",", ":")).encode()
@@ -125,7 +127,7 @@ def save(kind: Kind, path: Path, facts: Mapping[str, Any], arrays: Mapping[str, 
 
 
 def _pieces(array: np.ndarray | Pieces) -> Iterator[memoryview]:
-    """The bytes of an array, some at a time."""
+    """The bytes of an array, in pieces."""
     for whole in array.pieces() if isinstance(array, Pieces) else [array]:
         flat = whole.reshape(-1)
         step = max(1, _PIECE // flat.dtype.itemsize)
@@ -149,7 +151,7 @@ def _checksum(facts: str, arrays: Mapping[str, np.ndarray | Pieces]) -> str:
 
 
 def load(kind: Kind, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The plain values of a file, and its arrays, which stay in the file. Rejects a damaged one."""
+    """The plain values of a file, and its arrays, which stay in the file. Rejects damaged files."""
     size = check_regular_file(path)
     with reading(path), open(path, "rb") as file:
         header, begin = _header(kind, path, file, size)
@@ -162,7 +164,7 @@ def load(kind: Kind, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     if found != expected:
         raise Damaged(f"{path} is damaged: its checksum is {found[:12]}..., not {expected[:12]}...; {kind.hint}")
     if hasattr(content, "madvise"):
-        content.madvise(mmap.MADV_DONTNEED)  # what was read for the checksum need not stay in memory
+        content.madvise(mmap.MADV_DONTNEED)  # pages read for the checksum need not stay in memory
     facts = parse_json(text, path)
     expect(facts, dict, path)
     return facts, arrays

@@ -68,7 +68,7 @@ MODELS: dict[str, Callable[..., Model]] = {
 """Every named model, built from (shape of one sample, classes). To add one, write a function and add a line here.
 
 A model that reads word ids has a keyword-only parameter ``words``, which receives a :class:`pfedbred.types.Words`; one
-that has batch or group normalisation, as chosen, a keyword-only parameter ``norm``, which receives the choice.
+with a choice of batch or group normalisation has a keyword-only parameter ``norm``, which receives the choice.
 """
 
 
@@ -76,7 +76,7 @@ Build = Callable[..., Model]
 
 
 def check(model: str | Model | Build) -> None:
-    """Rejects what cannot be a model: an unknown name, or something that is neither a Model nor a function."""
+    """Rejects an unknown name, and anything that is neither a Model nor a function."""
     if isinstance(model, str) and model not in MODELS:
         raise SettingError(f"unknown model {model!r}{nearest(model, MODELS)}")
     if not isinstance(model, str | Model) and not callable(model):
@@ -93,7 +93,7 @@ def get(
     """The model for samples of that shape: by name, as a Model, or from a function ``(shape, classes) -> Model``.
 
     ``words`` is given if the samples are word ids. If ``batch_norm`` is ``group``, group normalisation takes the place
-    of batch normalisation; the other choices are about its statistics, not the network.
+    of batch normalisation; the other choices concern its statistics, not the network.
     """
     grouped = batch_norm == "group"
     if isinstance(model, Model):
@@ -117,19 +117,19 @@ def get(
 
 
 def _grouped(model: Model) -> Model:
-    """With group normalisation, if it has batch normalisation."""
+    """The model with group normalisation in place of batch normalisation, if it has that."""
     if model.grouped is not None:
         return model.grouped()
     if model.statistics is not None:
         raise SettingError(
-            "batch_norm group needs a model that can replace its batch norm: one of from_flax or from_equinox, or a "
-            "function with a keyword-only parameter norm, which receives 'batch' or 'group'"
+            "batch_norm group needs a model that can replace its batch norm: one made by from_flax or from_equinox, or "
+            "a function with a keyword-only parameter norm, which receives 'batch' or 'group'"
         )
     return model
 
 
 def _fast(model: Model) -> Model:
-    """A user's own functions may have convolutions; those of named models are fast as they are written."""
+    """Speeds up convolutions in a user's own functions; named models are written to be fast."""
     rest = None if model.rest is None else with_fast_convolutions(model.rest)
     train = None if model.train is None else with_fast_convolutions(model.train)
     statistics = model.statistics and model.statistics._replace(of=with_fast_convolutions(model.statistics.of))

@@ -1,11 +1,11 @@
 """Models from Flax (linen and nnx) and Equinox modules.
 
 A model here is a pure function of params and inputs, so that every client can have its own params and a server can
-average them. Batch normalisation and dropout are switched to training or evaluation by the library: in layers of the
-module's own library always, and by the arguments ``train``, ``training``, ``is_training``, ``deterministic``,
-``inference`` and ``use_running_average`` of its ``__call__``, where it has them. Dropout that is built switched off
-stays off. Modules with other state, or that draw other random numbers, are rejected when the model is made. Their
-convolutions are computed as is fast when params differ (:mod:`pfedbred.models.convolution`).
+average them. Batch normalisation and dropout are switched between training and evaluation here: always in layers of the
+module's own library, and by those of the arguments ``train``, ``training``, ``is_training``, ``deterministic``,
+``inference`` and ``use_running_average`` that its ``__call__`` has. Dropout built switched off stays off. Modules with
+other state, or that draw other random numbers, are rejected when the model is made. Convolutions are computed in a way
+that is fast for different params per client (:mod:`pfedbred.models.convolution`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def from_flax(module: Any, shape: tuple[int, ...], *, head: tuple[str, ...] = ()
     Args:
       module: a ``linen.Module``, whose params are its collection ``params``; or ``make(rngs)`` that returns an
         ``nnx.Module``, whose params are its ``nnx.Param`` in a nested dict.
-      shape: of one sample.
+      shape: the shape of one sample.
       head: the top-level keys of the params that turn features into logits.
       dtype: the type to which samples are converted; an integer type for word ids.
 
@@ -54,8 +54,8 @@ def from_equinox(
     Args:
       make: ``make(key)`` returns an ``eqx.Module``. The params are its floating-point arrays in a dict whose keys are
         paths, such as ``layers.0.weight``. With batch norm, it is called as ``module(x, state)``, and with a ``key`` if
-        it takes one; the state may be returned too, as by ``eqx.nn.make_with_state``.
-      shape: is not given; a sample's shape, which :func:`from_flax` needs, is rejected.
+        it takes one; ``make`` may return the state too, as ``eqx.nn.make_with_state`` does.
+      shape: not needed, unlike in :func:`from_flax`; anything but None is rejected.
       head: the path prefixes of the params that turn features into logits.
       dtype: the type to which samples are converted; an integer type for word ids.
 
@@ -63,7 +63,7 @@ def from_equinox(
     """
     if shape is not None:
         raise SettingError(
-            "from_equinox takes no shape of a sample, unlike from_flax: make(key) makes a module that has all its sizes"
+            "from_equinox takes no sample shape, unlike from_flax: make(key) returns a module whose sizes are all set"
         )
     library("equinox")
     return with_head(from_modules(make, dtype), head)

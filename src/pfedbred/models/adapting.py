@@ -21,7 +21,7 @@ class Mode(NamedTuple):
     """How a module is applied.
 
     Attributes:
-      kept: whether batch normalisation is by kept statistics, and not by those of the minibatch.
+      kept: whether batch normalisation uses kept statistics, not those of the minibatch.
       drop: whether dropout is on.
     """
 
@@ -42,7 +42,7 @@ _FLAGS: dict[str, Callable[[Mode], bool]] = {
 
 
 def flags(call: Callable[..., Any], mode: Mode) -> dict[str, bool]:
-    """The arguments by which a module's own ``__call__`` learns the mode: those of these names that it has."""
+    """The arguments that tell a module's own ``__call__`` the mode, as far as it takes them."""
     return {name: of(mode) for name, of in _FLAGS.items() if takes(call, name)}
 
 
@@ -52,7 +52,7 @@ def takes(call: Callable[..., Any], name: str) -> bool:
 
 
 def group_normalised(x: Array, axis: Any, epsilon: float) -> Array:
-    """Each sample by the mean and the variance of each of two groups of its channels, over all positions.
+    """Each sample, normalised by the mean and variance of each of two groups of channels, over all positions.
 
     References: Wu and He, "Group Normalization", ECCV 2018; with two groups, Hsieh et al., "The Non-IID Data Quagmire
     of Decentralized Machine Learning", ICML 2020.
@@ -98,7 +98,7 @@ def check_output(check: Callable[[], Any], sample: jax.ShapeDtypeStruct) -> None
 
 
 def with_head(model: Model, head: tuple[str, ...]) -> Model:
-    """The model with this head, and a model with group normalisation likewise."""
+    """The model with this head; the same for its variant with group normalisation."""
     model = model._replace(head=head)
     params = jax.eval_shape(model.init, jax.random.key(0))
     if head and model.head_keys(params) is None:
@@ -108,12 +108,12 @@ def with_head(model: Model, head: tuple[str, ...]) -> Model:
 
 
 def kind(value: Any) -> str:
-    """What it is called in an error."""
+    """The name of a value's type, for errors."""
     return type(value).__name__
 
 
 def library(name: str) -> Any:
-    """That module of another library, imported when it is used."""
+    """A module of another library, imported on first use."""
     package = name.split(".")[0]
     try:
         return importlib.import_module(name)
@@ -122,5 +122,5 @@ def library(name: str) -> Any:
 
 
 def converted(x: Array, dtype: Any) -> Array:
-    """The samples in the module's type; in half precision (:mod:`pfedbred.models.precision`) they stay."""
+    """The samples in the module's type; unchanged in half precision (:mod:`pfedbred.models.precision`)."""
     return x if x.dtype == jnp.bfloat16 and jnp.issubdtype(dtype, jnp.floating) else x.astype(dtype)

@@ -15,13 +15,13 @@ from pfedbred.types import Array, Key, Tree
 
 
 def check_heads(width: int, heads: int) -> None:
-    """Every head has the same number of features."""
+    """Requires that every head has the same number of features."""
     if heads < 1 or width % heads:
         raise SettingError(f"heads must divide the width {width}, which {heads} does not")
 
 
 def encoder_init(key: Key, layers: int, width: int, dtype: Any) -> Tree:
-    """Layers and a last norm: linear layers as in PyTorch, norms with scale 1 and shift 0."""
+    """The params of all layers and a final norm: linear layers as in PyTorch, norms with scale 1 and shift 0."""
     params: Tree = {
         f"layer{i + 1}": _layer_init(each, width, dtype) for i, each in enumerate(jax.random.split(key, layers))
     }
@@ -68,7 +68,7 @@ def _attention(params: Tree, x: Array, heads: int, real: Array | None) -> Array:
     query, key, value = (each[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
     scores = (query @ key.swapaxes(2, 3)).astype(jnp.promote_types(x.dtype, jnp.float32))
     scores = scores / math.sqrt(width // heads)
-    if real is not None:  # finite, so that a sample of padding alone has an output and a gradient
+    if real is not None:  # finite, so that a sample of only padding has an output and a gradient
         scores = jnp.where(real[:, None, None], scores, jnp.finfo(scores.dtype).min)
     out = jax.nn.softmax(scores).astype(x.dtype) @ value
     return dense(params["back"], out.transpose(0, 2, 1, 3).reshape(n, positions, width))

@@ -18,12 +18,12 @@ class WithStatistics(NamedTuple):
 class Statistics(NamedTuple):
     """What a network with batch normalisation keeps beside its params: the means and variances of its layers' inputs.
 
-    They are averaged over minibatches and clients by :mod:`pfedbred.algorithms.batch_statistics`, not by a momentum of
-    the layers: running averages lag behind the params, the more the fewer steps a round has.
+    They are averaged over minibatches and clients by :mod:`pfedbred.algorithms.batch_statistics`, not by running
+    averages in the layers, which lag behind the params, most in rounds of few steps.
 
     Attributes:
-      init: those of a network that has seen no sample, such as zeros and ones.
-      of: ``of(params, x)``: those of the minibatch x, each layer's inputs normalised by its own, without dropout.
+      init: the statistics of a network that has seen no sample, such as zeros and ones.
+      of: ``of(params, x)``: those of the minibatch x, which also normalise each layer's inputs, without dropout.
     """
 
     init: Callable[[], Tree]
@@ -70,7 +70,7 @@ class Model(NamedTuple):
         return any(f".{name}." in f".{path}." for name in self.norms)
 
     def whole(self, params: Tree) -> Tree:
-        """The params of the whole network: with those that are not trained, if there are any."""
+        """The params of the whole network, including those that are not trained, if any."""
         if isinstance(params, WithStatistics):
             return params._replace(params=self.whole(params.params))
         return {**self.frozen, **params} if self.frozen is not None and isinstance(params, dict) else params

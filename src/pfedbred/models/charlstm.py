@@ -26,15 +26,15 @@ def charlstm(
     """An embedding, a two-layer LSTM that reads forward, and a linear layer on its last output.
 
     The LSTM is that of :func:`pfedbred.models.lstm`. Samples are ids of characters; trailing ids of 0 are padding,
-    which changes no state. Params are initialised as in PyTorch.
+    which leaves the state unchanged. Params are initialised as in PyTorch.
 
     Args:
       shape: (length,), the number of ids in a sample.
       classes: number of labels.
       words: the number of ids.
-      embedding: size of the vectors of the characters.
-      hidden: size of h.
-      dtype: of the params.
+      embedding: size of the character vectors.
+      hidden: size of the hidden state h.
+      dtype: the type of the params.
 
     References: Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
     """
@@ -75,9 +75,9 @@ def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
 
 
 def _layer(params: Tree, x: Array, length: Array) -> Array:
-    """From x of shape (time, batch, inputs) and the samples' lengths to (time, batch, hidden).
+    """Maps x of shape (time, batch, inputs), given the samples' lengths, to (time, batch, hidden).
 
-    The batch is the first axis of each step's product, not the last as in :func:`pfedbred.models.lstm.scanned`: with a
+    The batch is the first axis of each step's product, not the last as in :func:`pfedbred.models.lstm.scanned`: for a
     small batch and a large h that is faster (benchmarks/client_models.py).
     """
     cell, unroll = cell_and_unrolling(len(x))

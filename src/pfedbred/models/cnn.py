@@ -63,10 +63,10 @@ def conv_pools(layers: Sequence[Tree], x: Array) -> Array:
 
 
 def _channels_first(layers: Sequence[Tree], x: Array) -> Array:
-    """The same with channels first while it computes.
+    """The same, computed with channels first.
 
-    Then slices are joined along the first axis, each a long run of memory, and pooling compares such runs: a step of
-    100 clients takes three quarters of the time on a GPU. A CPU, whose caches hold a client's windows, is slower so.
+    Slices are then joined along the first axis, each a long run of memory, and pooling compares such runs: on a GPU, a
+    step of 100 clients takes three quarters of the time. On a CPU, whose caches hold a client's windows, it is slower.
     """
     x = x.transpose(3, 0, 1, 2)
     for layer in layers:

@@ -30,11 +30,11 @@ def cnn1d(
     convolution is 9 times its input channels.
 
     Args:
-      shape: of one sample.
+      shape: the shape of one sample.
       classes: number of labels.
-      filters: of the two convolutions.
+      filters: the filters of the two convolutions.
       hidden: width of the first linear layer.
-      dtype: of the params.
+      dtype: the type of the params.
     """
     if len(shape) not in (1, 2) or shape[0] < _SMALLEST:
         raise SettingError(
@@ -74,7 +74,7 @@ def _conv_init(key: Key, inputs: int, outputs: int, dtype: Any) -> Tree:
 
 
 def _conv_pool(layer: Tree, x: Array) -> Array:
-    """ReLU(pool(conv(x))), as one matrix product; see the same for images in :mod:`pfedbred.models.cnn`.
+    """ReLU(pool(conv(x))), as one matrix product, as for images in :mod:`pfedbred.models.cnn`.
 
     Each row of the product computes the two outputs of one pool, which read the same 10 steps: five cells of two.
     """

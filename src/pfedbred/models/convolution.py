@@ -2,7 +2,7 @@
 
 Under ``vmap`` a convolution with a kernel per client becomes a grouped convolution, which compilers compute slowly.
 As slices and one matrix product it only gains an axis. :func:`with_fast_convolutions` replaces the convolutions in any
-function by a primitive of its own, which is computed in the way that is faster where it is compiled:
+function by its own primitive, computed in whichever way is faster on the platform it is compiled for:
 
     kernels differ under vmap     slices and one matrix product; on a GPU, with many channels, kernels that need no
                                   copies of x (:mod:`pfedbred.models.convolution_kernels`)
@@ -10,8 +10,8 @@ function by a primitive of its own, which is computed in the way that is faster 
     one client at a time, on CPU  whichever was faster when measured (:func:`_slices_on_cpu`)
 
 A convolution y = x * k is linear in x and in k, so <y', x * k> defines three bilinear functions: y of (x, k), the
-gradient x' of (y', k) and the gradient k' of (x, y'). Each transposes into the two others. The primitive is all three,
-told apart by ``wanted``, so that it can be differentiated in both modes and any number of times.
+gradient x' of (y', k) and the gradient k' of (x, y'). Each transposes into the two others. The primitive covers all
+three, distinguished by ``wanted``, so that it can be differentiated in both modes and any number of times.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from pfedbred.types import Array
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_MOST_SLICES = 128  # of a kernel; 11 x 11 is below it. Programs of more slices take long to compile.
+_MOST_SLICES = 128  # of a kernel; enough for 11 x 11. More slices take long to compile.
 _GIVEN = {"y": ("x", "k"), "x": ("y", "k"), "k": ("x", "y")}
 
 
 class _Convolution(NamedTuple):
-    """The parameters of a convolution, the shapes of its input, kernel and output, and whether gradients follow."""
+    """The parameters of a convolution, the shapes of its input, kernel and output, and whether it is differentiated."""
 
     window_strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
@@ -59,11 +59,11 @@ class _Convolution(NamedTuple):
         return tuple(self.k[axis] for axis in self.dimension_numbers.rhs_spec[2:])
 
     def by_lax(self, x: Array, kernel: Array) -> Array:
-        """The compiler's own."""
+        """The compiler's own convolution."""
         return lax.conv_general_dilated(x, kernel, **dict(zip(self._fields[:7], self[:7], strict=True)))
 
     def by_slices(self, x: Array, kernel: Array) -> Array:
-        """For every element of the kernel's window a slice of x, and the product of all slices with the kernel."""
+        """One slice of x per element of the kernel's window, and the product of all slices with the kernel."""
         lhs, rhs, out = self.dimension_numbers
         groups, outputs = self.feature_group_count, self.k[rhs[0]]
         x = x.transpose(lhs[0], *lhs[2:], lhs[1])  # samples, window, channels
@@ -85,7 +85,7 @@ class _Convolution(NamedTuple):
         return y.transpose(np.argsort((out[0], *out[2:], out[1])))
 
     def has_gpu_kernels(self, wanted: str, dtype: Any) -> bool:
-        """Whether there are GPU kernels for it that are faster than slices."""
+        """Whether there are GPU kernels for this convolution that are faster than slices."""
         rhs = self.dimension_numbers.rhs_spec
         plain = self.feature_group_count == 1 and set(self.lhs_dilation) == {1}
         return plain and convolution_kernels.faster(
@@ -106,8 +106,8 @@ class _Convolution(NamedTuple):
         return lax.dot_general(patches, kernel, dimensions, precision=self.precision)
 
     def _depthwise(self, x: Array, kernel: Array) -> Array:
-        """Every channel has kernels of its own: one product for each slice, added up, without a copy of the slices."""
-        wide = jnp.promote_types(x.dtype, jnp.float32)  # a matrix product does not round its sums to bfloat16 either
+        """Every channel has its own kernels: one product per slice, summed, without copying the slices."""
+        wide = jnp.promote_types(x.dtype, jnp.float32)  # as a matrix product, it does not round sums to bfloat16
         terms = (part[..., None].astype(wide) * each for part, each in zip(self._slices(x), kernel, strict=True))
         return functools.reduce(jnp.add, terms).astype(x.dtype)
 
@@ -148,7 +148,7 @@ class _Convolution(NamedTuple):
 def convolve(x: Array, kernel: Array, *args: Any, **options: Any) -> Array:
     """``lax.conv_general_dilated`` as slices and one matrix product: y[p, o] = sum_{q, c} x[s p + d q, c] k[q, c, o].
 
-    s are the strides and d the dilation of the kernel; x is padded (and dilated) before. Arguments are those of
+    s are the strides and d the dilation of the kernel; x is padded (and dilated) first. Arguments are those of
     ``lax.conv_general_dilated``; ``batch_group_count`` and types other than the inputs' are not supported.
     """
     traced = jax.make_jaxpr(lambda x, k: lax.conv_general_dilated(x, k, *args, **options))(x, kernel)
@@ -159,10 +159,10 @@ def convolve(x: Array, kernel: Array, *args: Any, **options: Any) -> Array:
 
 
 def with_fast_convolutions(function: Function) -> Function:
-    """The same function of arrays, with its convolutions fast where kernels differ from client to client.
+    """The same function of arrays, with convolutions that are fast if kernels differ between clients.
 
-    What has no fast form runs as before: batch groups, very large kernels, outputs of another type than the inputs',
-    and derivatives that the function defines itself.
+    Convolutions without a fast form run as before: batch groups, very large kernels, outputs of another type than the
+    inputs', and derivatives that the function defines itself.
     """
 
     if hasattr(function, "_has_fast_convolutions"):
@@ -179,8 +179,8 @@ def with_fast_convolutions(function: Function) -> Function:
 
 
 def _rewritten(value: Any) -> Any:
-    """A program with its convolutions replaced, those of the programs within it too; itself if there are none."""
-    if isinstance(value, core.Jaxpr):  # first: from JAX 0.12 on, a closed one is an instance of it
+    """A program with its convolutions replaced, also in nested programs; the same object if there are none."""
+    if isinstance(value, core.Jaxpr):  # checked first: from JAX 0.12 on, a ClosedJaxpr is one too
         equations = [_rewritten_equation(each) for each in value.eqns]
         same = all(new is old for new, old in zip(equations, value.eqns, strict=True))
         return value if same else value.replace(eqns=equations)
@@ -254,10 +254,10 @@ def _slices_on_cpu(wanted: str, convolution: _Convolution) -> bool:
     """Whether slices are faster for one client on a CPU, as measured layer by layer on two cores in float32.
 
     The layers were those of LeNet, PFLlib's CNN and ResNet-18; the cores were busy. XLA's gradients took 2 to 100 times
-    as long as those of slices (groups and 1x1 kernels were not compared). Where gradients follow, the output by slices
-    cost nothing more, as the gradient of the kernel needs the slices too. The output alone, as in evaluation, took 1.0
-    to 2.4 times as long by slices from 32 channels on (and more memory); depthwise an eighth. With three to six
-    channels two measurements disagree (0.3 to 2.8 times). Between 6 and 32 channels none was made: 16 is a guess.
+    as long as those of slices (groups and 1x1 kernels were not compared). When differentiating, the output by slices is
+    free, as the kernel's gradient needs the slices too. The output alone, as in evaluation, took 1.0 to 2.4 times as
+    long by slices from 32 channels on (and more memory), but depthwise an eighth. With three to six channels two
+    measurements disagree (0.3 to 2.8 times). Between 6 and 32 channels nothing was measured: 16 is a guess.
     """
     if wanted != "y" or convolution.differentiated:
         return True
@@ -278,7 +278,7 @@ def _transposed(
 
 
 def _differentiated(values: Any, tangents: Any, *, wanted: str, convolution: _Convolution) -> tuple[Array, Any]:
-    """The value, and the sum of what each argument's tangent contributes to its tangent."""
+    """The value, and its tangent: the sum of each argument's contribution."""
     bind = functools.partial(_convolve.bind, wanted=wanted)
     (a, b), (da, db) = values, tangents
     tangent = ad.Zero(_abstract(a, b, wanted=wanted, convolution=convolution).to_tangent_aval())
@@ -297,7 +297,7 @@ def _batched(values: tuple[Array, Array], axes: tuple[Any, Any], **params: Any) 
     shared = params["wanted"] != "k" and axes[1] is None
     way: Callable[..., Array] = _by_lax if shared else _by_slices
     run = jax.vmap(lambda a, b: way(a, b, **params), axes)
-    if shared:  # there may be another vmap, with kernels that differ
+    if shared:  # an outer vmap may have different kernels
         run = with_fast_convolutions(run)
     return run(*values), 0
 
@@ -314,8 +314,8 @@ batching.primitive_batchers[_convolve] = _batched
 mlir.register_lowering(_convolve, mlir.lower_fun(_by_lax, multiple_results=False))
 mlir.register_lowering(_convolve, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")
 
-# The same for many clients, each with its own of both arguments, along the first axis: the platform is only known when
-# the program is compiled.
+# The same for many clients along the first axis, each with its own arguments. A primitive, since the platform is only
+# known when the program is compiled.
 _convolve_each = core.Primitive("convolve_each")
 
 
@@ -334,7 +334,7 @@ def _each_abstract(a: Any, b: Any, *, wanted: str, convolution: _Convolution) ->
 
 
 def _each_batched(values: tuple[Array, Array], axes: tuple[Any, Any], **params: Any) -> tuple[Array, int]:
-    """More clients: both axes as one."""
+    """Another axis of clients: merged with the first."""
     size = next(each.shape[axis] for each, axis in zip(values, axes, strict=True) if axis is not None)
     a, b = (
         jnp.broadcast_to(each, (size, *each.shape)) if axis is None else jnp.moveaxis(each, axis, 0)

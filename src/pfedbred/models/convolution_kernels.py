@@ -1,15 +1,15 @@
-r"""Convolutions with a kernel per client as GPU kernels, which read x where it is.
+r"""Convolutions with a kernel per client as GPU kernels, which read x in place.
 
 Slices and one matrix product (:mod:`pfedbred.models.convolution`) copy every number of x once for each element of the
 window; from about 16 channels on, these copies take longer than the product. Here a program computes a tile of the
-product and reads the rows of x that it needs, for one element of the window after another. With q an element of the
+product and reads the rows of x that it needs, one element of the window after another. With q an element of the
 window, s the stride, d the dilation and p the padding,
 
     y[n, i, o]  = sum_q sum_c x[n, s i + d q - p, c] k[q, c, o]
     x'[n, j, c] = sum_q sum_o y'[n, (j + p - d q) / s, o] k[q, c, o]      where that is a whole number
     k'[q, c, o] = sum_n sum_i x[n, s i + d q - p, c] y'[n, i, o]
 
-The first two are one kernel (:func:`gathered`), which differs in where it reads; the third is :func:`correlated`. The
+The first two share one kernel (:func:`gathered`), reading at different places; the third is :func:`correlated`. The
 kernels use Pallas's Triton backend, which JAX plans to remove: without it :func:`usable` is false, and slices are used.
 """
 
@@ -36,7 +36,7 @@ _SMALLEST = 16  # side of a product in Triton
 
 
 class Tile(NamedTuple):
-    """How the work of a product is cut: rows and columns of a program's tile, how much of the sum it reads at once."""
+    """How a product is tiled: rows and columns of a program's tile, and how much of the sum it reads at once."""
 
     rows: int
     columns: int
@@ -73,15 +73,15 @@ def compute(
     """y of (x, k), x' of (y', k) or k' of (x, y'); x and y are (n, height, width, channels), k is (*window, c, o).
 
     Args:
-      wanted: which of the three.
+      wanted: which of the three to compute.
       a: the first of the two given.
       b: the second.
-      sides: height and width of what is wanted.
-      window: of the kernel.
+      sides: height and width of the result.
+      window: the kernel's height and width.
       strides: s.
       dilation: d, of the kernel.
       padding: p, before the first row and column.
-      precision: of the products.
+      precision: the precision of the products.
     """
     there = Reading(strides, dilation, (-padding[0], -padding[1]), (1, 1))
     back = Reading((1, 1), (-dilation[0], -dilation[1]), padding, strides)
@@ -99,9 +99,9 @@ def faster(wanted: str, k: tuple[int, ...], strides: tuple[int, ...], dtype: Any
     """Whether the kernels are faster than slices, for a kernel of shape (*window, channels, outputs).
 
     As measured layer by layer on an H200 with 20 clients: 3x3 layers of ResNet-18 and ResNet-8 with 20 samples, the
-    second layer of PFLlib's CNN with 10. There the kernels take 0.1 to 1.05 of the time of slices where this is true,
-    and mostly more where it is not: the copies that they save matter less, the more outputs there are, and with
-    strides, x' multiplies by zeros.
+    second layer of PFLlib's CNN with 10. Where this is true, the kernels took 0.1 to 1.05 of the time of slices;
+    elsewhere mostly more: with more outputs, the copies they save matter less, and with strides, x' multiplies by
+    zeros.
     """
     *window, channels, outputs = k
     columns, strided = channels if wanted == "x" else outputs, max(strides) > 1
@@ -121,7 +121,7 @@ def _cut(outputs: int, channels: int, dtype: Any) -> Tile:
 
 
 def _cut_sum(pixels: int, channels: int, outputs: int, dtype: Any) -> tuple[Tile, int, bool]:
-    """The tiles of k', the parts of its sum, and whether it runs along memory."""
+    """The tiles of k', the number of parts of its sum, and whether the sum runs along memory."""
     single = dtype == jnp.float32
     parts = min(4, max(1, pixels // (2560 if single else 5120)))
     if min(channels, outputs) < 128:
@@ -151,7 +151,7 @@ def gathered(
       sides: height and width of the result.
       window: height and width of the window.
       read: where to read.
-      tile: how to cut the work.
+      tile: how to tile the product.
       precision: of the products.
     """
     outputs = kernel.shape[1]
@@ -239,7 +239,7 @@ def correlated(
 ) -> Array:
     """out[q, c, o] = sum_n sum_i x[n, read(i, q), c] y[n, i, o], of shape (elements of the window, channels, outputs).
 
-    The sum is cut into ``parts``: one tile with a long sum for each element would leave most of a GPU idle.
+    The sum is split into ``parts``: one tile per element, with a long sum, would leave most of a GPU idle.
     ``pixels_last`` copies x and y so that the sum runs along memory, as products of float32 need it on these GPUs.
     """
     samples, height, width, channels = x.shape

@@ -1,4 +1,4 @@
-"""Models from Equinox modules: the params are their floating-point arrays, by path, and so are the statistics."""
+"""Models from Equinox modules: the params are their floating-point arrays, by path; likewise the statistics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KEY = "a module with dropout has __call__(self, x, key=None) and passes the key
 
 
 def from_modules(make: Callable[[Key], Any], dtype: Any, grouped: bool = False) -> Model:
-    """The model of what ``make(key)`` makes, with group normalisation in place of batch norm if ``grouped``."""
+    """The model of the module from ``make(key)``, with group normalisation in place of batch norm if ``grouped``."""
     eqx = library("equinox")
     whole, state = _parts(make(jax.random.key(0)), grouped)
     found = _layers(whole, (eqx.nn.BatchNorm,))
@@ -138,11 +138,11 @@ def _parts(made: Any, grouped: bool) -> tuple[Any, Any]:
 
 
 def _in_mode(module: Any, mode: Mode) -> Any:
-    """The module with all its layers in that mode. Dropout that is switched off stays off."""
+    """The module with all its layers in that mode. Dropout built switched off stays off."""
     eqx = library("equinox")
 
     def batch_norm(layer: Any) -> Any:
-        of = _batch_norm() if type(layer) is eqx.nn.BatchNorm else None  # a class of the user's own stays
+        of = _batch_norm() if type(layer) is eqx.nn.BatchNorm else None  # a user's own subclass is kept
         return _with(layer, of, inference=mode.kept, momentum=0.0)
 
     module = _replaced(module, (eqx.nn.BatchNorm,), batch_norm)
@@ -151,10 +151,10 @@ def _in_mode(module: Any, mode: Mode) -> Any:
 
 @functools.cache
 def _batch_norm() -> Any:
-    """The class of batch norms whose statistics are those of the minibatch, or kept ones, in float32.
+    """A batch norm that uses the minibatch's statistics, or kept ones, in float32.
 
-    Equinox's own has running averages. It compares types when it sets them, which on several devices contain the
-    devices and are never the same, and with ``mode="ema"`` it cannot mix bfloat16 with float32.
+    Equinox's own keeps running averages. Setting them compares types, which contain the devices and never match on
+    several devices; and with ``mode="ema"`` it cannot mix bfloat16 with float32.
     """
     eqx = library("equinox")
 
@@ -195,7 +195,7 @@ def _replaced(module: Any, kinds: tuple[Any, ...], new: Callable[[Any], Any]) ->
 
 
 def _with(layer: Any, of: Any = None, **fields: Any) -> Any:
-    """A copy of a layer, ``of`` another class if given, with other values in some fields, arguments of it or not."""
+    """A copy of a layer with new values in some fields (init arguments or not), as class ``of`` if given."""
     new = object.__new__(of or type(layer))
     for each in dataclasses.fields(layer):
         object.__setattr__(new, each.name, fields.get(each.name, getattr(layer, each.name)))
@@ -208,7 +208,7 @@ def _as(like: Any, arrays: Any) -> Any:
 
 
 def _layers(module: Any, kinds: tuple[Any, ...]) -> dict[str, Any]:
-    """By path."""
+    """The layers of these kinds, by path."""
     leaves = jax.tree_util.tree_leaves_with_path(module, is_leaf=lambda part: isinstance(part, kinds))
     return {_text(path): part for path, part in leaves if isinstance(part, kinds)}
 

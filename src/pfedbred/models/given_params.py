@@ -1,4 +1,4 @@
-"""Models that start from given params, and models of which only named parts are trained."""
+"""Models that start from given params, and models with only some parts trained."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pfedbred.errors import SettingError, nearest
 from pfedbred.models.base import Model, WithStatistics
 from pfedbred.types import Array, Key, Tree
 
-_SHOWN = 3  # differences that an error lists
+_SHOWN = 3  # the most differences listed in an error
 
 
 def starting_from(
     model: Model, arrays: Mapping[str, Any], parts: Sequence[str] | None = None, where: str = "the given params"
 ) -> Model:
-    """The model whose ``init`` returns these arrays in place of random ones, whatever the key.
+    """The model whose ``init`` returns these arrays instead of random ones, whatever the key.
 
     Args:
       model: the network.
-      arrays: by the path to each in the params, such as ``hidden.weight``.
-      parts: names of parts, as in :class:`Model`'s ``head``: only these are taken, and the others drawn at random. By
-        default the arrays must be those of the whole network.
-      where: where they come from, for errors.
+      arrays: arrays by path in the params, such as ``hidden.weight``.
+      parts: names of parts, as in :class:`Model`'s ``head``, that are taken; the others are drawn at random. By default
+        the arrays must cover the whole network.
+      where: what errors call the arrays.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if parts is None:
@@ -47,9 +47,9 @@ def training_only(
 
     Args:
       model: the network.
-      names: of the parts that are trained, as in :class:`Model`'s ``head``.
-      arrays: the constants, by the path to each in the params; others are ignored.
-      where: where they come from, for errors.
+      names: the parts that are trained, named as in :class:`Model`'s ``head``.
+      arrays: the constants, by path in the params; others are ignored.
+      where: what errors call the arrays.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     trained = keys_of(shapes, names, "train_only")
@@ -85,7 +85,7 @@ def training_only(
 
 
 def keys_of(params: Tree, names: Sequence[str], option: str) -> list[Any]:
-    """The top-level keys of these parts; every name must be of at least one."""
+    """The top-level keys of these parts; every name must match at least one."""
     if not isinstance(params, dict):
         raise SettingError(f"{option} needs a model whose params are a dict, not a {type(params).__name__}")
     for name in names:
@@ -98,7 +98,7 @@ def keys_of(params: Tree, names: Sequence[str], option: str) -> list[Any]:
 
 
 def _filled(shapes: Tree, arrays: Mapping[str, Any], where: str, *, whole: bool = False) -> Tree:
-    """The arrays in the structure of these shapes; with ``whole``, there must be no others."""
+    """The arrays in the structure of these shapes; with ``whole``, extra arrays are an error."""
     wanted, problems, leaves = _named(shapes), [], []
     for name, leaf in wanted.items():
         found = arrays.get(name)
@@ -119,7 +119,7 @@ def _filled(shapes: Tree, arrays: Mapping[str, Any], where: str, *, whole: bool 
 
 
 def _as_type(array: Any, dtype: Any) -> np.ndarray:
-    """In that type; what is too large for it becomes infinite."""
+    """The array in that type; numbers too large for it become infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(array).astype(dtype)
 
@@ -130,7 +130,7 @@ def _named(tree: Tree) -> dict[str, Any]:
 
 
 def _present(names: Sequence[str], paths: Sequence[str]) -> tuple[str, ...]:
-    """The names of parts that are among the trained ones."""
+    """The names that match trained parts."""
     return tuple(name for name in names if any(_under(path, name) for path in paths))
 
 

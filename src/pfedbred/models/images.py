@@ -15,7 +15,7 @@ from pfedbred.types import Array, Key, Tree
 
 
 def sides_and_channels(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """(height, width, channels) of images without or with a last axis of channels; smaller ones are rejected."""
+    """(height, width, channels) of images with or without a channel axis; too small ones are rejected."""
     if len(shape) not in (2, 3) or min(shape[:2]) < smallest or min(shape) < 1:
         raise SettingError(
             f"{model} needs images of shape (height, width) or (height, width, channels), at least {smallest} by "
@@ -56,7 +56,7 @@ def unit_init(key: Key, inputs: int, outputs: int, side: int, dtype: Any, groups
 
 
 def unit(params: Tree, name: str, x: Array, stride: int, normalise: Normalise) -> Array:
-    """norm(conv(x)), padded so that stride 1 keeps the sides; kernels of fewer channels than x's are grouped."""
+    """norm(conv(x)), padded so that stride 1 keeps the sides; kernels with fewer channels than x are grouped."""
     kernel = params["weight"]
     y = conv(x, kernel, stride, padding=kernel.shape[1] // 2, groups=x.shape[-1] // kernel.shape[-1])
     return normalise(name, params["norm"], y)

@@ -28,8 +28,8 @@ from pfedbred.types import Array, Key, Tree
 
 _STATISTICS = "batch_stats"
 _DRAWS = (
-    "the module draws random numbers {}: only dropout in training can, from its own stream, and where a module's "
-    "__call__ decides it, by a parameter train or deterministic"
+    "the module draws random numbers {}: only dropout can, in training and from its own stream; a module whose "
+    "__call__ decides about dropout needs a parameter train or deterministic"
 )
 
 
@@ -52,7 +52,7 @@ def from_linen(module: Any, sample: jax.ShapeDtypeStruct, grouped: bool = False)
                 x = args[0] if args else kwargs["x"]
                 if grouped:
                     return _group_norm(layer, x)
-                # The bound layer is this call's own. Without momentum, its statistics are those of the minibatch.
+                # The bound layer belongs to this call only. Without momentum, its statistics are the minibatch's.
                 object.__setattr__(layer, "use_running_average", mode.kept)
                 object.__setattr__(layer, "momentum", 0.0)
                 return run(x, mask=kwargs.get("mask"))
@@ -133,7 +133,7 @@ def from_linen(module: Any, sample: jax.ShapeDtypeStruct, grouped: bool = False)
 
 
 def _group_norm(layer: Any, x: Array) -> Array:
-    """With the scale and the bias that the batch norm has, inside its own call."""
+    """Group normalisation inside a batch norm's call, with its scale and bias."""
     axis, out = layer.axis, group_normalised(x, layer.axis, layer.epsilon)
     shape = (x.shape[axis],)
     if layer.use_scale:

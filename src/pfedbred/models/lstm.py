@@ -27,16 +27,16 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
 
         c_t = sigma(f) c_{t-1} + sigma(i) tanh(g),    h_t = sigma(o) tanh(c_t)
 
-    The linear layers read the second layer's output at the last word, then the last h of each layer and direction (for
-    the backward direction, that at the first word). Samples are word ids; trailing ids of 0 are padding, which changes
-    no state, as in PyTorch's packed sequences. Params are initialised as in PyTorch.
+    The linear layers read the second layer's output at the last word, then the last h of each layer and direction (at
+    the first word, for the backward direction). Samples are word ids; trailing ids of 0 are padding, which leaves the
+    state unchanged, as in PyTorch's packed sequences. Params are initialised as in PyTorch.
 
     Args:
       shape: (length,), the number of ids in a sample.
       classes: number of labels.
       words: the number of word ids, and their vectors; without vectors, an embedding of size 50 is learned.
-      hidden: size of h.
-      dtype: of the params.
+      hidden: size of the hidden state h.
+      dtype: the type of the params.
 
     References: Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Gers, Schmidhuber and Cummins, "Learning to
     Forget", 2000.
@@ -60,7 +60,7 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
         if not _by_kernels(params["layer1"]):
             return logits(params, x)
         order = _order(lengths(x.T)[0])
-        # The indices are unique: so told, the gradient's scatter is deterministic.
+        # Declaring the indices unique makes the gradient's scatter deterministic.
         return logits(params, x[order]).at[jnp.argsort(order)].get(unique_indices=True, mode="promise_in_bounds")
 
     def logits(params: Tree, x: Array) -> Array:
@@ -93,7 +93,7 @@ def frozen_vectors(model: str, shape: tuple[int, ...], words: Words, dtype: Any)
 
 
 def lengths(ids: Array) -> tuple[Array, Array]:
-    """How long each sample is without its padding, and a mask of its last id; ids are (time, batch)."""
+    """The length of each sample without padding, and a mask of its last id; ids are (time, batch)."""
     place = jnp.arange(1, ids.shape[0] + 1)[:, None]
     length = jnp.max(jnp.where(ids != 0, place, 0), axis=0)
     return length, (place == length)[:, :, None]
@@ -112,23 +112,23 @@ def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
 
 
 def _layer(params: Tree, x: Array, length: Array) -> Array:
-    """Both directions: from x of shape (time, batch, inputs) and the samples' lengths to (time, batch, 2 hidden)."""
+    """Both directions: maps x, (time, batch, inputs), given the samples' lengths, to (time, batch, 2 hidden)."""
     if _by_kernels(params):
         from pfedbred.models import lstm_kernels
 
-        # The kernels gain nothing from factors in half precision (benchmarks/README.md): they get params and x that
-        # were rounded to it as float32.
+        # The kernels gain nothing from half precision (benchmarks/README.md): params and x, already rounded to it, are
+        # passed as float32.
         return lstm_kernels.layer(jax.tree.map(widened, params), widened(x), length).astype(x.dtype)
     return scanned(params, x, length)
 
 
 def _order(length: Array) -> Array:
-    """In which order the kernels take the samples."""
+    """The order in which the kernels take the samples."""
     return jnp.argsort(length)
 
 
 def _by_kernels(params: Tree) -> bool:
-    """Whether layers are GPU kernels, which take the less time the more alike neighbouring samples are in length."""
+    """Whether layers run as GPU kernels, which are faster if neighbouring samples are of similar length."""
     if platform() != "gpu":
         return False
     from pfedbred.models import lstm_kernels
@@ -142,14 +142,14 @@ def widened(array: Array) -> Array:
 
 
 def scanned(params: Tree, x: Array, length: Array) -> Array:
-    """Both directions, word by word, as :func:`_layer`.
+    """Like :func:`_layer`: both directions, word by word.
 
     The backward direction reads the reversed sequence, padding first, so that one scan runs both. Inside the scan the
     batch is the last axis: the four parts of the sums are then contiguous, and rows are as long as the batch. W_x x is
     part of each step's single product: computing it for all words beforehand costs an extra write and read, more than
     it saves (benchmarks/client_models.py). On a CPU, whose caches are small, the gates are recomputed for the gradient
-    rather than stored, and the loop is not unrolled. Of x in half precision only the products' factors and results are:
-    h, c and the sum of the gradients over the words are in float32.
+    rather than stored, and the loop is not unrolled. With x in half precision, only the products' factors and results
+    are in it: h, c and the sum of the gradients over the words are in float32.
     """
     cell, unroll = cell_and_unrolling(len(x))
     kernel = widened(jnp.concatenate([params["input"], params["recurrent"]], axis=2))

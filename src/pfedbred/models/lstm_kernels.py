@@ -1,16 +1,16 @@
 r"""An LSTM layer as two GPU kernels, one for its outputs and one for the gradient.
 
 One word is too little work for a GPU, and each depends on the previous one. Here a program takes some samples of one
-client through all words in one direction, keeping h and c in registers. What does not depend on the previous word is
-left to large matrix products. With s_t = (i, f, g, o) the sums before sigma and tanh, d the gradient of the loss, and
-h_-, c_- the states at the previous word in the direction of reading:
+client through all words in one direction, keeping h and c in registers. Whatever does not depend on the previous word
+is left to large matrix products. With s_t = (i, f, g, o) the sums before sigma and tanh, d the gradient of the loss,
+and h_-, c_- the states at the previous word in the direction of reading:
 
     forward    s_t = W_x x_t + b + W_h h_-,    c_t = sigma(f) c_- + sigma(i) tanh(g),    h_t = sigma(o) tanh(c_t)
     backward   ds_t from dh_t and dc_t, last word first, with dh_- += W_h^T ds_t
     products   W_x x_t before;  dW_x = sum_t ds_t x_t^T,  dW_h = sum_t ds_t h_-^T,  dx_t = W_x^T ds_t  after
 
-A program ends with its longest sample: on the padding after it, outputs and gradients are zero. The model therefore
-sorts the samples of a minibatch by length.
+A program stops at the end of its longest sample: on padding, outputs and gradients are zero. The model therefore sorts
+the samples of a minibatch by length.
 
 Second derivatives are those of :func:`pfedbred.models.lstm.scanned`. The kernels use Pallas's Triton
 backend, which JAX plans to remove: without it :func:`usable` is false, and the scan is used instead.
@@ -38,7 +38,7 @@ except ImportError:
 
 _ROWS = 32  # samples per program
 _WIDEST = 64  # largest h for which the four parts of W_h fit into registers
-_TESTED = "9.0"  # compute capability of NVIDIA's H100 and H200; other GPUs may lack the memory they need
+_TESTED = "9.0"  # compute capability of NVIDIA's H100 and H200; other GPUs may lack the memory needed
 
 
 def usable(params: Tree) -> bool:
@@ -49,7 +49,7 @@ def usable(params: Tree) -> bool:
 
 @jax.custom_vjp
 def layer(params: Tree, x: Array, length: Array) -> Array:
-    """Both directions: from x of shape (time, batch, inputs) and the samples' lengths to (time, batch, 2 hidden)."""
+    """Both directions: maps x, (time, batch, inputs), given the samples' lengths, to (time, batch, 2 hidden)."""
     return _run(_forward_kernel, params, length, (2,), _products(params, x), _bias(params))[0]
 
 
@@ -74,7 +74,7 @@ def _outputs(params: Tree, x: Array, length: Array) -> tuple[Array, tuple[Array,
 
 @_outputs.defjvp
 def _outputs_jvp(primals: Any, tangents: Any) -> Any:
-    """What is kept is treated as constant: the derivative of the gradients depends on their other inputs alone."""
+    """The kept values are treated as constant: derivatives of the gradients come from their other inputs alone."""
     out, kept = _outputs(*primals)
     length = primals[2]
     _, d_out = jax.jvp(lambda params, x: scanned(params, x, length), primals[:2], tangents[:2])
@@ -192,7 +192,7 @@ class _Tile:
         triton.store(self._at(array, time, part), block, mask=self.inside)
 
     def first(self, steps: int) -> Array:
-        """The first step at which there is a word: the backward direction reads padding before it."""
+        """The first step that has a word: the backward direction reads padding first."""
         return jnp.where(self.direction == 0, 0, steps - self.longest)
 
     def pad(self, array: Any, steps: int, parts: Sequence[Any]) -> None:

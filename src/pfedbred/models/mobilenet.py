@@ -18,7 +18,7 @@ _SMALLEST = 8  # 8 -> 4 -> 2 -> 1
 
 
 class Stage(NamedTuple):
-    """Blocks in a row: by how much they expand, their outputs, how many, and the stride of the first."""
+    """A row of blocks: their expansion and output channels, their number, and the stride of the first."""
 
     expansion: int
     channels: int
@@ -53,10 +53,10 @@ def mobilenet(
     conv 3x3x32, seven stages of blocks, conv 1x1x1280, the mean over positions, a linear layer. All layers are those
     of the paper; for images of about 32 by 32 the stem and the second stage have stride 1 in place of 2. A block is
     conv 1x1 (to six times the channels; not in the first stage), conv 3x3 depthwise, conv 1x1, with ReLU6 after the
-    first two, and x is added where the shape stays. After each convolution, which has no bias, is a norm: by two groups
-    of channels, or by minibatch (:mod:`.normalisation`). There is no dropout. Images are (height, width) or (height,
-    width, channels). Kernels are initialised with variance 2 / fan-out, norms with scale 1 and shift 0, the linear
-    layer as in PyTorch.
+    first two, and x is added where the shape does not change. Convolutions have no bias and are followed by a norm: by
+    two groups of channels, or by minibatch (:mod:`.normalisation`). There is no dropout. Images are (height, width) or
+    (height, width, channels). Kernels are initialised with variance 2 / fan-out, norms with scale 1 and shift 0, the
+    linear layer as in PyTorch.
 
     References: Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: Inverted Residuals and Linear Bottlenecks",
     2018.

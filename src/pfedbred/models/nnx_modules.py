@@ -28,11 +28,11 @@ from pfedbred.models.base import Model, Statistics
 from pfedbred.models.convolution import with_fast_convolutions
 from pfedbred.types import Array, Key, Tree
 
-_DRAWS = "the module draws random numbers in evaluation, where only kept statistics and no dropout are used"
+_DRAWS = "the module draws random numbers in evaluation, where dropout is off"
 
 
 def from_nnx(make: Callable[[Any], Any], sample: jax.ShapeDtypeStruct, grouped: bool = False) -> Model:
-    """The model of what ``make(rngs)`` makes, with group normalisation in place of batch norm if ``grouped``."""
+    """The model of the module from ``make(rngs)``, with group normalisation in place of batch norm if ``grouped``."""
     nnx = library("flax.nnx")
 
     def made(key: Key | int) -> Any:
@@ -102,7 +102,7 @@ def from_nnx(make: Callable[[Any], Any], sample: jax.ShapeDtypeStruct, grouped: 
         return _named(nnx.to_pure_dict(nnx.state(whole, nnx.BatchStat)))
 
     def shape(mode: Mode) -> tuple[Any, bool]:
-        """Of the outputs, and whether random numbers are drawn."""
+        """The shape of the outputs, and whether random numbers are drawn."""
         drawn = False
 
         def applied(params: Tree, x: Array) -> Array:
@@ -158,7 +158,7 @@ def _layers(module: Any, kinds: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def _named(tree: Mapping[Any, Any]) -> Tree:
-    """The same nested dict with keys that are all strings; nnx numbers the entries of a list."""
+    """The same nested dict with all keys as strings; nnx numbers the entries of lists."""
     return {str(key): _named(part) if isinstance(part, Mapping) else part for key, part in tree.items()}
 
 

@@ -1,7 +1,7 @@
-"""Group and batch normalisation, and models that have either.
+"""Group and batch normalisation, and models with either.
 
 A network is written once, as ``network(params, x, normalise)``: at each of its normalisation layers it calls
-``normalise(name, layer, x)``, where ``name`` tells the layers apart and ``layer`` has its scale and shift.
+``normalise(name, layer, x)``, where ``name`` identifies the layer and ``layer`` holds its scale and shift.
 :func:`with_norm` makes a model of it.
 """
 
@@ -27,14 +27,14 @@ _EPSILON = 1e-5
 
 
 def norm_init(channels: int, dtype: Any) -> Tree:
-    """A layer that scales by one and shifts by zero."""
+    """The params of a layer that scales by one and shifts by zero."""
     return {"scale": jnp.ones(channels, dtype), "shift": jnp.zeros(channels, dtype)}
 
 
 def group_norm(layer: Tree, x: Array, groups: int = GROUPS) -> Array:
-    """Each sample by the mean and the variance of each group of its channels, over all positions.
+    """Normalises each sample by the mean and variance of each group of channels, over all positions.
 
-    x is (n, ..., channels). Two groups are what federated learning with ResNets uses.
+    x is (n, ..., channels). Two groups are usual for ResNets in federated learning.
 
     References: Wu and He, "Group Normalization", 2018; Hsieh, Phanishayee, Mutlu and Gibbons, "The Non-IID Data
     Quagmire of Decentralized Machine Learning", 2020; Reddi et al., "Adaptive Federated Optimization", 2021.
@@ -53,14 +53,14 @@ def group_norm(layer: Tree, x: Array, groups: int = GROUPS) -> Array:
 
 
 def layer_norm(layer: Tree, x: Array) -> Array:
-    """Each vector along the last axis by its own mean and variance (Ba, Kiros and Hinton, 2016)."""
+    """Normalises each vector along the last axis by its own mean and variance (Ba, Kiros and Hinton, 2016)."""
     wide = _wide(x)
     center = wide.mean(-1, keepdims=True)
     return _affine(layer, wide, center, jnp.square(wide - center).mean(-1, keepdims=True)).astype(x.dtype)
 
 
 def batch_norm(layer: Tree, x: Array, statistics: Tree | None = None) -> Array:
-    """Each channel by the mean and the variance of the minibatch over all positions, or by kept ones.
+    """Normalises each channel by its mean and variance over the minibatch and all positions, or by kept ones.
 
     References: Ioffe and Szegedy, "Batch Normalization", 2015.
     """
@@ -70,7 +70,7 @@ def batch_norm(layer: Tree, x: Array, statistics: Tree | None = None) -> Array:
 
 
 def observed(x: Array) -> Tree:
-    """The mean of each channel and its variance, unbiased as PyTorch keeps it; a single number counts as it is."""
+    """The mean of each channel and its variance, unbiased as in PyTorch (except of a single number)."""
     mean, variance = _moments(_wide(x))
     count = x.size // x.shape[-1]
     return {"mean": mean, "variance": variance * count / max(count - 1, 1)}
@@ -132,12 +132,12 @@ def _start(init: Callable[[Key], Tree], network: Network, shape: tuple[int, ...]
 
 
 def _wide(x: Array) -> Array:
-    """Means and variances are not rounded to half precision."""
+    """x in at least float32, so that means and variances are not rounded to half precision."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
-    """Of each channel; the variance is the biased one."""
+    """The mean and the biased variance of each channel."""
     axes = tuple(range(x.ndim - 1))
     mean = x.mean(axes)
     return mean, jnp.square(x - mean).mean(axes)

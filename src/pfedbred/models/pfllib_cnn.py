@@ -30,11 +30,11 @@ def pfllib_cnn(
     fan-in of a convolution is 25 times its input channels.
 
     Args:
-      shape: of one sample.
+      shape: the shape of one sample.
       classes: number of labels.
-      filters: of the two convolutions.
+      filters: the filters of the two convolutions.
       hidden: width of the first linear layer.
-      dtype: of the params.
+      dtype: the type of the params.
 
     References: Zhang et al., "PFLlib: Personalized Federated Learning Algorithm Library", 2023. McMahan et al.,
     "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, pads the convolutions.

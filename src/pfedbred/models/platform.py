@@ -12,13 +12,13 @@ _PORTABLE = ContextVar("portable", default=False)
 
 
 def platform() -> str:
-    """``cpu``, ``gpu`` or ``tpu``; networks that have kernels of their own for one of them ask for it."""
+    """``cpu``, ``gpu`` or ``tpu``; networks with platform-specific kernels ask for it."""
     return "cpu" if _PORTABLE.get() else jax.default_backend()
 
 
 @contextmanager
 def portable() -> Iterator[None]:
-    """Within it networks are traced without such kernels, which no other runtime has."""
+    """Within it, networks are traced without such kernels, which no other runtime has."""
     token = _PORTABLE.set(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Half precision: products in bfloat16, params and all that is added up outside the network in float32."""
+"""Half precision: products in bfloat16, params and sums outside the network in float32."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ Precision = Literal["float32", "bfloat16"]
 
 
 def with_precision(model: Model, precision: str) -> Model:
-    """The same model, computed in that precision; its params stay as they are.
+    """The same model, computed in that precision; its params are unchanged.
 
-    With ``bfloat16``, params and inputs are rounded to bfloat16 (8 bits of precision, the range of float32) where the
-    network is applied, so that it multiplies and passes on such numbers; a product's sum is accumulated in float32
-    before it is rounded. Outputs are converted back to the params' type. Gradients therefore have the type of the
-    params, though their values are rounded to bfloat16 as well (compilers may leave out a rounding), and losses, steps,
-    proximal terms and averages are computed in it. Batch statistics stay in float32: a normalisation layer reads them
-    as they are.
+    With ``bfloat16``, params and inputs are rounded to bfloat16 (8 bits of precision, the range of float32) when the
+    network is applied, so it computes with such numbers; a product is accumulated in float32 before it is rounded.
+    Outputs are converted back to the params' type. Gradients therefore have the type of the params, though their values
+    are rounded to bfloat16 as well (compilers may leave out a rounding), and losses, steps, proximal terms and averages
+    are computed in it. Batch statistics stay in float32: normalisation layers read them unrounded.
 
     What a network does between its products is its own decision: Flax's normalisation layers, for instance, compute
     means and variances in float32 from inputs in bfloat16, and so do the states of the LSTMs here.
@@ -66,7 +65,7 @@ def _rounded_statistics(statistics: Statistics) -> Statistics:
 
 
 def _narrow(tree: Tree) -> Tree:
-    """Its floating-point arrays in bfloat16, but for statistics; ids of words stay whole numbers."""
+    """The tree with floating-point arrays in bfloat16, except statistics; word ids stay whole numbers."""
     if isinstance(tree, WithStatistics):
         return tree._replace(params=_narrow(tree.params))
 

@@ -26,19 +26,19 @@ def transformer(
 ) -> Model:
     """A transformer encoder of two layers for words or characters, and a linear layer on its last output.
 
-    The vector of each id and that of its position are added up and go through the layers of
+    The vectors of each id and its position are added and go through the layers of
     :func:`pfedbred.models.attention.encoder`. Trailing ids of 0 are padding, which is not attended to; the last output
-    is that of the last id before it. Vectors are initialised as in PyTorch, standard normal, and so are linear layers.
+    is that of the last id before it. Vectors (standard normal) and linear layers are initialised as in PyTorch.
 
     Args:
       shape: (length,), the number of ids in a sample.
       classes: number of labels.
-      words: the number of ids, and their vectors. Given vectors stay as they are and go through a linear layer to the
-        width; without, vectors are learned.
-      width: features of each position; there are four times as many in between.
-      layers: how many.
-      heads: of the attention.
-      dtype: of the params.
+      words: the number of ids, and their vectors. Given vectors are frozen, and a linear layer maps them to the width;
+        otherwise vectors are learned.
+      width: features of each position; feed-forward layers have four times as many.
+      layers: number of layers.
+      heads: number of attention heads.
+      dtype: the type of the params.
 
     References: Vaswani et al., "Attention Is All You Need", 2017.
     """

@@ -29,16 +29,16 @@ def vit(
 
     Each patch goes through a linear layer, the learned vector of its position is added, and then come the layers of
     :func:`pfedbred.models.attention.encoder`, the mean over the patches and a linear layer. Images are (height, width)
-    or (height, width, channels); sides that 4 does not divide are padded with zeros, below and on the right. Vectors of
-    positions are initialised normal with deviation 0.02, linear layers as in PyTorch.
+    or (height, width, channels); sides that are not a multiple of 4 are padded with zeros, at the bottom and on the
+    right. Vectors of positions are initialised normal with deviation 0.02, linear layers as in PyTorch.
 
     Args:
-      shape: of one sample.
+      shape: the shape of one sample.
       classes: number of labels.
-      width: features of each patch; there are four times as many in between.
-      layers: how many.
-      heads: of the attention.
-      dtype: of the params.
+      width: features of each patch; feed-forward layers have four times as many.
+      layers: number of layers.
+      heads: number of attention heads.
+      dtype: the type of the params.
 
     References: Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021; Beyer, Zhai and Kolesnikov, "Better plain
     ViT baselines for ImageNet-1k", 2022 (the mean in place of a class token).

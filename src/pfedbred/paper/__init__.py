@@ -22,11 +22,11 @@ class Artifact(NamedTuple):
     """A table or figure.
 
     Attributes:
-      words: one line that describes it.
+      words: a one-line description.
       make: the function that makes it.
       has_rows: whether rows can be chosen.
-      runs: whether it runs what is missing, unless the user says otherwise; None if it always does.
-      in_jobs: whether its parts can be run at once.
+      runs: whether it runs what is missing by default; None if it always does.
+      in_jobs: whether its parts can run in parallel.
     """
 
     words: str
@@ -48,7 +48,10 @@ ARTIFACTS: dict[str, Artifact] = {
         in_jobs=True,
     ),
     "validated": Artifact(
-        "Beyond the paper: the same with the round chosen on them", run_validated, runs=True, in_jobs=True
+        "Beyond the paper: the same, with the round chosen on validation samples",
+        run_validated,
+        runs=True,
+        in_jobs=True,
     ),
     "fair": Artifact(
         "Beyond the paper: many methods and data sets, each tuned alike on validation samples", run_fair, runs=True

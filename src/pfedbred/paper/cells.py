@@ -1,4 +1,4 @@
-"""The cells of a table: what the record of a run holds, and the figures that a table takes from its records."""
+"""The cells of a table: what their records hold, and the figures taken from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_MODEL = {
     "finite": bool,
 }
 CELL = {"rounds": Some(COUNT), "seconds": NUMBER, "G": _OF_MODEL, "P": _OF_MODEL, "platform": PLATFORM}
-"""What the record of a cell must hold at least; with validation samples, also the figures of the chosen round."""
+"""What the record of a cell must hold; with validation samples, also the figures of the chosen round."""
 
 _MODELS: dict[str, Which] = {"G": "global", "P": "personal"}
 
@@ -37,7 +37,7 @@ _MODELS: dict[str, Which] = {"G": "global", "P": "personal"}
 def measured(finished: Run[Any]) -> dict[str, Any]:
     """Accuracies of both models, by seed: the best and its round, the last, the chosen one if any; and the curve.
 
-    And how many updates were rejected, by seed.
+    Also, by seed, how many updates were rejected.
     """
     points = finished.points
     rounds = np.array([point.round for point in points])
@@ -76,9 +76,9 @@ class Difference(NamedTuple):
 class Cell(NamedTuple):
     """The figures of one model in a cell; accuracies are in percent, None if the run diverged.
 
-    ``mean`` and ``std`` are those of the best round, ``last`` of the last one, and ``chosen`` of the one that is best
-    on the validation samples, if there are any. ``n`` is the number of seeds on each of the ``splits``. ``data`` is
-    what the record of the first split says about it.
+    ``mean`` and ``std`` are those of the best round, ``last`` of the last one, and ``chosen`` of the one best on
+    validation samples, if there are any. ``n`` is the number of seeds on each of the ``splits``. ``data`` is what the
+    first split's record says about its data.
     """
 
     column: str
@@ -103,7 +103,7 @@ class Cell(NamedTuple):
     data: Facts | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As it stands in the table's JSON file."""
+        """The cell as stored in the table's JSON file."""
         found = {**self._asdict(), "paired": {name: each._asdict() for name, each in self.paired.items()}}
         del found["data"]  # the records have it
         return found
@@ -119,7 +119,7 @@ Records = Mapping[Split, dict[str, Any]]
 
 
 def read_cells(table: Table, out: Path) -> list[Cell]:
-    """All measured figures, in the table's order, of the columns in which it has records of its own."""
+    """All measured figures, in the table's order, for the columns in which the table has its own records."""
     found: dict[tuple[str, str], Records] = {}
     for column in ALL:
         rows = {row: read_records(table, out, column, row) for row in table.rows}
@@ -129,7 +129,7 @@ def read_cells(table: Table, out: Path) -> list[Cell]:
 
 
 def read_records(table: Table, out: Path, column: str, row: str) -> Records:
-    """The records of a cell that there are."""
+    """The existing records of a cell."""
     found = {}
     for split in table.splits:
         file = table.record_file(out, column, row, split)
@@ -188,7 +188,9 @@ def _cell(table: Table, column: str, row: str, model: str, found: Mapping[tuple[
 
 
 def _difference(records: Records, others: Records, model: str, figure: str) -> Difference | None:
-    """Over the splits that both have; None if there are none, or no such figures, of as many seeds on the same data."""
+    """The difference over common splits; None without any, or unless both have the figure for as many seeds on the same
+    data.
+    """
     both = [(record, others[split]) for split, record in records.items() if split in others]
     if any("data" in one and "data" in other and one["data"] != other["data"] for one, other in both):
         return None

@@ -41,14 +41,14 @@ class Column:
       title: shown in tables and figures.
       dataset: name of the dataset.
       model: name of the model.
-      rounds: of training, in the paper.
+      rounds: rounds of training in the paper.
       lam: lambda of pFedMe and pFedBreD.
       aggregated: clients averaged per round.
       batch_size: samples per minibatch.
       eval_every: rounds between evaluations, of which the best counts.
       not_compared: why its figures cannot be compared with the paper's; None if they can.
-      note: what else a reader should know about figures measured on such data.
-      partition: how the data is divided, if not as the paper does.
+      note: what else to know about figures measured on such data.
+      partition: how the data is split, if not as in the paper.
     """
 
     title: str
@@ -64,7 +64,7 @@ class Column:
     partition: Mapping[str, Any] = field(default_factory=dict)
 
     def experiment(self, algorithm: str, *, seeds: int, rounds: int | None, **options: Any) -> Experiment:
-        """A method in this column; ``options`` override the column's, and ``settings`` among them the method's."""
+        """A method in this column; ``options`` override the column's, and ``settings`` in them the method's."""
         known = settings_.declared(algorithms.factory(algorithm))
         own = {"lam": self.lam} if "lam" in known and not algorithm.startswith(_OWN_LAMBDA) else {}
         settings = {**own, **options.pop("settings", {})}
@@ -93,13 +93,13 @@ class Column:
         return dataclasses.replace(experiment, aggregated=max(1, federation.clients // 3))
 
     def difference(self, measured: float | None, printed: float | None) -> float | None:
-        """Measured minus printed, where there are both, of the same data."""
+        """Measured minus printed, if both exist for the same data."""
         if measured is None or printed is None or self.not_compared is not None:
             return None
         return measured - printed
 
     def notes(self, data: Mapping[str, Facts | None]) -> list[str]:
-        """What a reader should know about the data of its rows; above all, if they were not measured on the same.
+        """What to know about the data of its rows; above all, whether they were measured on different data.
 
         Records of earlier versions do not say what they were measured on.
         """
@@ -121,7 +121,7 @@ class Column:
         return found
 
 
-# Their lambda means something else: they keep their own default.
+# Their lambda means something else, so they keep their own default.
 _OWN_LAMBDA = ("fedamp", "heurfedamp", "fedu", "ditto")
 
 COLUMNS: dict[str, Column] = {
@@ -154,7 +154,7 @@ STAND_INS: dict[str, Column] = {
         "MNIST's writers, DNN", "mnist-writers-leaf", "dnn", 1200, 30.0, eval_every=5, not_compared=_OTHER_WRITERS
     ),
 }
-"""Data that stands in for what cannot be had: as many writers as the paper's FEMNIST, with its settings."""
+"""Stand-ins for data that is not available: as many writers as the paper's FEMNIST, with its settings."""
 
 TRUE_LABELS: dict[str, Column] = {
     "mnist-true-mclr": Column("MNIST, true labels, MCLR", "mnist", "mclr", 200),
@@ -178,7 +178,7 @@ SKEWED: dict[str, Column] = {
         partition=_SKEWED,
     ),
 }
-"""Beyond the paper: all images of CIFAR-10 among 20 clients that hold very different shares of the classes."""
+"""Beyond the paper: all images of CIFAR-10 over 20 clients with very different shares of the classes."""
 
 ALL = {**COLUMNS, **STAND_INS, **TRUE_LABELS, **SKEWED}
 
@@ -198,7 +198,7 @@ class Federations:
 
     @property
     def given(self) -> bool:
-        """Whether the user chose where the data comes from, so that it may differ from that of earlier records."""
+        """Whether the user chose the data's source, so that it may differ from that of earlier records."""
         return self.data_dir is not None or self.prepared is not None
 
     def of(self, column: Column) -> Federation:

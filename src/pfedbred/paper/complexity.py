@@ -4,7 +4,7 @@ According to the paper, pFedBreD, pFedMe and FedAMP need O(N) memory and O(NTRK)
 O(NTR), and FedEM, with M components, O(NM) and O(NTRM). Here FedAMP solves its proximal problem in R steps without K.
 
 Each quantity is varied alone. The slope of ln(time) over ln(quantity) should be at most the exponent, 1, and approach
-it where the work outweighs the fixed cost of a round. Samples are random, as their values do not affect the time.
+it as the work outweighs the fixed cost of a round. Samples are random, as their values do not affect the time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _federation(clients: int) -> Federation:
 
 
 def _measure(method: str, amounts: Mapping[str, int], repeats: int) -> dict[str, float]:
-    """Seconds for T rounds, and bytes of the state that the run keeps."""
+    """Seconds for T rounds, and bytes of the run's state."""
     settings: dict[str, float] = {name: amounts[name] for name in METHODS[method][0] if name in "RKM"}
     if method == "fedamp":
         settings |= {"alpha_k": 1.0, "sigma": float(amounts["N"])}

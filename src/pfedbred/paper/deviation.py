@@ -25,7 +25,7 @@ DEVIATION = {
     "fingerprint": {"rounds": COUNT},
     "platform": PLATFORM,
 }
-"""What a record of this must hold."""
+"""What a deviation's record must hold."""
 
 
 class Deviation(NamedTuple):
@@ -47,7 +47,7 @@ def deviation(run: Run[Any], seed: int = 0) -> Deviation:
     predict, losses = run.backend.algorithm.predict, run.backend.task.losses
 
     def of_client(model: Tree) -> Array:
-        """The loss of a model on every test sample of all clients, a piece at a time."""
+        """The loss of a model on every test sample of all clients, a block at a time."""
         return jax.lax.map(
             lambda row: losses(predict(model, inputs.take(row[None])), labels[row][None])[0],
             jnp.arange(len(test.y)),

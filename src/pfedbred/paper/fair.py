@@ -1,8 +1,8 @@
 """Beyond the paper: a fair comparison of personalised methods on many kinds of data.
 
-Every method gets the same number of trials: settings drawn at random, judged on a fifth of each client's training
+Every method gets the same number of trials: settings drawn at random, scored on a fifth of each client's training
 samples. The best ones are then trained with several seeds, on several splits of the data, and the round is chosen on
-the same validation samples. Test samples choose nothing.
+the same validation samples. Test samples play no part in any choice.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Arena:
     """Data to compare methods on.
 
     Attributes:
-      title: in tables.
-      dataset: by name.
+      title: its title in tables.
+      dataset: the dataset's name.
       model: the network.
-      rounds: of training.
-      metric: what methods are compared by, on test samples.
-      chosen_by: what settings and rounds are chosen by, on validation samples; by default the metric.
-      options: of the experiment, and of how the data is divided.
+      rounds: rounds of training.
+      metric: the metric on test samples that methods are compared by.
+      chosen_by: the metric on validation samples that settings and rounds are chosen by; by default ``metric``.
+      options: options of the experiment and of the split.
     """
 
     title: str
@@ -82,12 +82,12 @@ ARENAS: dict[str, Arena] = {
         options={"split": "dirichlet(0.1)", "clients": 20},
     ),
 }
-"""From small tables to images; natural clients where the data has them."""
+"""From small tables to images, with natural clients if the data has them."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A method in the comparison: what it is, settings that stay, and what each trial draws."""
+    """A method in the comparison: its algorithm, fixed settings, and what each trial draws."""
 
     algorithm: str
     space: Space
@@ -113,7 +113,7 @@ CONTENDERS: dict[str, Contender] = {
         "learned-prior", {"alpha": _STEP, "alpha_m": _MAIN}, {"lam": "learned", "sigma": "learned"}
     ),
 }
-"""One line each. The learned ones have no strength to tune."""
+"""The methods compared. The learned ones have no strength to tune."""
 
 _ALWAYS, _SOME = ("P", "G", "worst", "loss", "coverage", "size"), ("new", "nll")
 RECORD = {
@@ -121,15 +121,15 @@ RECORD = {
     **{name: Maybe(Some(Maybe(NUMBER))) for name in _SOME},
     "settings": dict,
 }
-"""By seed: P and G, the worst tenth of clients' P, P's loss, and P of clients that joined after training, if any did.
+"""By seed: P and G, the worst tenth of clients' P, P's loss, and P of newcomers, if any.
 
-With P's coverage by conformal sets or intervals, their size or width, and for labels P's NLL with temperatures, each as
-the mean over clients.
+Also, as means over clients, the coverage of P's conformal sets or intervals, their size or width, and for labels P's
+NLL with temperatures.
 """
 
 
 def run_fair(request: Request) -> None:
-    """Runs what is missing, then writes all that is recorded to ``fair.md`` and ``fair.png``."""
+    """Runs what is missing, then writes everything recorded to ``fair.md`` and ``fair.png``."""
     arenas = chosen("column", ARENAS, request.columns)
     rows = chosen("row", CONTENDERS, request.rows)
     if request.run:
@@ -224,7 +224,7 @@ def _experiment(arena: Arena, contender: Contender, rounds: int, federation: Fed
 
 
 def _figures(finished: Run[Any], arena: Arena) -> dict[str, Any]:
-    """By seed, at the round chosen on validation samples."""
+    """The record's figures by seed, at the round chosen on validation samples."""
     points = finished.points
     first = arena.chosen_by or arena.metric
     better = {name: metrics.METRICS[name].higher_is_better for name in dict.fromkeys([first, arena.metric, "loss"])}
@@ -261,7 +261,7 @@ def _figures(finished: Run[Any], arena: Arena) -> dict[str, Any]:
 
 
 def _worst_tenth(scores: Any, seed: int, metric: str, higher: bool) -> float:
-    """The mean over the tenth of the clients with the worst values, of those that have one."""
+    """The mean over the worst tenth of the clients that have a value."""
     values = np.sort(np.asarray(scores.clients[metric])[seed])
     values = values[np.isfinite(values)]
     worst = values if higher else values[::-1]

@@ -14,14 +14,14 @@ from pfedbred.io.atomic import write_json, write_text
 from pfedbred.report.curves import new_figure, save
 from pfedbred.runs.statistics import Estimate, estimate, paired_difference
 
-_FEWEST = 3  # data sets that ranks are averaged over
+_FEWEST = 3  # the fewest data sets that ranks are averaged over
 
 Records = Mapping[str, Mapping[int, Mapping[str, Any]]]
-"""By method and split."""
+"""Records by method and split."""
 
 
 class Compared(Protocol):
-    """What a table needs to know of its data."""
+    """What a table needs to know about its data."""
 
     @property
     def title(self) -> str:
@@ -29,11 +29,11 @@ class Compared(Protocol):
 
     @property
     def metric(self) -> str:
-        """What methods are compared by."""
+        """The metric that methods are compared by."""
 
 
 class Ranks(NamedTuple):
-    """Average ranks of methods over data sets, 1 for the best, and by how much they must differ to be told apart."""
+    """Average ranks of methods over data sets, 1 for the best, and the critical difference between two ranks."""
 
     names: list[str]
     average: np.ndarray
@@ -42,10 +42,11 @@ class Ranks(NamedTuple):
 
 
 def ranks(values: Mapping[str, Mapping[str, float]]) -> Ranks | None:
-    r"""Of methods by data set, higher is better; only data sets that have all methods count.
+    r"""The ranks of methods from values by data set, higher is better; only data sets with all methods count.
 
     Two of k methods differ at 5 % if their average ranks over N data sets differ by more than q sqrt(k (k + 1) / (6 N))
-    (Nemenyi's test; q is the quantile of the studentised range, divided by sqrt 2). None for fewer than three.
+    (Nemenyi's test; q is the quantile of the studentised range, divided by sqrt 2). None for fewer than three data
+    sets.
 
     References: Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006.
     """
@@ -148,7 +149,7 @@ def _shown(value: Estimate, scale: float, interval: bool = True) -> str:
 
 
 def draw(found: Ranks, path: Path) -> None:
-    """Average ranks on a line, with bars over methods that cannot be told apart."""
+    """Draws average ranks on a line, with bars over methods that are not significantly different."""
     order = np.argsort(found.average)
     names, average = [found.names[i] for i in order], found.average[order]
     groups = _groups(average, found.critical)
@@ -184,7 +185,7 @@ def draw(found: Ranks, path: Path) -> None:
 
 
 def _groups(average: np.ndarray, critical: float) -> list[tuple[int, int]]:
-    """The longest runs of sorted ranks that do not differ by the critical difference, of two or more."""
+    """The longest runs of two or more sorted ranks that differ by less than the critical difference."""
     found: list[tuple[int, int]] = []
     for first in range(len(average)):
         last = int(np.flatnonzero(average - average[first] < critical)[-1])

@@ -41,15 +41,15 @@ HYPER_GRIDS: dict[str, dict[str, list[float]]] = {
     "cifar10-cnn": {"eta": [*_ETAS, 0.3, 0.4, 0.5]},
     "sent140-lstm": {"eta": [*_ETAS, 0.3, 0.4], "lam": _LAMBDAS},
 }
-"""The columns for which the paper has other ranges."""
+"""The grids of columns for which the paper uses other ranges."""
 
 _DEVIATING = ("pfedme", "per-fedavg", "fedamp", "fo", "mfo", "mg-meta")
 
 
 def draw_curves(request: Request) -> None:
-    """Draws accuracy by round of the methods of Table 2, one picture per column: those that were run.
+    """Draws accuracy by round of the methods of Table 2, one picture per column.
 
-    Those that were not are named, or run if the request says so.
+    Missing methods are named, or run if the request says so.
     """
     rows, drawn = chosen("row", TABLE2.rows, request.rows), False
     for column in chosen("column", ALL, request.columns or (TABLE2.columns if request.run else None)):

@@ -1,4 +1,4 @@
-"""Several trainings of a table at once, each in a process of its own: one compiles while another uses the GPU."""
+"""Several trainings of a table at once, each in its own process: one compiles while another uses the GPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pfedbred.paper.rows import Table
 from pfedbred.paper.running import Training, run_training
 from pfedbred.report.terminal import progress_lines
 
-_POLL = 0.5  # seconds between looks at whether to stop
+_POLL = 0.5  # seconds between checks whether to stop
 
 
 class _Outcome(NamedTuple):
-    """What a process did, as plain values: exceptions with arguments of their own do not survive the way back."""
+    """What a process did, as plain values: exceptions with custom arguments cannot be pickled back."""
 
     lines: list[str]
     problems: list[str]
@@ -69,12 +69,12 @@ def run_jobs(table: Table, trainings: Sequence[Training], request: Request, jobs
 
 
 def share_memory() -> None:
-    """Lets several processes use one GPU, of which JAX would give the first one most of the memory."""
+    """Lets several processes share a GPU; by default JAX gives the first one most of its memory."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 class _Follower(Interruption):
-    """Stops when the process that started this one does, or is gone."""
+    """Stops when the process that started this one stops or is gone."""
 
     def __init__(self, stop: Any, end: float | None) -> None:
         super().__init__()
@@ -88,11 +88,11 @@ class _Follower(Interruption):
         return super().check(needed)
 
 
-_following: list[_Follower] = []  # this process's, if it runs trainings for another one
+_following: list[_Follower] = []  # this process's follower, if it runs trainings for another process
 
 
 def _prepare(stop: Any, end: float | None) -> None:
-    """In a new process: as the command line prepares its own; the one that started it listens for signals."""
+    """Prepares a new process as the command line does its own; only the parent listens for signals."""
     for each in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         signal.signal(each, signal.SIG_IGN)
     use_all_cores()

@@ -15,7 +15,7 @@ _ABOUT = (
     "the last round. The mean over clients and the mean over the worst tenth of them are those of the last round.",
 )
 _ABOUT_SPLITS = "Deviations are those over all seeds on all splits of the data."
-_ABOUT_CHOSEN = "The chosen round is the one that is best on validation samples, kept out of training."
+_ABOUT_CHOSEN = "The chosen round is the one that is best on validation samples, held out of training."
 _ABOUT_COMPARED = (
     "Differences from another row are paired by split and seed, with an interval of 95 %: over splits if there are",
     "several, else over seeds. They are bold where the interval excludes 0.",
@@ -47,7 +47,7 @@ def markdown(table: Table, cells: Sequence[Cell]) -> str:
 
 
 def _grid(lines: Sequence[dict[str, str]]) -> list[str]:
-    """A Markdown table, without the columns that are empty in every line if they may be left out."""
+    """A Markdown table, without optional columns that are empty in every line."""
     names = [name for name in lines[0] if name not in _OPTIONAL or any(line[name] for line in lines)]
     rows = [names, ["---"] * len(names), *([line[name] for name in names] for line in lines)]
     return [f"| {' | '.join(row)} |" if place != 1 else f"|{'|'.join(row)}|" for place, row in enumerate(rows)]
@@ -122,7 +122,7 @@ def _sentence(text: str) -> str:
 
 
 def mean_and_std_text(mean: float | None, std: float | None) -> str:
-    """Such as 89.90 ± 0.12."""
+    """Mean and standard deviation, such as 89.90 ± 0.12."""
     return "diverged" if mean is None else f"{mean:.2f} ± {std:.2f}"
 
 

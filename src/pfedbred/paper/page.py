@@ -21,14 +21,14 @@ from pfedbred.paper.tuned import TITLES as TUNED
 from pfedbred.report.content import Content, add_federations, add_sweep, platform_name, read_federation
 from pfedbred.report.page import Section
 
-_TITLES = {**{name: table.title for name, table in TABLES.items()}, **TUNED}  # of NAME.json in a folder
+_TITLES = {**{name: table.title for name, table in TABLES.items()}, **TUNED}  # by NAME of NAME.json in a folder
 
 _FIGURE = {
     **dict.fromkeys(("column", "row", "model"), str),
     **dict.fromkeys(("mean", "std", "paper"), Maybe(NUMBER)),
     **dict.fromkeys(("n", "rounds"), COUNT),
 }
-_ALSO = ("last", "last_std", "chosen", "chosen_std")  # tables written earlier do not have these
+_ALSO = ("last", "last_std", "chosen", "chosen_std")  # missing in tables written earlier
 
 
 def section() -> Section:
@@ -38,7 +38,7 @@ def section() -> Section:
 
 
 def gather(folder: Path, content: Content) -> bool:
-    """Adds what ``pfedbred paper`` has written into a folder; returns whether there is anything."""
+    """Adds what ``pfedbred paper`` wrote into a folder; returns whether there was anything."""
     found = False
     for name in _TITLES:
         if (folder / f"{name}.json").exists():
@@ -139,7 +139,7 @@ def _records(folder: Path, name: str, column: str, rows: Sequence[str]) -> dict[
 
 
 def _curves(row: str, record: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Accuracy by round, of the models that the table shows for the row."""
+    """Accuracy by round for the models that the table shows in this row."""
     models = {cell["model"] for cell in cells if cell["row"] == row}
     found: dict[str, Any] = {"row": row, "rounds": record["rounds"], "seeds": len(record["G"]["best"])}
     for model in sorted(models & {"G", "P"}):
@@ -150,7 +150,7 @@ def _curves(row: str, record: Mapping[str, Any], cells: Sequence[Mapping[str, An
 
 
 def beside_paper(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell with its rounds, and its difference from the printed figure where both are of the same data."""
+    """A cell with its rounds, and its difference from the printed figure if both are for the same data."""
     column = ALL.get(cell["column"])
     (difference,) = rounded([column.difference(cell["mean"], cell["paper"]) if column else None], 2)
     kept = {name: cell.get(name) for name in ("row", "model", "mean", "std", "paper", "n", *_ALSO)}
@@ -159,7 +159,7 @@ def beside_paper(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unusual_rounds(cell: Mapping[str, Any]) -> int | None:
-    """The rounds of a cell, or None if they are its column's."""
+    """The rounds of a cell; None if they are its column's default."""
     column = ALL.get(cell["column"])
     return None if column and column.rounds == cell["rounds"] else cell["rounds"]
 

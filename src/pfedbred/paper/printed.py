@@ -7,11 +7,13 @@ from pfedbred.paper.columns import COLUMNS
 _STAND_INS = {"writers-mclr": "femnist-mclr", "writers-dnn": "femnist-dnn"}
 
 Printed = dict[tuple[str, str, str], float]
-"""By (column, row, model), where model is G or P."""
+"""Figures by (column, row, model), where model is G or P."""
 
 
 def _table(columns: list[str], lines: str) -> Printed:
-    """Parses lines of a row's name, G or P, and one figure per column; a stand-in has those of what it stands for."""
+    """Parses lines of a row's name, G or P, and one figure per column; a stand-in gets the figures of what it stands
+    for.
+    """
     found: Printed = {}
     for line in lines.strip().splitlines():
         row, model, *figures = line.split()
@@ -48,7 +50,7 @@ TABLE2 = _table(
     mg-meta+am     G  56.23 59.53 82.57 79.64 86.92 90.19 54.09 73.71
     """,
 )
-"""Table 2 (tbl_res_lnlm). Its row mg is ``mg-meta`` here, the variant that its experiments ran."""
+"""Table 2 (tbl_res_lnlm). Its row mg is ``mg-meta`` here, the variant that the experiments ran."""
 
 ABLATION = _table(
     list(COLUMNS),

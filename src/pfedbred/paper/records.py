@@ -1,4 +1,4 @@
-"""What to reproduce, and the records of what was measured: what is recorded with the same settings is not run again."""
+"""What to reproduce, and the records of what was measured; nothing is run twice with the same settings."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Request:
     rows: Sequence[str] | None = None
     seeds: int = 5
     rounds: int | None = None
-    run: bool = True  # what is missing; else only what is recorded is shown
-    jobs: int = 1  # trainings of a table at once
+    run: bool = True  # run what is missing; else show only what is recorded
+    jobs: int = 1  # trainings run in parallel
     say: Callable[[str], None] = print
     progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _silently
     interruption: Interruption | None = None
 
     def stop_if_wanted(self, name: str) -> None:
-        """Raises ``Stopped`` if the time is up, or the user wants to stop, before ``name`` is started."""
+        """Raises ``Stopped`` before ``name`` starts if the time is up or the user wants to stop."""
         reason = self.interruption.check() if self.interruption else None
         if reason:
             raise Stopped(reason, f"{name}: not started ({reason})")
@@ -70,15 +70,15 @@ def chosen(what: str, known: Sequence[str] | Mapping[str, Any], asked: Sequence[
 def load_or_measure(
     file: Path, wanted: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]], shape: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
-    """The record in a file, or, if there is none, what ``measure`` returns, which is written there.
+    """The record in a file; if there is none, that of what ``measure`` returns, which is then written.
 
     A record of other settings is refused and never overwritten: it may hold hours of work.
 
     Args:
-      file: of the record.
+      file: the record's file.
       wanted: the settings that decide the figures.
       measure: makes the record's content.
-      shape: what the record must contain at least.
+      shape: what the record must contain.
 
     Returns:
       The record, and whether it is new.
@@ -110,9 +110,9 @@ def load_or_sweep(
     choose_on_test: bool = False,
     **more: Any,
 ) -> tuple[dict[str, Any], bool]:
-    """The record of a sweep, as :func:`load_or_measure` returns it; ``more`` belongs to its settings.
+    """The record of a sweep, as from :func:`load_or_measure`; ``more`` is part of its settings.
 
-    Points are chosen on the validation samples of the federation, or else on test samples if that is said.
+    Points are chosen on the federation's validation samples, or on test samples with ``choose_on_test``.
     """
 
     def measure() -> dict[str, Any]:
@@ -154,13 +154,13 @@ def write_record(file: Path, record: Mapping[str, Any]) -> None:
 
 
 def fingerprint(experiment: Experiment) -> dict[str, Any]:
-    """The settings that decide a cell's figures, without where the data lies and how the program runs."""
+    """The settings that decide a cell's figures, regardless of where the data is and how the program runs."""
     plain = {name: value for name, value in experiment.plain().items() if name in field_names(identifies=True)}
     usual = plain_defaults()
-    for name in field_names(later=True):  # records from before there was such an option do not mention it
+    for name in field_names(later=True):  # records older than the option do not mention it
         if plain[name] == usual[name]:
             del plain[name]
-    # Where only the data tells how many clients there are, records have the value for few of them.
+    # The number of clients is known only with the data, so records have the value for few clients.
     plain["settings"] = settings_.settled(algorithms.factory(experiment.algorithm), plain["settings"], clients=1)
     return plain
 

@@ -1,4 +1,4 @@
-"""What a table of the paper consists of: its rows, and the files that hold the records of its cells."""
+"""What a table consists of: its rows, and the files of its records."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Row(NamedTuple):
     """A row of a table.
 
     Attributes:
-      algorithm: by name.
-      options: in which its experiment differs.
-      strength: of its prior, whose lambda then is ``strength`` divided by the prior's curvature at zero.
-      source: whose records it shares.
+      algorithm: the algorithm's name.
+      options: options in which its experiment differs.
+      strength: its prior's strength: lambda is ``strength`` divided by the prior's curvature at zero.
+      source: the row whose records it shares.
     """
 
     algorithm: str
@@ -51,7 +51,7 @@ class Row(NamedTuple):
         return column.experiment(self.algorithm, seeds=seeds, rounds=rounds, **options)
 
     def trains_like(self, other: Row) -> bool:
-        """Whether it is the other row with fine-tuning, which changes P at evaluations and nothing in training."""
+        """Whether it is the other row with fine-tuning, which changes P in evaluations but not training."""
         return self.algorithm == f"{other.algorithm}+ft" and self[1:3] == other[1:3]
 
 
@@ -59,7 +59,7 @@ def curvature_at_zero(prior: str) -> float:
     """The curvature of a prior's penalty at zero: g''(s) s'(u)^2, for a parameter u whose natural parameter is s(u).
 
     Near zero the penalty of every family is quadratic: lambda times this curvature is the lambda of the spherical
-    Gaussian that it then equals. s is u itself, but for the exponential family.
+    Gaussian that it equals there. s is u itself, except in the exponential family.
     """
     return float(priors.get(prior).curvature(jnp.zeros(())))
 
@@ -69,16 +69,16 @@ class Table:
     """A table.
 
     Attributes:
-      name: of its files.
+      name: the name of its files.
       title: its heading.
       rows: by name, in order.
-      columns: names of the columns to run unless others are requested.
+      columns: names of the columns to run by default.
       printed: the paper's figures.
       models: which of G and P to show for a row; both if the row is not listed.
-      about: lines that say what its rows are.
-      splits: of the data, on each of which a cell is run with all seeds.
-      compared: the row that a row is compared with, by differences paired by split and seed.
-      shows_fit: whether it ends with how far each row is from the printed figures.
+      about: lines that explain its rows.
+      splits: the splits of the data; on each, a cell is run with all seeds.
+      compared: for a row, the row it is compared with, in differences paired by split and seed.
+      shows_fit: whether it ends with each row's distance from the printed figures.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Table:
     shows_fit: bool = False
 
     def trainings(self, rows: Sequence[str]) -> list[tuple[str, ...]]:
-        """These rows in groups that need one training each: a row, and the same with fine-tuning."""
+        """These rows in groups that share a training: a row, and the same row with fine-tuning."""
         found: dict[str, list[str]] = {}
         for row in rows:
             base = next((each for each in rows if self.rows[row].trains_like(self.rows[each])), row)

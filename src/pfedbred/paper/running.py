@@ -1,6 +1,6 @@
 """Running the cells of a table: one training serves a row and the same row with fine-tuning.
 
-Fine-tuning changes P when it is evaluated and nothing in training, so both are evaluated on the same run.
+Fine-tuning changes P in evaluations but not training, so both are evaluated on the same run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pfedbred.runs.metrics_file import MetricsFile, read_points, size_of
 
 
 class Training(NamedTuple):
-    """The cells of one training: that of a row, and those of the rows that differ in the evaluation of P alone."""
+    """The cells of one training: a row's, and those of rows that differ only in the evaluation of P."""
 
     column: str
     split: Split
@@ -46,7 +46,7 @@ class Training(NamedTuple):
 
 
 def run_training(table: Table, training: Training, request: Request) -> list[SettingError]:
-    """Runs the cells of a training that are missing; returns why some cannot be run."""
+    """Runs the missing cells of a training; returns why some cannot be run."""
     column, split, first, also = training
     problems = []
     for row in (first, *also):
@@ -60,7 +60,7 @@ def run_training(table: Table, training: Training, request: Request) -> list[Set
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a cell stands."""
+    """A cell's place in its table."""
 
     table: Table
     column: str
@@ -84,13 +84,13 @@ class _Place:
         return self.row.experiment(ALL[self.column], seeds=request.seeds, rounds=request.rounds)
 
     def wanted(self, request: Request) -> dict[str, Any]:
-        """The settings that decide its figures."""
+        """The settings that decide the cell's figures."""
         split = {} if self.split is None else {"split_seed": self.split}
         return fingerprint(self.experiment(request).checked()) | split
 
     def build(self, request: Request, federation: Federation) -> Built[Any]:
         experiment = self.experiment(request)
-        if "aggregated" not in self.row.options:  # else the row is about their number, which must not be adapted
+        if "aggregated" not in self.row.options:  # else the row is about that number, which must stay
             experiment = ALL[self.column].fitted(experiment, federation)
         return build(experiment, federation)
 
@@ -111,7 +111,7 @@ def run_cell(
 ) -> dict[str, Any]:
     """The record of a cell: read if it was run with these settings, else run and written.
 
-    If it is run, missing records of the rows ``also``, which differ in the evaluation of P alone, are written with it.
+    If it is run, so are missing records of the rows ``also``, which differ only in the evaluation of P.
     """
     place = _Place(table, column, row, split)
     file, name = place.file(request), place.name
@@ -129,7 +129,7 @@ def run_cell(
         evaluated = [_AlsoEvaluated(each.build(request, federation), work / each.row_name) for each in others]
         finished = _run(built, work, name, request, evaluated)
         for other, run in zip(others, evaluated, strict=True):
-            if len(run.points) == len(finished.points):  # else some from before it was resumed are missing
+            if len(run.points) == len(finished.points):  # else some from before the run was resumed are missing
                 more = other.record(run.of(finished), federation, run.seconds, trained_with=row)
                 load_or_measure(other.file(request), other.wanted(request), partial(dict, more), CELL)
         return place.record(finished, federation, finished.total_seconds - sum(each.seconds for each in evaluated))
@@ -143,7 +143,9 @@ def run_cell(
         {},
         federation_of(request.federations, ALL[column], split).facts,
     ):
-        raise SettingError(f"{file} was measured on other data, {record['data']}: choose another --out, or remove it")
+        raise SettingError(
+            f"{file} was measured on different data, {record['data']}: choose another --out, or remove it"
+        )
     trained_with = f"trained with {record['trained_with']}" if "trained_with" in record else "already done"
     time_ = f"{record['seconds']:.0f} s" if new else trained_with
     figures = "  ".join(f"{model} {mean_and_std_text(*best_of(record[model]))}" for model in "GP")
@@ -152,15 +154,15 @@ def run_cell(
 
 
 class _AlsoEvaluated(Callback):
-    """Evaluates a run as another method would that trains alike.
+    """Evaluates a run as another method that trains identically would.
 
     Attributes:
       points: its evaluations.
-      seconds: what they took in this process.
+      seconds: the time they took in this process.
     """
 
     def __init__(self, built: Built[Any], folder: Path) -> None:
-        """Evaluations are kept in ``folder``, for when the run is resumed."""
+        """Evaluations are kept in ``folder``, in case the run is resumed."""
         self.points: list[Point] = []
         self.seconds = 0.0
         self._built, self._folder = built, folder
@@ -168,7 +170,7 @@ class _AlsoEvaluated(Callback):
 
     @contextmanager
     def running(self, progress: Progress[Any]) -> Iterator[None]:
-        """Takes over the evaluations from before the run was resumed; some may be missing or damaged."""
+        """Reads evaluations from before the run was resumed; some may be missing or damaged."""
         ensure_folder(self._folder)
         if size_of(self._folder):
             with suppress(SettingError):
@@ -179,7 +181,7 @@ class _AlsoEvaluated(Callback):
             yield
 
     def on_evaluation(self, progress: Progress[Any], point: Point) -> None:
-        """With its own backend, on the state of the run."""
+        """Evaluates the run's state with the other method's backend."""
         assert self._file is not None
         started = time.perf_counter()
         self.points.append(point._replace(scores=self._built.backend.evaluate(progress.state)))
@@ -187,7 +189,7 @@ class _AlsoEvaluated(Callback):
         self.seconds += time.perf_counter() - started
 
     def of(self, finished: Run[Any]) -> Run[Any]:
-        """The run as that method's."""
+        """The run as if by that method."""
         experiment, backend, _ = self._built
         return dataclasses.replace(finished, experiment=experiment, backend=backend, points=self.points)
 

@@ -15,7 +15,7 @@ from pfedbred.paper.rows import Split
 def federation_of(federations: Federations, column: Column, split: Split) -> Federation:
     """The federation of a column on a split.
 
-    Of another split than the dataset's own, a prepared federation is named by its seed, as in mnist-paper-split2.fed.
+    For a split other than the dataset's own, a prepared federation is named by the seed, as in mnist-paper-split2.fed.
     """
     if split is None:
         return federations.of(column)
@@ -25,6 +25,6 @@ def federation_of(federations: Federations, column: Column, split: Split) -> Fed
     return _load(column.dataset, split, federations.data_dir, file if file and file.exists() else None)
 
 
-@lru_cache(maxsize=1)  # a table's methods are run one after the other on the same split
+@lru_cache(maxsize=1)  # a table runs its methods one after another on the same split
 def _load(dataset: str, split: int, data_dir: str | None, file: Path | None) -> Federation:
     return data.load(str(file)) if file else data.load(dataset, seed=split, data_dir=data_dir)

@@ -1,9 +1,9 @@
 """Running a table of the paper: every method in every column, measured beside printed.
 
 A cell is one run with all seeds, recorded in ``cells/TABLE/COLUMN/ROW.json``, or in ``ROW-splitSEED.json`` on another
-split of the data. A cell that was recorded with the same settings is not run again, so an interrupted table
-continues where it stopped, and its parts can be run on different days, or at once in several processes. While a cell
-runs, the folder ``ROW.run`` beside its record holds the checkpoints.
+split of the data. A cell recorded with the same settings is not run again, so an interrupted table can be resumed, and
+its parts can be run on different days or in parallel processes. While a cell runs, the folder ``ROW.run`` beside its
+record holds the checkpoints.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ PRIORS = Table(
 )
 
 _PER_FEDAVG = ("per-fedavg", "per-fedavg+ft", "per-fedavg+am")
-_VARIANTS: dict[str, tuple[Row, str]] = {  # with the row of Table 2 that a variant is an explanation of
+_VARIANTS: dict[str, tuple[Row, str]] = {  # with the row of Table 2 that a variant may explain
     **{name: (Row(name, source=Source("table2", name)), name) for name in _PER_FEDAVG},
     **{
         name.replace("per-fedavg", "two-steps"): (Row(name, {"settings": {"adapt_steps": 2}}), name)

@@ -4,7 +4,7 @@ The paper tunes nothing. Here the settings of each method are chosen by P (by G 
 validation split, a fifth of each client's training samples. Two tables show the methods with these settings:
 
 tuned        on the data and seeds of Table 2, at the best round
-validated    without the validation samples, on which the round is chosen, too
+validated    trained without the validation samples, on which the round is chosen too
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GRIDS: dict[str, dict[str, list[float]]] = {
     "per-fedavg": {"alpha": _STEPS, "alpha_m": _STEPS},
     "mg-meta": {"alpha_m": [0.01, 0.03, 0.1], "eta": [0.02, 0.05, 0.1], "lam": [15.0, 30.0, 60.0]},
 }
-"""The grid of each method; those with two settings or more have about as many points each."""
+"""The grid of each method; those with two or more settings have about the same number of points."""
 
 
 def run_tuned(request: Request) -> None:
@@ -45,7 +45,7 @@ def run_tuned(request: Request) -> None:
 
 
 def run_validated(request: Request) -> None:
-    """The same, with the validation samples kept out of training, to choose the round by."""
+    """The same, with the validation samples held out of training to choose the round."""
     compared = {name: "mg-meta" for name in GRIDS if name != "mg-meta"}
     _run("validated", request, {"validation": _FRACTION}, compared=compared)
 
@@ -63,7 +63,7 @@ def _run(name: str, request: Request, options: Mapping[str, Any] = {}, **more: A
 
 
 def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
-    """The settings chosen for a method in a column: read if the sweep was done before, else swept."""
+    """The settings chosen for a method in a column: read if already swept, else swept."""
     column, grid = ALL[column_name], GRIDS[name]
     every = max(1, (request.rounds or column.rounds) // 20)
     experiment = column.experiment(name, seeds=_SEEDS, rounds=request.rounds, eval_every=every)
@@ -81,7 +81,7 @@ def _best(column_name: str, name: str, request: Request) -> dict[str, float]:
         validation=[_FRACTION, _SEED],
     )
     model = "global" if name == "fedavg" else "personal"
-    # Records from before federations had validation samples were measured with those as test samples.
+    # Records older than validation samples were measured with those as test samples.
     best = max(facts["points"], key=lambda point: point_score(point, model) or 0.0)
     found = {key: best[key] for key in grid}
     words = ", ".join(f"{key} = {value:g}" for key, value in found.items())

@@ -22,5 +22,5 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def assignments(text: str) -> dict[str, Any]:
-    """Settings separated by spaces, ``lam=30 alpha={schedule: cosine, start: 0.1}``; a value may have spaces too."""
+    """Settings separated by spaces, ``lam=30 alpha={schedule: cosine, start: 0.1}``; values may contain spaces."""
     return dict(map(assignment, re.split(r"\s+(?=\w+=)", text.strip()))) if text.strip() else {}

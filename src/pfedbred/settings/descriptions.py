@@ -1,7 +1,7 @@
 """What settings mean, in words: from the docstrings of the functions that use them.
 
-Docstring parsers such as ``docstring_parser`` read one docstring; the settings of an algorithm may be described in that
-of another, to which it passes them on.
+Docstring parsers such as ``docstring_parser`` read one docstring; an algorithm's settings may be described in the
+docstring of another, to which it passes them on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def plain(text: str) -> str:
 
 
 def allowed(annotation: Any) -> str:
-    """Which values a setting of this type may have, in words; empty where the type does not say it.
+    """The values that a setting of this type may have, in words; empty if the type does not restrict them.
 
     >>> from pfedbred.settings.values import Epochs, Positive
     >>> allowed(Positive)

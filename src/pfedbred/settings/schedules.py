@@ -2,7 +2,7 @@
 
     alpha: {schedule: cosine, start: 0.1, end: 0.001, warmup: 5}
 
-A schedule becomes a table of its value in every round, which compiled programs read as data: nothing is compiled again.
+A schedule becomes a table of its value in every round, which compiled programs read as data, so nothing is recompiled.
 The shapes are optax's schedules.
 """
 
@@ -25,7 +25,7 @@ Schedule: TypeAlias = Callable[[Any], Any]
 
 
 def cosine(rounds: int, *, start: Positive, end: NonNegative = 0.0) -> Schedule:
-    """From start towards end, which the round after the last would reach, along half a cosine."""
+    """From start towards end along half a cosine; the round after the last would reach end."""
     return optax.cosine_decay_schedule(start, rounds, alpha=end / start)
 
 
@@ -40,12 +40,12 @@ def exponential(rounds: int, *, start: Positive, rate: Positive, every: Count = 
 
 
 def steps(rounds: int, *, start: Positive, at: list[int], factor: Positive = 0.1) -> Schedule:
-    """start, multiplied by factor at each of these rounds."""
+    """start, multiplied by factor at each round in ``at``."""
     return optax.piecewise_constant_schedule(start, dict.fromkeys(at, factor))
 
 
 def constant(rounds: int, *, start: Positive) -> Schedule:
-    """The same in every round; for a warm-up alone."""
+    """The same in every round: for a warm-up without decay."""
     return optax.constant_schedule(start)
 
 
@@ -68,7 +68,7 @@ def settings(kind: str) -> list[str]:
 
 
 def may_vary(annotation: Any) -> bool:
-    """Whether a setting of this type can have a schedule: it is a number that compiled programs read as data."""
+    """Whether a setting of this type can have a schedule, as numbers that compiled programs read as data can."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = typing.get_args(annotation) if union else (annotation,)
     numbers = [typing.get_args(each) for each in options if typing.get_origin(each) is Annotated]
@@ -81,12 +81,12 @@ def is_schedule(value: Any) -> bool:
 
 
 def spans_all_rounds(value: Any) -> bool:
-    """Whether a setting's value in a round depends on how many rounds there are."""
+    """Whether a setting's value in a round depends on the number of rounds."""
     return isinstance(value, Mapping) and value.get("schedule") in ("cosine", "linear")
 
 
 def check_schedule(name: str, value: Any, annotation: Any) -> Any:
-    """A schedule for the setting of that name, its own settings checked."""
+    """The schedule for the setting ``name``, its own settings checked."""
     if not may_vary(annotation):
         raise SettingError(f"{name} cannot have a schedule: it decides how the program is built")
     if callable(value):
@@ -104,7 +104,7 @@ def check_schedule(name: str, value: Any, annotation: Any) -> Any:
     known = {**_declared(kind), _WARMUP: Count}
     for each in value:
         if each != "schedule" and each not in known:
-            raise SettingError(f"the schedule {kind} of {name} has no {each!r}{nearest(each, known)}")
+            raise SettingError(f"the schedule {kind} of {name} has no setting {each!r}{nearest(each, known)}")
     checked = {each: _check(f"{name}'s {each}", value[each], known[each]) for each in value if each != "schedule"}
     parameters = inspect.signature(SCHEDULES[kind]).parameters
     for each in _declared(kind):
@@ -134,7 +134,7 @@ def table(name: str, value: Any, rounds: int, annotation: Any) -> np.ndarray:
         given = {each: setting for each, setting in value.items() if each not in ("schedule", _WARMUP)}
         warmup = value.get(_WARMUP, 0)
         schedule = SCHEDULES[value["schedule"]](max(rounds - warmup, 1), **given)
-        # Rounds of warm-up approach the first value in equal steps; the schedule itself begins after them.
+        # The warm-up approaches the first value in equal steps; the schedule itself starts after it.
         rising = np.minimum(1.0, (np.arange(rounds) + 1) / (warmup + 1))
         numbers = rising * np.asarray(schedule(np.maximum(np.arange(rounds) - warmup, 0)), float)
     for round_, number in enumerate(numbers):

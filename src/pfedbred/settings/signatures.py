@@ -29,7 +29,7 @@ def same_settings(
 ) -> Callable[[Function], Function]:
     """Declares that a function passes its settings on to ``base`` and ``more``, except those it fixes itself.
 
-    A setting that the function declares itself, with a default of its own, replaces that of the same name.
+    A setting that the function declares itself, with its own default, replaces the one of the same name.
     """
     signature = inspect.signature(base, eval_str=True)
     parameters = [*signature.parameters.values(), *(each for other in more for each in declared(other).values())]
@@ -46,11 +46,11 @@ def same_settings(
 
 
 Settle = Callable[[Mapping[str, Any], int], Any]
-"""``settle(settings, clients)`` is the value of a setting that is not given, once the number of clients is known."""
+"""``settle(settings, clients)`` is the value of an omitted setting, once the number of clients is known."""
 
 
 def settled_by_clients(**rules: Settle) -> Callable[[Function], Function]:
-    """Declares how settings whose default is None follow from the number of clients."""
+    """Declares how settings that default to None follow from the number of clients."""
 
     def declare(function: Function) -> Function:
         function.settled = rules  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def settled_by_clients(**rules: Settle) -> Callable[[Function], Function]:
 
 
 def settled(function: Any, settings: Mapping[str, Any], clients: int) -> dict[str, Any]:
-    """The settings, with those that the number of clients decides."""
+    """The settings, completed by those that the number of clients decides."""
     rules: Mapping[str, Settle] = getattr(function, "settled", {})
     decided = {name: rule(settings, clients) for name, rule in rules.items() if settings.get(name, 0) is None}
     return {**settings, **decided}
@@ -81,7 +81,7 @@ def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def build_part(what: str, function: Callable[..., Any], available: Mapping[str, Any]) -> Any:
-    """What a function given as ``what`` builds, called with those of the available settings that it takes."""
+    """What a function given as ``what`` builds from those available settings that it takes."""
     taken = {each.name: available[each.name] for each in parameters(function) if each.name in available}
     try:
         inspect.signature(function).bind(**taken)
@@ -104,9 +104,9 @@ def is_whole_number(annotation: Any) -> bool:
 
 
 def resolve(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of ``function``, those given checked and the others at their defaults.
+    """All settings of ``function``: those given, checked, and the others at their defaults.
 
-    Of two settings of which one is given in place of the other (epochs and R), only the one in use is among them.
+    Where one setting replaces another (epochs and R), only the one in use is included.
     """
     known = declared(function)
     given = {name: value for name, value in given.items() if not (value is None and name in alternatives(function))}
@@ -119,7 +119,7 @@ def resolve(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str,
     unused = set()
     for name, other in alternatives(function).items():
         if name in given and other in given:
-            raise SettingError(f"{name} is given in place of {other}: give one of them")
+            raise SettingError(f"{name} replaces {other}: give only one of them")
         unused.add(other if name in given else name)
     return {
         name: _check(name, given[name], parameter.annotation) if name in given else parameter.default
@@ -137,7 +137,7 @@ def _check(name: str, value: Any, annotation: Any) -> Any:
 
 
 def alternatives(function: Callable[..., Any]) -> dict[str, str]:
-    """The settings that can be given in place of others, and in place of which."""
+    """The settings that can replace another, and which one they replace."""
     return {
         name: rule.other
         for name, parameter in declared(function).items()
@@ -161,7 +161,7 @@ def parse_call(kind: str, text: str) -> tuple[str, list[str]]:
 def resolve_call(
     name: str, function: Callable[..., Any], values: Sequence[str], without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The settings of ``function``, the first of them from the values in parentheses."""
+    """The settings of ``function``, the first ones from the values in parentheses."""
     known = {key: each for key, each in declared(function).items() if key not in without}
     if len(values) > len(known):
         takes = f"takes {', '.join(known)}" if known else "takes no values"

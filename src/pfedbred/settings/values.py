@@ -24,12 +24,12 @@ class Rule(NamedTuple):
 
 
 class InPlaceOf(NamedTuple):
-    """Marks a setting that can be given in place of another: only one of the two is ever set."""
+    """Marks a setting that replaces another: only one of the two is ever set."""
 
     other: str
 
 
-LARGEST_FLOAT = 3.4028234e38  # beyond it a float32 is infinite
+LARGEST_FLOAT = 3.4028234e38  # beyond this a float32 is infinite
 
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
@@ -117,7 +117,7 @@ def _number(value: Any, kind: type) -> Any:
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
         return None
     number = float(number) if not isinstance(number, numbers.Integral) else int(number)
-    if not -_LARGEST < number < _LARGEST:  # also where it is NaN, or a whole number beyond any float
+    if not -_LARGEST < number < _LARGEST:  # also rejects NaN, and whole numbers beyond any float
         return None
     return kind(number) if kind is float or number == int(number) else None
 

@@ -30,11 +30,11 @@ TASKS: dict[str, TaskKind] = {each.name: each for each in (CLASSIFICATION, BINAR
 """Every named kind of task. A new one is a file in this folder, and its name here."""
 
 LOSSES: dict[str, Losses] = {"squared": squared_losses, "absolute": absolute_losses, "huber": huber_losses}
-"""Named losses for tasks whose labels are numbers. Any other is given as a function of outputs and targets."""
+"""Named losses for tasks whose labels are numbers; others are given as functions of outputs and targets."""
 
 
 def get(task: str | TaskKind | Callable[[], TaskKind]) -> TaskKind:
-    """The kind of task of that name; a :class:`TaskKind`, or what a function makes, is returned as it is."""
+    """The kind of task of that name; a :class:`TaskKind`, or what a function makes, is returned unchanged."""
     if isinstance(task, str):
         if task not in TASKS:
             raise SettingError(f"unknown task {task!r}{nearest(task, TASKS)}")
@@ -46,12 +46,12 @@ def get(task: str | TaskKind | Callable[[], TaskKind]) -> TaskKind:
 
 
 def usual(labels: Labels) -> str:
-    """The name of the usual task for such labels."""
+    """The name of the default task for these labels."""
     return next(name for name, kind in TASKS.items() if kind.labels == labels)
 
 
 def get_loss(loss: str | Losses, kind: TaskKind) -> Losses:
-    """The loss of that name, if it fits the task; a function is returned as it is."""
+    """The loss of that name, if it fits the task; a function is returned unchanged."""
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise SettingError(f"unknown loss {loss!r}{nearest(loss, LOSSES)}; or give a function")

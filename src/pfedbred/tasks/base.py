@@ -1,4 +1,4 @@
-"""What a kind of task is: what labels stand for, how outputs are judged, and how predictions are shown."""
+"""What a kind of task is: what labels stand for, how outputs are evaluated, and how predictions are shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from pfedbred.types import Array
 
 Labels = Literal["classes", "numbers", "sets"]
-"""What labels are: the number of a class, a number to predict, or a row of 0 and 1 that marks a set of labels."""
+"""What labels are: the number of a class, a number to predict, or a row of zeros and ones that marks a set of labels.
+"""
 
 Losses = Callable[[Array, Array], Array]
 """``losses(outputs, targets)`` is the loss of each sample."""
@@ -25,23 +26,23 @@ class Target(NamedTuple):
 
     @property
     def unit(self) -> float:
-        """What targets are divided by: the standard deviation, or 1 if all labels are the same."""
+        """What labels are divided by: the standard deviation, or 1 if all labels are the same."""
         return self.std or 1.0
 
 
 class TaskKind(NamedTuple):
-    """A kind of task. Outputs are (n, k); where there is one for each sample, functions here take them as (n,).
+    """A kind of task. Outputs are (n, k); with one output per sample, the functions here take them as (n,).
 
     Attributes:
       name: on the command line and in records.
       labels: what labels are.
       losses: the loss of each sample, given outputs and targets: labels, or standardised numbers.
-      metrics: those that every evaluation has; the first is the one that tables and pictures show.
-      usual: those that are evaluated on test samples too, unless others are asked for.
-      measured_as: the ``task`` of the metrics that are defined for it.
-      show: predictions for people, given the scores and the labels' names, if they have any.
+      metrics: those in every evaluation, the primary metric first.
+      usual: further metrics on test samples, unless others are asked for.
+      measured_as: the ``task`` of the metrics that apply to it.
+      show: predictions in readable form, given the scores and the labels' names, if any.
       mix: the outputs of a mixture, given the logarithms of its weights, (m,), and each model's outputs, (m, ...).
-      one_output: whether a model has one output, and not one for each label.
+      one_output: whether a model has a single output instead of one per label.
       scores: what metrics compare with the labels, given outputs.
     """
 
@@ -57,11 +58,11 @@ class TaskKind(NamedTuple):
     scores: Callable[[Array], Array] = lambda outputs: outputs
 
     def outputs(self, labels: int) -> int:
-        """How many outputs a model has, for so many labels."""
+        """The number of outputs of a model for this number of labels."""
         return 1 if self.one_output else labels
 
     def blank_labels(self, labels: int, samples: int = 1) -> Array:
-        """Labels of so many samples, for their shape and type."""
+        """Placeholder labels, for their shape and type."""
         shape = (samples, labels) if self.labels == "sets" else (samples,)
         return jnp.zeros(shape, jnp.float32 if self.labels == "numbers" else jnp.int32)
 
@@ -73,12 +74,12 @@ class TaskKind(NamedTuple):
 def per_sample(
     kind: TaskKind, loss: Losses | None = None, weights: np.ndarray | None = None, target: Target | None = None
 ) -> Losses:
-    """The loss of each sample, given a model's outputs and the labels as the data holds them.
+    """The loss of each sample, given a model's outputs and the labels as stored in the data.
 
     Args:
-      kind: of the task.
-      loss: in place of the kind's own.
-      weights: of each label's samples.
+      kind: the kind of task.
+      loss: replaces the kind's own.
+      weights: one per label, for its samples.
       target: how numbers are standardised.
     """
     chosen = loss or kind.losses

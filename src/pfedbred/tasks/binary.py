@@ -16,7 +16,7 @@ def logistic_losses(logits: Array, labels: Array) -> Array:
 
 
 def two_logits(logits: Array) -> Array:
-    """(0, z), whose softmax is the sigmoid of z: what metrics of classification take."""
+    """(0, z), whose softmax is the sigmoid of z: what classification metrics take."""
     return jnp.stack([jnp.zeros_like(logits), logits], axis=-1)
 
 

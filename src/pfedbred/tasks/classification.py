@@ -16,8 +16,8 @@ from pfedbred.types import Array
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """-ln softmax(logits)_label of each sample.
 
-    The label's logit is picked by a comparison. optax takes it by its index, whose gradient is a scatter: on a GPU that
-    takes twice as long to compile, and a tenth longer to run where the model is small.
+    The label's logit is picked by a comparison. optax indexes it, and the gradient of that is a scatter, which on a GPU
+    takes twice as long to compile and, for small models, a tenth longer to run.
     """
     is_label = labels[..., None] == jnp.arange(logits.shape[-1])
     return jax.nn.logsumexp(logits, axis=-1) - jnp.sum(jnp.where(is_label, logits, 0), axis=-1)

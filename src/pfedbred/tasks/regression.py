@@ -14,7 +14,7 @@ from pfedbred.types import Array
 
 
 def squared_losses(outputs: Array, targets: Array) -> Array:
-    """Half the squared error, -ln N(y; f, 1) but for a constant: 0.5 for a model that predicts the mean."""
+    """Half the squared error, -ln N(y; f, 1) up to a constant: 0.5 for a model that predicts the mean."""
     return optax.squared_error(outputs, targets) / 2
 
 

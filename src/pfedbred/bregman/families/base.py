@@ -1,4 +1,4 @@
-"""What a prior is: a penalty on the way from its mean, and for exponential families all that belongs to one."""
+"""What a prior is: a penalty on the distance from its mean; and what an exponential family is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def identity(tree: Tree) -> Tree:
 
 
 class Prior(ABC):
-    """What Algorithm 1 needs of a prior: -log p(theta | mu) / lam but for a constant, of params."""
+    """What Algorithm 1 needs of a prior: -log p(theta | mu) / lam up to a constant, as a function of params."""
 
     name: str
     spherical: bool
@@ -51,7 +51,7 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class Penalised(Prior):
-    """A prior that is given by its penalty alone, a sum over entries or arrays of the params."""
+    """A prior given by its penalty alone, a sum over entries or arrays of the params."""
 
     name: str
     penalty: Callable[[Tree, Tree], Array]
@@ -83,7 +83,7 @@ class Family(Prior):
       from_natural: its inverse.
       penalty: ``regulariser`` in closed form, for families where computing it through s would overflow.
       spherical: whether ``regulariser`` is a multiple of the squared distance.
-      separable: whether ``regulariser`` is a sum over entries, and so can be taken of any part of the params.
+      separable: whether ``regulariser`` is a sum over entries, so that it applies to any part of the params.
     """
 
     name: str

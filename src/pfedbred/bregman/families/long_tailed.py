@@ -1,15 +1,15 @@
 r"""Priors with long tails: most params stay near the mean, and a few may go far.
 
 Neither is an exponential family in its location: no g has them as D_{g*}, so there is no conjugate, no mirror map and
-no Bregman-Moreau envelope. They enter Algorithm 1 as its regulariser alone (lines 9 and 10), which needs no more than a
-penalty and its slopes. With x = v - m, entry by entry,
+no Bregman-Moreau envelope. They enter Algorithm 1 only as its regulariser (lines 9 and 10), which needs just a penalty
+and its slopes. With x = v - m, entry by entry,
 
     Student's t    df/2 ln(1 + x^2 / (df s^2)),     a Gaussian whose precision is drawn anew for each entry
     Huber          x^2 / (2 s^2) for |x| <= c s,    c |x| / s - c^2 / 2 beyond: a Laplace prior far from the mean
 
-Both are 1/2 (x / s)^2 near the mean, so that lam means what it means for the Gaussian with Sigma = s^2. A step on
-either is a step on a reweighted Gaussian, with the weight s^2 slope(x) / x: 1 / (1 + x^2 / (df s^2)) for Student's t,
-where it follows from the scale mixture, and min(1, c s / |x|) for Huber's.
+Both are 1/2 (x / s)^2 near the mean, so that lam means the same as for the Gaussian with Sigma = s^2. A step on either
+is a step on a reweighted Gaussian, with the weight s^2 slope(x) / x: 1 / (1 + x^2 / (df s^2)) for Student's t, where it
+follows from the scale mixture, and min(1, c s / |x|) for Huber's.
 
 References: Lange, Little and Taylor, "Robust Statistical Modeling Using the t Distribution", JASA 1989; Huber, "Robust
 Estimation of a Location Parameter", 1964.

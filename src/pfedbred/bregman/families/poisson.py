@@ -18,7 +18,7 @@ def poisson() -> Family:
     r"""Poisson family: g(s) = e^s, g*(x) = x ln x - x.
 
     D_{g*}(x, y) = x ln(x / y) - x + y, and D_g(a, b) = e^b (e^{a-b} - 1 - (a - b)). The params are log rates. A
-    divergence, or a slope of it, that is too large for its type of number is the largest of that type.
+    divergence or a slope that overflows its type of number is capped at the largest of that type.
     """
 
     def sample(key: Key, s: Array, lam: float) -> Array:
@@ -44,7 +44,7 @@ def poisson() -> Family:
 
 @jax.custom_jvp
 def _capped(total: Array) -> Array:
-    """A sum of finite numbers, the largest number if it is larger; with the slopes of the sum all the same."""
+    """A sum of finite numbers, capped at the largest number; its slopes are those of the sum all the same."""
     return jnp.minimum(total, jnp.finfo(total.dtype).max)
 
 
@@ -55,7 +55,7 @@ def _slope_of_capped(at: tuple[Array], towards: tuple[Array]) -> tuple[Array, Ar
 
 @jax.custom_jvp
 def _divergence(a: Array, b: Array) -> Array:
-    """Of each entry, in forms that neither cancel nor overflow before the divergence does, with d = a - b:
+    """Each entry's divergence, in forms that neither cancel nor overflow before the divergence does, with d = a - b:
 
     d < 0: e^b (e^d - 1 - d);   d > 1: e^a (1 - (1 + d) e^{-d}).
     """
@@ -77,18 +77,18 @@ def _slope(at: tuple[Array, Array], towards: tuple[Array, Array]) -> tuple[Array
 
 
 def _exp(s: Array) -> Array:
-    """e^s, the largest number but for rounding if that is larger."""
+    """e^s, capped just below the largest number."""
     kind = jnp.finfo(s.dtype)
     return jnp.exp(jnp.minimum(s, math.log(float(kind.max)) * (1 - 2 * float(kind.eps))))
 
 
 def _times(positive: Array, other: Array) -> Array:
-    """The product, the largest number of its sign but for rounding if that is larger."""
+    """The product, capped just below the largest number in magnitude."""
     most = _largest(positive) / jnp.maximum(positive, 1)
     return positive * jnp.clip(other, -most, most)
 
 
 def _largest(like: Array) -> Array:
-    """Of a type of number, less a little for what rounding adds."""
+    """The largest number of a type, with a margin for rounding."""
     kind = jnp.finfo(like.dtype)
     return jnp.asarray((1 - 8 * float(kind.eps)) * float(kind.max), like.dtype)

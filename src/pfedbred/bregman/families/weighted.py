@@ -11,7 +11,7 @@ from pfedbred.types import Array, Tree
 
 
 def weighted(prior: Prior, weights: Tree) -> Prior:
-    """A separable prior times a number for each array of the params or, if it is spherical, for each entry of them."""
+    """A separable prior times one number per array of the params or, if it is spherical, one per entry."""
 
     def part(personal: Array, mean: Array, weight: Array) -> Array:
         if jnp.ndim(weight) == 0:

@@ -7,7 +7,7 @@ Natural clients: none. By default each of the four labels is divided over 20 cli
 quarter of each client's texts is for testing, as in PFLlib.
 
 Usual model: lstm, on the first 25 words of a text. Published figures to compare with: PFLlib's column "Dirichlet(1),
-AG News" (FedAvg 87.12, Ditto 91.89, FedRep 92.25), with care: it has all 127,600 texts, and another network.
+AG News" (FedAvg 87.12, Ditto 91.89, FedRep 92.25), with care: they are for all 127,600 texts and a different network.
 
 Reference: Zhang, Zhao and LeCun, "Character-level Convolutional Networks for Text Classification", NeurIPS 2015.
 """

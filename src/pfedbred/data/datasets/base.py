@@ -16,13 +16,14 @@ class Dataset(NamedTuple):
     Attributes:
       pool: ``pool(data_dir, clients, seed, ...)`` reads or generates its samples. Further keyword arguments may follow
         the name in parentheses, as in ``synthetic(1, 1)``.
-      paper: the split that ``paper`` stands for; used by default.
+      paper: the split named ``paper``, used by default.
       clients: default number of clients; None if the data decides it.
       labels_per_client: default number of labels per client, for splits by label.
       seed: default seed of the split.
       models: the models it is usually trained with, by name.
-      task: what its labels are for.
-      population: ``population(clients, seed, ...)`` generates the clients of the default split one by one, on demand.
+      task: the kind of task that its labels are for.
+      population: ``population(clients, seed, ...)`` generates the clients of the default split one at a time, on
+        demand.
     """
 
     pool: Callable[..., Pool]

@@ -19,7 +19,7 @@ from pfedbred.data.sources.samples import table_pool
 
 SOURCE = Source("chinese-mnist", None, "chinese_mnist", ("image", "label", "writer"))
 VALUES = (*range(11), 100, 1_000, 10_000, 100_000_000)
-"""The numbers that the numerals stand for; not every font has the numerals themselves."""
+"""The numbers that the numerals stand for, since not every font has the numerals."""
 
 
 def chinese_mnist(data_dir: str | None, clients: int | None, seed: int) -> Pool:

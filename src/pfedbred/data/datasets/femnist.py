@@ -22,7 +22,7 @@ def femnist(data_dir: str | None, clients: int | None, seed: int) -> Pool:
 
 
 def read(files: Files) -> Pool:
-    """The samples of these files, or of the download if there are none; not from the cache."""
+    """The samples of these files, or of the download if there are none, bypassing the cache."""
     if files.leaf:
         found = read_leaf(files.leaf)
         found = found._replace(x=_pixels(found))
@@ -30,7 +30,7 @@ def read(files: Files) -> Pool:
         table = read_table(SOURCE, files.parquet)
         x, y = table.images("image"), table.whole_numbers("character")
         found = UserSamples(x, y, *table.names("writer_id"), None, table.origin)
-    raw = not files.leaf  # LEAF writes files after it has sampled the users
+    raw = not files.leaf  # LEAF's files hold users already sampled
     return Pool("femnist", classes=int(found.y.max()) + 1, normalise=to_unit_interval, raw=raw, **found._asdict())
 
 

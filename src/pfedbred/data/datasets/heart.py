@@ -3,9 +3,9 @@
 Source: the UCI repository's "Heart Disease" (Cleveland, Hungary, Switzerland, Long Beach VA), as one table
 ``heart/heart_disease_4_hospitals.csv`` with the usual 13 features, num and hospital.
 
-Natural clients: four hospitals with 123 to 303 patients, of which a quarter is for testing. They differ in whom they
-see (36 % of the patients are sick in Hungary, 93 % in Switzerland) and in what they measure: 99 % of Hungary's ca are
-missing, and all of Switzerland's cholesterols, which it writes as 0. Gaps are filled by hospital and marked.
+Natural clients: four hospitals with 123 to 303 patients, of which a quarter is for testing. They differ in their
+patients (36 % are sick in Hungary, 93 % in Switzerland) and in what they measure: 99 % of Hungary's values of ca are
+missing, and all of Switzerland's cholesterol values, recorded as 0. Gaps are filled by hospital and marked.
 
 Usual model: mclr, a logistic regression. The label is whether num, the grade of the disease, is above 0.
 
@@ -27,7 +27,7 @@ from pfedbred.data.sources.named_file import NamedFile
 from pfedbred.data.sources.table_features import features_of
 
 FILE = NamedFile("heart", "heart/heart_disease_4_hospitals.csv", "the UCI repository's Heart Disease as one table")
-_KINDS = ("cp", "restecg", "slope", "thal")  # numbers that only name a kind: of pain, of curve, of defect
+_KINDS = ("cp", "restecg", "slope", "thal")  # numbers that are codes: of a kind of pain, curve or defect
 _NEVER_ZERO = ("chol", "trestbps")
 
 

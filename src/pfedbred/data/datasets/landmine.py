@@ -4,7 +4,7 @@ Source: nine features of 14,820 places in the radar images of 29 fields: ``landm
 features, y and task.
 
 Natural clients: 29 fields with 445 to 690 places each, of which a quarter is for testing. Only 6 % are mines: a model
-that finds none is 94 % accurate, so that the area under the ROC curve is measured too, as in every binary task.
+that finds none is 94 % accurate, so the area under the ROC curve is measured too, as in every binary task.
 
 Usual models: mclr and dnn. Published figures to compare with: none with this division (papers on multi-task learning
 train on fewer places, of 19 or 29 fields).

@@ -20,7 +20,7 @@ def mnist(data_dir: str | None, clients: int, seed: int) -> Pool:
 
 
 def mnist_paper(data_dir: str | None, clients: int, seed: int) -> Pool:
-    """MNIST; its paper split has the label noise behind the paper's MNIST column."""
+    """MNIST, whose paper split has the label noise of the paper's MNIST column."""
     return replace(mnist(data_dir, clients, seed), name="mnist-paper")
 
 

@@ -4,12 +4,12 @@ Source: MNIST's images with the writers' numbers of QMNIST, which traced each di
 Database 19: ``mnist_writers/train.parquet`` and ``test.parquet``, with the columns image, label and writer.
 
 Natural clients: the 539 writers of MNIST's training set, with 19 to 131 digits each; a quarter of each writer's digits,
-drawn by the split's seed, is for testing. MNIST's test set was written by 297 other people and is not used, unless as
-``mnist-writers(test)`` (they are the clients) or ``mnist-writers(all)`` (all 836 are).
+drawn by the split's seed, is for testing. MNIST's test set was written by 297 other people, who are the clients of
+``mnist-writers(test)``; ``mnist-writers(all)`` has all 836.
 
 ``mnist-writers-leaf`` is sampled as the paper's FEMNIST was by LEAF: 198 of these writers, nine tenths of each writer's
 digits for training. It stands in for FEMNIST, whose characters are from the same forms; but FEMNIST has letters as well
-(62 labels), about twice as many characters of each writer, and images that are neither cropped nor centred.
+(62 labels), about twice as many characters per writer, and images that are neither cropped nor centred.
 
 Usual models: mclr, dnn and cnn. Published figures to compare with: none.
 
@@ -40,7 +40,7 @@ def mnist_writers(
 
 
 def mnist_writers_leaf(data_dir: str | None, clients: int | None, seed: int) -> Pool:
-    """The same digits, of which LEAF's sample takes 198 writers."""
+    """The same digits, with 198 writers sampled as by LEAF."""
     return replace(mnist_writers(data_dir, clients, seed), name="mnist-writers-leaf")
 
 

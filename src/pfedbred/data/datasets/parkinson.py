@@ -4,7 +4,7 @@ Source: the UCI repository's "Parkinsons Telemonitoring", ``parkinson/parkinsons
 
 Natural clients: 42 people with 101 to 168 recordings over half a year, of which a quarter is for testing. The label is
 total_UPDRS, which was assessed three times and interpolated linearly in between. Features are the 16 measures of the
-voice alone: the other score, motor_UPDRS, is all but the answer, and the time of the recording gives it away too.
+voice alone: the other score, motor_UPDRS, is all but the answer, and the time of the recording would give it away too.
 
 Usual models: mclr, which is linear regression here, and dnn. Published figures to compare with: none with these
 clients (papers draw recordings of all people at random).

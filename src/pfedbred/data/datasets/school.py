@@ -4,8 +4,8 @@ Source: the exam scores of the Inner London Education Authority, 1985 to 1987, a
 encodes them: ``school/school.parquet`` with 28 features of the pupil and the school (year, sex, ethnic group, earlier
 results, kind of school), y and school.
 
-Natural clients: 139 schools with 22 to 251 pupils, of which a quarter is for testing. Features of the school are the
-same for all of its pupils, so that a school alone cannot learn from them.
+Natural clients: 139 schools with 22 to 251 pupils, of which a quarter is for testing. Features of a school are the same
+for all of its pupils, so a school training alone cannot learn from them.
 
 Usual model: mclr, which is linear regression here. Papers report the explained variance, R2 in percent, of random
 divisions of 75 % and 25 %; ``benchmarks/regression.py`` does the same.

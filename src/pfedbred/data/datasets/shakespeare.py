@@ -1,11 +1,12 @@
 """Shakespeare: the next character of what a role says.
 
 Source: the 37 plays by role, ``shakespeare/shakespeare_roles.parquet``, with the columns client and text, one row for
-each speech in the order of the play; or the hub's ``flwrlabs/shakespeare``, which LEAF has cut already.
+each speech in the order of the play; or the hub's ``flwrlabs/shakespeare``, already cut by LEAF.
 
 Natural clients: 1,378 roles. What a role says is one text, cut as LEAF does: 80 characters and the one after them, at
-every position. Characters outside LEAF's alphabet of 80 are left out. By default LEAF's sample of the roles that hold
-20 % of the samples, the first four fifths of each for training; ``--clients 100`` draws that many roles instead.
+every position. Characters outside LEAF's alphabet of 80 are left out. By default, roles are drawn as LEAF does until
+they hold 20 % of the samples, and the first four fifths of each role are for training; ``--clients 100`` draws that
+many roles instead.
 
 Usual model: charlstm. Published figures to compare with: none at hand with these roles.
 
@@ -35,12 +36,12 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 _LENGTH = 80
 _TEXT = Text(tuple(ALPHABET))
 _FIRST = _TEXT.count - len(ALPHABET)
-_IDS = np.zeros(128, np.uint8)  # of every ASCII character; 0 where it is not in the alphabet
+_IDS = np.zeros(128, np.uint8)  # ids of all ASCII characters; 0 for those not in the alphabet
 _IDS[[ord(each) for each in ALPHABET]] = _FIRST + np.arange(len(ALPHABET))
 
 
 def shakespeare(data_dir: str | None, clients: int | None, seed: int) -> Pool:
-    """The next character after 80 of a role in Shakespeare's plays, roles as clients."""
+    """The character that follows 80 others in what a role of Shakespeare's says, roles as clients."""
     table = read_table(SOURCE, find_files(SOURCE, data_dir).parquet)
     windows, owner, owners = _cut_by_leaf(table) if "character_id" in table.columns else _cut(table)
     x, y = windows[:, :-1], windows[:, -1].astype(np.int32) - _FIRST
@@ -64,7 +65,7 @@ def _cut(table: Table) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
 
 
 def _cut_by_leaf(table: Table) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """The windows that LEAF has cut; those with a character that is not in its alphabet are left out."""
+    """The windows cut by LEAF, without those that have a character outside its alphabet."""
     owner, owners = table.names("character_id")
     joined = [x + y for x, y in zip(table.texts("x"), table.texts("y"), strict=True)]
     for row, each in enumerate(joined):

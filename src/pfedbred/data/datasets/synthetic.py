@@ -1,7 +1,7 @@
 """Synthetic(alpha, beta): clients whose models and inputs differ by a chosen amount.
 
-Each client has its own random streams, so that it is the same client however many there are, and can be generated
-alone: a pool holds all clients at once, a population generates each when it is needed.
+Each client has its own random streams, so that it does not depend on the number of clients and can be generated alone:
+a pool holds all clients at once, a population generates each on demand.
 
 References: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Section 5.1, after Caldas et al.,
 "LEAF", 2018.
@@ -20,13 +20,13 @@ from pfedbred.settings.values import NonNegative
 
 _FEATURES, _CLASSES = 60, 10
 _SPREAD = np.arange(1, _FEATURES + 1) ** -0.6
-_MEAN_SIZE = 250  # training and test samples together, roughly
+_MEAN_SIZE = 250  # roughly, of training and test samples together
 
 
 def synthetic(
     data_dir: str | None, clients: int, seed: int, *, alpha: NonNegative = 1.0, beta: NonNegative = 1.0
 ) -> Pool:
-    """Synthetic(alpha, beta): alpha is how much the clients' models differ, beta how much their inputs do."""
+    """Synthetic(alpha, beta): alpha is how much the clients' models differ, beta how much their inputs differ."""
     made = [_client(alpha, beta, seed, k) for k in range(clients)]
     owner = np.repeat(np.arange(clients), [len(y) for _, y in made])
     x, y = (np.concatenate(part) for part in zip(*made, strict=True))
@@ -43,7 +43,7 @@ def by_client(pool: Pool, *, clients: int, seed: int, test_fraction: float = TES
 
 
 def on_demand(clients: int, seed: int, *, alpha: float, beta: float) -> Population:
-    """The clients of that split, each generated when it is needed."""
+    """The clients of that split, each generated on demand."""
 
     def client(k: int) -> tuple[Arrays, Arrays]:
         x, y = _client(alpha, beta, seed, k)
@@ -60,7 +60,7 @@ def _client(alpha: float, beta: float, seed: int, k: int) -> Arrays:
 
         W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha);     v_k ~ N(B_k, 1), B_k ~ N(0, beta)
 
-    Sizes follow a power law: 50 + LogNormal(4, 2), at most 2,000 (its tail would give single clients millions).
+    Sizes follow a power law: 50 + LogNormal(4, 2), at most 2,000 (the tail would give single clients millions).
     """
     rng = np.random.default_rng([seed, k])
     size = min(2_000, 50 + int(rng.lognormal(4, 2)))

@@ -6,9 +6,9 @@ units of 1/4000), label and subject. The signals are the body's acceleration, th
 acceleration, each in x, y and z.
 
 Natural clients: 30 people with 281 to 409 windows each, of which a quarter is for testing. Consecutive windows overlap
-by half, so that the test windows have neighbours in training: accuracies are higher than on people never seen.
+by half, so test windows have neighbours in training: accuracies are higher than on unseen people.
 
-Usual model: cnn1d. Published figures to compare with: none with these clients (the data's own division is by people).
+Usual model: cnn1d. Published figures to compare with: none with these clients (the data's own split is by people).
 
 Reference: Anguita et al., "A Public Domain Dataset for Human Activity Recognition Using Smartphones", ESANN 2013.
 """
@@ -36,7 +36,7 @@ def uci_har(data_dir: str | None, clients: int | None, seed: int) -> Pool:
 
 
 def _signals(table: Table, column: str) -> np.ndarray:
-    """Windows of shape (128, 9): time first, as models of signals read them."""
+    """Windows of shape (128, 9): time first, as models for signals expect."""
     stored = table.byte_strings(column)
     if stored.shape[1] != 2 * _SIGNALS * _LENGTH:
         raise SettingError(f"{table.origin(0)}: {stored.shape[1]} bytes, not {_SIGNALS} signals x {_LENGTH} x 2")

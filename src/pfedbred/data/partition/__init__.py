@@ -1,7 +1,7 @@
 """Splits: which samples of a pool each client gets.
 
-A split is a function ``(pool, *, clients, seed, test_fraction, ...) -> Assignment`` that takes those of these options
-that it uses. The seed decides everything, and no sample is used twice. To add a split, write the function and add it to
+A split is a function ``(pool, *, clients, seed, test_fraction, ...) -> Assignment`` that takes only the options it
+uses. The seed decides everything, and no sample is used twice. To add a split, write the function and add it to
 ``SPLITS``.
 """
 

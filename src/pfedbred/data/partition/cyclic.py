@@ -15,7 +15,7 @@ def cyclic_labels(
 
     The samples of a label are divided among its holders in log-normal proportions, so that clients differ in size as
     in the paper's splits; every holder gets at least two. Training and test are divided label by label, so that a
-    client is tested on the labels that it was trained on.
+    client is tested on the labels it was trained on.
     """
     classes, y = pool.classes, pool.y
     if not 1 <= labels_per_client <= classes:
@@ -39,7 +39,7 @@ def cyclic_labels(
 
 
 def _deal(rows: np.ndarray, holders: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """All rows, in log-normal proportions, at least two to each holder."""
+    """Deals out all rows in log-normal proportions, at least two to each holder."""
     if holders == 0:
         return []
     shares = rng.lognormal(0.0, 0.5, holders)

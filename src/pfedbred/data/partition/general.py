@@ -12,7 +12,7 @@ from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool, divide
 from pfedbred.errors import SettingError
 from pfedbred.settings.values import Count, Rule
 
-# Beyond these a split no longer changes: each label has one owner, or all shares are equal.
+# Beyond these bounds a split no longer changes: each label has one owner, or all shares are equal.
 Concentration = Annotated[float, Rule("a number from 0.001 to 1000000", lambda value: 1e-3 <= value <= 1e6)]
 
 
@@ -39,7 +39,9 @@ def dirichlet(
 
 
 def labels(pool: Pool, *, clients: int, seed: int, test_fraction: float, k: Count = 3) -> Assignment:
-    """Every client gets k labels, the first in turn and the others at random; a label is divided into equal shares."""
+    """Every client gets k labels, the first assigned in turn, the others at random; labels are divided into equal
+    shares.
+    """
     from flwr_datasets.partitioner import PathologicalPartitioner
 
     _need_classes("labels", pool)
@@ -78,7 +80,7 @@ def _need_classes(split: str, pool: Pool) -> None:
 
 
 def _partition(partitioner: Any, pool: Pool, order: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Each client's rows by one of flwr-datasets' partitioners, which sees the labels in this order and no samples."""
+    """Each client's rows by one of flwr-datasets' partitioners, which sees only the labels, in this order."""
     import datasets
 
     table = datasets.Dataset.from_dict({"row": order, "label": pool.y[order]})

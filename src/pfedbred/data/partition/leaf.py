@@ -18,8 +18,8 @@ def sampled_owners(
 ) -> np.ndarray:
     """LEAF's sample: users in random order until they hold ``fraction`` of all samples, then those with enough.
 
-    At least ``at_least`` users are drawn if there are that many, so that a pool which is itself a small part of the
-    data is used whole.
+    At least ``at_least`` users are drawn if there are that many, so that a pool that is a small part of the data is
+    used whole.
     """
     assert pool.owner is not None
     assert pool.owners is not None
@@ -54,8 +54,8 @@ def by_groups(
 ) -> Assignment:
     """LEAF's Sent140 with its users in groups, whose shares of the users are drawn from Dirichlet(0.5).
 
-    Users come from LEAF's sample: 5 % of the samples, at least 3 for each user. If the pool is such a sample already,
-    all are taken, or those with at least ``min_samples``. Every group has at least 10 samples.
+    Users come from LEAF's sample: 5 % of the samples, at least 3 per user. If the pool is already such a sample, all
+    are taken, or those with at least ``min_samples``. Every group has at least 10 samples.
     """
     rng = np.random.default_rng(seed)
     if pool.owner is None or pool.owners is None:
@@ -83,8 +83,8 @@ def by_groups(
 def by_role(pool: Pool, *, clients: int | None = None, seed: int, test_fraction: float = 0.2) -> Assignment:
     """LEAF's Shakespeare: roles who hold 20 % of the samples, the first four fifths of what each says for training.
 
-    Samples are windows of one text, each a step after the one before. Those between the two parts that share characters
-    with both belong to neither; roles for which none are left for testing are not used.
+    Samples are windows of one text, each shifted by one character. Windows that share characters with both parts belong
+    to neither; roles without any left for testing are not used.
     """
     rng = np.random.default_rng(seed)
     if pool.owner is None or pool.owners is None:
@@ -95,11 +95,11 @@ def by_role(pool: Pool, *, clients: int | None = None, seed: int, test_fraction:
     enough = np.flatnonzero([count + overlap < len(mine) for count, mine in zip(trained, rows, strict=True)])
     if clients is not None:
         if clients > len(enough):
-            raise SettingError(f"{pool.name} has {len(enough)} roles that say enough, not {clients}")
+            raise SettingError(f"{pool.name} has {len(enough)} roles with enough text, not {clients}")
         chosen = np.sort(rng.choice(enough, clients, replace=False))
     else:
         chosen = np.intersect1d(sampled_owners(pool, fraction=0.2, min_samples=1, at_least=1, rng=rng), enough)
     if not len(chosen):
-        raise SettingError(f"{pool.name} has no role that says enough")
+        raise SettingError(f"{pool.name} has no role with enough text")
     train, test = [rows[i][: trained[i]] for i in chosen], [rows[i][trained[i] + overlap :] for i in chosen]
     return Assignment(train, test, names=tuple(pool.owners[i] for i in chosen))

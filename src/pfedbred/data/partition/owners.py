@@ -9,9 +9,9 @@ from pfedbred.errors import SettingError
 
 
 def column(pool: Pool, *, clients: int | None = None, seed: int, test_fraction: float = TEST_FRACTION) -> Assignment:
-    """The clients named in the data; with a number of clients, that many of them at random.
+    """The clients named in the data; given a number of clients, that many of them at random.
 
-    This is one NumPy sort: flwr-datasets' own partitioner goes through all samples once for each client.
+    This is one NumPy sort; flwr-datasets' own partitioner goes through all samples once per client.
     """
     if pool.owner is None or pool.owners is None:
         raise SettingError(
@@ -28,7 +28,7 @@ def column(pool: Pool, *, clients: int | None = None, seed: int, test_fraction: 
 
 
 def of_owners(pool: Pool, chosen: np.ndarray, test_fraction: float, rng: np.random.Generator) -> Assignment:
-    """These owners as clients."""
+    """The assignment with these owners as clients."""
     assert pool.owner is not None
     assert pool.owners is not None
     rows = rows_by_owner(pool.owner, len(pool.owners))

@@ -26,14 +26,14 @@ def paper_split(
     """Client u holds the labels (u + j) mod 10, j = 0 .. L - 1; three quarters of its samples are for training.
 
     First every client takes ten samples of each of its labels. Then, with props ~ LogNormal(0, 2) of shape (10, N, L)
-    scaled for each label to the samples there are, client u takes for its j-th label l
+    scaled for each label to the available samples, client u takes, for its j-th label l,
 
         int(props[l, u // (N / 10), j]) * randint(1, 10) + randint(10, 200)          (``mnist``)
         2 (int(props[l, u // (N / 10), j]) + randint(300, 600))                      (``cifar10``)
 
-    more, if that many are left (randint includes both ends). No sample is used twice; the seed decides everything.
-    Sizes are drawn from NumPy's and Python's legacy generators, in the order in which the paper's experiments drew
-    them, so that seed 1 reproduces the client sizes of the paper's MNIST column.
+    more samples, if that many are left (randint includes both ends). No sample is used twice; the seed decides
+    everything. Sizes are drawn from NumPy's and Python's legacy generators, in the order in which the paper's
+    experiments drew them, so that seed 1 reproduces the client sizes of the paper's MNIST column.
 
     Args:
       pool: the official training and test sets together.
@@ -41,8 +41,8 @@ def paper_split(
       labels_per_client: L.
       seed: seed of the split.
       sizes: which of the two rules to use.
-      slot_labels: whether the first ten samples of a client's j-th label are labelled j instead: the label noise
-        behind the paper's MNIST column.
+      slot_labels: whether the first ten samples of a client's j-th label are labelled j instead: the label noise of the
+        paper's MNIST column.
     """
     if clients % _LABELS:
         raise SettingError(f"the paper's split needs a multiple of {_LABELS} clients, not {clients}")

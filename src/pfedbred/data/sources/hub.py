@@ -1,8 +1,8 @@
 """Datasets of the public hub: files in a local folder or in the cache, or a download.
 
-A dataset is looked for as ``FOLDER/NAME/train-*.parquet`` (and ``test-*``), the layout in which the hub serves it, or
-as LEAF's JSON files, where FOLDER is in turn ``--data-dir``, the environment variable PFEDBRED_DATA, and the cache. If
-it is in none of them, the ``datasets`` library downloads it and shows its progress, if the hub has it.
+A dataset is looked up as ``FOLDER/NAME/train-*.parquet`` (and ``test-*``), the hub's own layout, or as LEAF's JSON
+files, where FOLDER is in turn ``--data-dir``, the environment variable PFEDBRED_DATA, and the cache. If it is in none
+of them and the hub has it, the ``datasets`` library downloads it and shows its progress.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Source(NamedTuple):
       folder: name of the local folder that holds its files.
       columns: the columns it must have.
       revision: the revision to download, if not the hub's default.
-      leaf: whether it can be read from LEAF's JSON files as well.
+      leaf: whether it can also be read from LEAF's JSON files.
       other_folder: name of another local folder that may hold it, or a part of it.
       parts: the parts to read, in this order.
-      configuration: which of the hub's configurations of the dataset, if there are several.
-      preferred: names of files in another layout, which are read instead of tables where all of them are.
+      configuration: the hub's configuration of the dataset, if there are several.
+      preferred: names of files in another layout, read instead of tables if all of them are present.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Files(NamedTuple):
 
     @property
     def paths(self) -> list[Path]:
-        """Those to read."""
+        """The files to read."""
         return list(self.preferred) or [path for path, _ in self.leaf] or self.parquet
 
 
@@ -67,13 +67,13 @@ def cache_folder() -> Path:
 
 
 def folders(data_dir: str | None) -> list[Path]:
-    """The folders to look in, in this order."""
+    """The folders to search, in this order."""
     return [Path(each) for each in (data_dir, os.environ.get("PFEDBRED_DATA"), cache_folder()) if each]
 
 
 def find_files(source: Source, data_dir: str | None) -> Files:
     """The files in the first of the folders that has the dataset."""
-    if data_dir and not Path(data_dir).is_dir():  # most likely a typing error: do not use data from elsewhere instead
+    if data_dir and not Path(data_dir).is_dir():  # most likely a typo: do not use data from elsewhere instead
         raise SettingError(_absent(source, Path(data_dir)))
     for parent in folders(data_dir):
         for folder in (parent / name for name in (source.folder, source.other_folder) if name):
@@ -89,7 +89,7 @@ def find_files(source: Source, data_dir: str | None) -> Files:
 
 
 def _parquet_files(folder: Path, source: Source) -> list[Path]:
-    """The .parquet files of a folder: in the folder itself, in ``data``, or in that of a configuration."""
+    """The .parquet files of a folder: in the folder itself, in ``data``, or in a configuration's folder."""
     if source.configuration:
         return _in_order(folder / source.configuration, source.parts)
     found = _in_order(folder, source.parts) or _in_order(folder / "data", source.parts)
@@ -106,7 +106,7 @@ def _parquet_files(folder: Path, source: Source) -> list[Path]:
 
 
 def _in_order(folder: Path, parts: Sequence[str]) -> list[Path]:
-    """The files of these parts, named after them or in a folder of that name; without any, all files."""
+    """The files of these parts, named after them or in a folder of that name; if there are none, all files."""
     found = sorted(folder.glob("*.parquet"))
     named = [[path for path in found if re.match(rf"{part}[-.]", path.name)] for part in parts]
     inside = [sorted((folder / part).glob("*.parquet")) for part in parts]
@@ -129,9 +129,9 @@ def _download(source: Source) -> Table:
         ) from None
     try:
         which = (source.configuration,) if source.configuration else ()
-        with _quiet("huggingface_hub"):  # each of its attempts would be two lines
+        with _quiet("huggingface_hub"):  # each attempt would log two lines
             loaded = datasets.load_dataset(source.address, *which, revision=source.revision)
-    except Exception as problem:  # whatever goes wrong in the network or on the hub, the user needs one line
+    except Exception as problem:  # whatever fails in the network or on the hub, the user needs one line
         raise SettingError(f"{_absent(source, cache_folder())}; downloading failed: {first_line(problem)}") from None
     parts = [part for part in source.parts if part in loaded] or list(loaded)
     tables = [loaded[part].data.table for part in parts]
@@ -140,7 +140,7 @@ def _download(source: Source) -> Table:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """While open, a library's log has errors only."""
+    """While open, a library logs errors only."""
     log = logging.getLogger(name)
     before = log.level
     log.setLevel(logging.ERROR)
@@ -151,10 +151,10 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _absent(source: Source, folder: Path) -> str:
-    """Which files to put where."""
+    """An error that says which files to put where."""
     target = folder / source.folder
     if source.address is None:
         columns = ", ".join(source.columns)
-        return f"{source.name} is not here: put a table with the columns {columns} as {target}/train-*.parquet"
+        return f"{source.name} was not found: put a table with the columns {columns} as {target}/train-*.parquet"
     leaf = f", or LEAF's files as {target}/train/*.json and {target}/test/*.json" if source.leaf else ""
-    return f"{source.name} is not here: put the hub's {source.address} as {target}/train-*.parquet (and test-*){leaf}"
+    return f"{source.name} was not found: put the hub's {source.address} as {target}/train-*.parquet (and test-*){leaf}"

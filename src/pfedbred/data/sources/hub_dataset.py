@@ -1,8 +1,8 @@
 """Any dataset of the public hub, by its full name and columns: ``hub:owner/name``.
 
-A local copy in one of the hub's layouts is used where there is one: ``FOLDER/owner/name`` or ``FOLDER/name``, where
-FOLDER is in turn ``--data-dir``, the environment variable PFEDBRED_DATA, and the cache. Its training, validation and
-test parts are read together, and divided again client by client.
+A local copy in one of the hub's layouts is used if there is one: ``FOLDER/owner/name`` or ``FOLDER/name``, where FOLDER
+is in turn ``--data-dir``, the environment variable PFEDBRED_DATA, and the cache. Its training, validation and test
+parts are read together, and divided anew for each client.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def hub_pool(
 ) -> Pool:
     """The samples of a dataset ``owner/name``, or ``owner/name/configuration``.
 
-    Without ``features`` the samples are in the only column of images, if there is one, and else in all columns that
-    are neither the label's nor the client's.
+    Without ``features``, samples are read from the image column if there is exactly one, else from all columns that
+    hold neither labels nor clients.
     """
     match = _NAME.fullmatch(address)
     if not match:

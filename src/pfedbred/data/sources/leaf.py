@@ -18,11 +18,11 @@ from pfedbred.errors import SettingError
 from pfedbred.io.strict import read_json
 
 LeafFile = tuple[Path, bool | None]
-"""A file, and whether it holds test samples; None if LEAF has not divided them."""
+"""A file, and whether it holds test samples; None if they are not divided."""
 
 
 class UserSamples(NamedTuple):
-    """Samples with the user of each, as a pool has them. ``is_test`` is None if the source has not divided them."""
+    """Samples with the user of each, as a pool has them. ``is_test`` is None if the source does not divide them."""
 
     x: Any
     y: np.ndarray

@@ -1,4 +1,4 @@
-"""Named datasets of a single table, which is put into a folder by hand: nobody serves it for download."""
+"""Named datasets of a single table, put into a folder by hand, as it cannot be downloaded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class NamedFile(NamedTuple):
     """A dataset's file.
 
     Attributes:
-      name: of the dataset.
-      path: below the folder that is searched.
-      published: where it can be had, for people.
+      name: the dataset's name.
+      path: its path below the searched folder.
+      published: where to get it, in words.
     """
 
     name: str
@@ -31,4 +31,4 @@ class NamedFile(NamedTuple):
             if folder and (path := Path(folder) / self.path).exists():
                 return read_csv(path) if path.suffix == ".csv" else read_parquet([path])
         where = Path(data_dir or cache_folder()) / self.path
-        raise SettingError(f"{self.name} is not here: put {self.published} as {where}")
+        raise SettingError(f"{self.name} was not found: put {self.published} as {where}")

@@ -1,7 +1,7 @@
 """PFLlib's files of a federation: ``FOLDER/train/0.npz`` and ``FOLDER/test/0.npz`` for client 0, and so on.
 
-PFLlib writes one pickled dict ``data`` of the arrays x and y into each, which is read without unpickling; arrays x and
-y of their own are read too. Images are channels first there, and channels last here; axes of length 1 are dropped.
+PFLlib writes one pickled dict ``data`` of the arrays x and y into each, which is read without unpickling; separate
+arrays x and y are read too. Images are channels first there, and channels last here; axes of length 1 are dropped.
 
 Reference: Zhang et al., "PFLlib: A Beginner-Friendly and Comprehensive Personalized Federated Learning Library and
 Benchmark", JMLR 2025.
@@ -23,7 +23,7 @@ from pfedbred.io.npy import Npz
 from pfedbred.io.pickled_arrays import read_pickled
 
 _EXPECTED = "expected PFLlib's files train/0.npz and test/0.npz, one of each for every client"
-_CONVERT = "where you trust the file, write its arrays as np.savez(file, x=..., y=...)"
+_CONVERT = "if you trust the file, write its arrays as np.savez(file, x=..., y=...)"
 
 
 def pfllib_federation(folder: Path) -> Federation:
@@ -72,7 +72,7 @@ def _client(path: Path) -> Arrays:
 
 
 def _channels_last(x: np.ndarray) -> np.ndarray:
-    """Images of shape (channels, height, width) turned, unless the last axis are the colours; no axes of length 1."""
+    """Images (channels, height, width) with channels last, unless they are already; axes of length 1 are dropped."""
     if x.ndim == 4 and (x.shape[1] in (1, 3) or x.shape[3] not in (1, 3)):
         x = np.moveaxis(x, 1, 3)
     kept = tuple(size for size in x.shape[1:] if size != 1)

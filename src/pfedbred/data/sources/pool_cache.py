@@ -1,8 +1,8 @@
-"""A cache of decoded images, because decoding takes seconds and mapping a file none.
+"""A cache of decoded images, because decoding takes seconds, and mapping a file no time.
 
 Each dataset has one file in the user's cache folder, checksummed and memory-mapped (:mod:`pfedbred.io.tensors`). It
-records the source files that it was made from, and is replaced when they have changed. A cache that cannot be read or
-written costs time and one line of warning, and is never an error.
+records the source files it was made from, and is replaced when they change. A cache that cannot be read or written
+costs time and one line of warning, but is never an error.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _FACTS = {"origin": [str], "classes": COUNT, "raw": bool, **_NAMES}
 def cached(source: Source, paths: Sequence[Path], read: Callable[[], Pool], columns: Sequence[str] = ()) -> Pool:
     """What ``read()`` returns, from the cache if these files (or the download) have been read before.
 
-    ``columns`` are those that are read, where the source does not decide it.
+    ``columns`` are the columns read, if the source does not determine them.
 
     The pool's normalisation must depend on its samples alone, not on which of them are for training: its result is
-    cached as well, because it takes longer than everything else that is left to do.
+    cached too, because it would take longer than everything else.
     """
     path = cache_folder() / "pools" / f"{file_name(source.folder)}.safetensors"
     origin = [*_fingerprint(source, paths), *(f"column {each}" for each in columns)]
@@ -42,7 +42,7 @@ def cached(source: Source, paths: Sequence[Path], read: Callable[[], Pool], colu
         if found:
             return found
     except (SettingError, KeyError) as error:
-        problem = f"{error}; decoded the images again"
+        problem = f"{error}; the images were decoded again"
     pool = read()
     assert pool.normalise
     shift, scale = pool.normalise(pool.x, np.arange(len(pool.y)))
@@ -56,7 +56,7 @@ def cached(source: Source, paths: Sequence[Path], read: Callable[[], Pool], colu
 
 
 def _fingerprint(source: Source, paths: Sequence[Path]) -> list[str]:
-    """What changes when the source changes."""
+    """A fingerprint that changes when the source does."""
     if not paths:
         return [f"{source.address} {source.configuration or source.revision}"]
     found = [(path.resolve(), path.stat()) for path in paths]
@@ -68,7 +68,7 @@ def _load(path: Path, name: str, origin: list[str]) -> Pool | None:
     if not path.exists():
         return None
     facts, arrays = tensors.load(_KIND, path)
-    facts = {"labels": None, "features": None, **facts}  # older files do not have them
+    facts = {"labels": None, "features": None, **facts}  # missing in older files
     expect(facts, _FACTS, path)
     if facts["origin"] != origin:
         return None

@@ -1,4 +1,4 @@
-"""Pools of named datasets: a table with a column of samples, one of labels and, if there are any, one of clients."""
+"""Pools of named datasets: a table with a column of samples, one of labels and optionally one of clients."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def table_pool(
     labels: Sequence[str] | None = None,
     parts: Sequence[str] = (),
 ) -> Pool:
-    """The samples of a dataset whose columns are (samples, label) or (samples, label, client), its files together.
+    """The samples of all files of a dataset with the columns (samples, label) or (samples, label, client).
 
     Args:
       source: the dataset.
       data_dir: see :func:`~pfedbred.data.sources.hub.find_files`.
       classes: number of labels.
       read: ``read(table, column)`` returns the samples; by default the column holds images, which are decoded once and
-        stay bytes.
+        kept as bytes.
       normalise: how samples become inputs.
       labels: names of the labels.
-      parts: how the names of the files to read begin, if not all are.
+      parts: prefixes of the names of the files to read; by default all are read.
     """
     paths = [path for path in find_files(source, data_dir).paths if not parts or path.name.startswith(tuple(parts))]
 

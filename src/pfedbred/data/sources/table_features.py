@@ -12,14 +12,14 @@ from pfedbred.errors import SettingError
 
 
 def features_of(table: Table, columns: Sequence[str]) -> tuple[np.ndarray, tuple[Column, ...]]:
-    """These columns side by side: numbers, or the number of a text, NaN for a gap; and what they are."""
+    """These columns side by side, as numbers or numbers of texts, NaN for a gap; and their descriptions."""
     found = [_feature(table, column) for column in columns]
     described = tuple(Column(name, texts) for name, (_, texts) in zip(columns, found, strict=True))
     return np.stack([values for values, _ in found], axis=1), described
 
 
 def _feature(table: Table, column: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """One of them, and its texts if it has any."""
+    """One column, and its texts if it has any."""
     import pyarrow
 
     cells, kinds = table.column(column), pyarrow.types
@@ -34,7 +34,7 @@ def _feature(table: Table, column: str) -> tuple[np.ndarray, tuple[str, ...] | N
     numbers = sum(is_number(values[row]) for row in present)
     if numbers == len(present):
         return np.array([np.nan if is_missing(value) else float(value) for value in values]), None
-    if 2 * numbers > len(present):  # more likely a typing error than a category
+    if 2 * numbers > len(present):  # more likely a typo than a category
         raise table.no_number(column, [None if is_missing(value) else value for value in values])
     texts = tuple(sorted({values[row].strip() for row in present}))
     if len(texts) > MOST_CATEGORIES:

@@ -27,7 +27,7 @@ from pfedbred.io.npy import refuse_bomb
 from pfedbred.io.strict import check_regular_file, reading
 
 _MOST_PIXELS = 2**24
-_PROGRESS_SECONDS = 3.0  # between two lines of progress
+_PROGRESS_SECONDS = 3.0  # between two progress messages
 _NEEDS = "needs pyarrow and pillow: pip install 'pfedbred[data]'"
 
 
@@ -36,12 +36,12 @@ class Table:
 
     def __init__(self, table: Any, names: Sequence[str], begins: Sequence[int]) -> None:
         self._table, self._names, self._begins = table, list(names), list(begins)
-        self.columns: list[str] = table.column_names  # Arrow makes a new list each time it is asked
+        self.columns: list[str] = table.column_names  # Arrow builds a new list at every access
         self._place = {column: place for place, column in enumerate(self.columns)}
 
     @staticmethod
     def of(parts: Sequence[Any], names: Sequence[str], columns: Sequence[str]) -> Table:
-        """The rows of some Arrow tables, with these columns only, or with all if none are named."""
+        """The rows of some Arrow tables, with these columns only, or all if none are named."""
         import pyarrow
 
         for part, name in zip(parts, names, strict=True):
@@ -52,7 +52,7 @@ class Table:
             for column, times in found.items():
                 if times > 1 and is_number(column):
                     raise SettingError(
-                        f"{name} seems to have no header line: {column!r} is there twice, in place of names of columns"
+                        f"{name} seems to have no header line: {column!r} appears twice in place of column names"
                     )
                 if times > 1:
                     raise SettingError(f"{name} has the column {column!r} twice")
@@ -68,11 +68,11 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Of the file, or of the first of several."""
+        """The name of the file, or of the first of several."""
         return self._names[0]
 
     def origin(self, row: int) -> str:
-        """The file that a row is from, and its number there, or of a CSV file its line: for errors."""
+        """The file that a row is from, and its row number there (in a CSV file, its line), for errors."""
         part = bisect.bisect_right(self._begins, row) - 1
         name, number = self._names[part], row - self._begins[part]
         if not name.endswith(".csv"):
@@ -80,20 +80,20 @@ class Table:
         return f"{name}, line {number + 2 + self._line_breaks(self._begins[part], row)}"
 
     def _line_breaks(self, begin: int, end: int) -> int:
-        """How many line breaks are within the texts of these rows."""
+        """The number of line breaks within the texts of these rows."""
         import pyarrow
 
         texts = [each for each in self._table.columns if pyarrow.types.is_string(each.type)]
         return sum((cell or "").count("\n") for each in texts for cell in each[begin:end].to_pylist())
 
     def column(self, column: str) -> Any:
-        """A column as it is, with or without gaps."""
+        """A column unchanged, with or without gaps."""
         if column not in self._place:
             raise SettingError(f"{self._names[0]} has no column {column!r}, only {', '.join(self.columns)}")
         cells = self._table.column(self._place[column])
         try:
             cells.validate(full=True)
-        except (ValueError, TypeError):  # what Arrow's errors derive from
+        except (ValueError, TypeError):  # the bases of Arrow's errors
             raise SettingError(f"{self._names[0]}: column {column!r} is damaged, or not text in UTF-8") from None
         return cells
 
@@ -118,7 +118,7 @@ class Table:
         except (TypeError, ValueError):
             values = np.array(["?"])
         if values.dtype.kind == "f" and np.all(values == np.round(values)) and np.all(np.abs(values) < 2**53):
-            values = values.astype(np.int64)  # whole numbers, as a table made of floating-point numbers writes them
+            values = values.astype(np.int64)  # whole numbers stored as floating-point numbers
         if not np.issubdtype(values.dtype, np.integer):
             raise SettingError(f"{self.origin(0)}: column {column!r} must hold whole numbers")
         wrong = np.flatnonzero((values < 0) | (values >= 2**31))
@@ -127,7 +127,7 @@ class Table:
         return values.astype(np.int32)
 
     def first_fraction(self, column: str) -> int | None:
-        """The first row of a column whose value is a number but not a whole one; None if there is none."""
+        """The first row of a column with a fractional number; None if there is none."""
         import pyarrow
 
         cells = self._cells(column)
@@ -194,7 +194,7 @@ class Table:
         return np.stack(found, axis=1)
 
     def no_number(self, column: str, values: Sequence[Any]) -> SettingError:
-        """The error for a column with a value that is no number."""
+        """The error for a column with a value that is not a number."""
         row = next((row for row, value in enumerate(values) if value is not None and not is_number(value)), 0)
         return SettingError(
             f"{self.origin(row)}: column {column!r} does not hold numbers; choose columns with --features, or "
@@ -218,7 +218,7 @@ class Table:
         return np.asarray(values).reshape(len(lengths), int(lengths.max(initial=0)))
 
     def byte_strings(self, column: str) -> np.ndarray:
-        """A column of byte strings of one length, one row of bytes for each."""
+        """A column of byte strings of one length, as one row of bytes each."""
         cells = self._cells(column).to_pylist()
         for row, cell in enumerate(cells):
             if not isinstance(cell, bytes) or len(cell) != len(cells[0]):
@@ -236,7 +236,7 @@ class Table:
         images = np.empty(0)
         shown = time.monotonic()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd metadata, and about sizes that are rejected here
+            warnings.simplefilter("ignore")  # about odd metadata, and sizes that are rejected here anyway
             for row, cell in enumerate(cells):
                 content = cell.get("bytes") if isinstance(cell, dict) else None
                 pixels = _decoded(image_module, content, partial(self.origin, row))
@@ -255,7 +255,7 @@ class Table:
 
 
 def _pillow() -> Any:
-    """Pillow's module of images, which is optional."""
+    """Pillow's image module, which is optional."""
     try:
         from PIL import Image
     except ImportError:
@@ -264,7 +264,7 @@ def _pillow() -> Any:
 
 
 def _decoded(image_module: Any, content: Any, where: Callable[[], str]) -> np.ndarray:
-    """The pixels of one image; ``where()`` says where it is, for errors."""
+    """The pixels of one image; ``where()`` gives its place, for errors."""
     try:
         image = image_module.open(io.BytesIO(content))
         width, height = image.size
@@ -287,7 +287,7 @@ def read_image(path: Path) -> np.ndarray:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a cell is a number, or a text that is one."""
+    """Whether a cell is a number, or a text that reads as one."""
     try:
         float(value)
     except (TypeError, ValueError):

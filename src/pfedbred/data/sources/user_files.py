@@ -33,8 +33,8 @@ def pool_from_arrays(
 ) -> Pool:
     """A pool from an array of samples, one of labels, and one with the client of each sample.
 
-    Labels and clients may be numbers or names. Whole-number labels from 0 are kept as they are; others are numbered
-    in sorted order. The ``task`` regression takes them for numbers to predict, multi-label for rows of 0 and 1.
+    Labels and clients may be numbers or names. Whole-number labels from 0 are kept; others are numbered in sorted
+    order. The ``task`` regression reads them as numbers to predict, multi-label as rows of 0 and 1.
     """
     where = where or name
     x, y = np.asarray(x), np.asarray(y)
@@ -67,9 +67,9 @@ def pool_from_arrays(
 
 
 def compact(x: np.ndarray, where: str) -> np.ndarray:
-    """Numbers in a type that devices support: bytes stay, whole numbers become int32, others float32.
+    """Numbers in a type that devices support: bytes are kept, whole numbers become int32, others float32.
 
-    Values that 32 bits cannot tell apart are rejected, not rounded.
+    Values that 32 bits cannot resolve are rejected, not rounded.
     """
     if x.dtype.kind not in "biuf":
         raise SettingError(f"{where}: x must be numbers or texts, not {x.dtype}")
@@ -84,9 +84,9 @@ def compact(x: np.ndarray, where: str) -> np.ndarray:
         if len(fine):
             raise SettingError(
                 f"{where}: feature {fine[0]} varies by {spread[fine[0]]:g} around {values[0, fine[0]]:g}, too little "
-                "for 32-bit numbers to tell apart: subtract an offset from it"
+                "for 32-bit numbers to resolve: subtract an offset from it"
             )
-    with np.errstate(over="ignore"):  # what does not fit becomes infinite, and a pool rejects that
+    with np.errstate(over="ignore"):  # overflow becomes infinite, which a pool rejects
         return x.astype(np.float32)
 
 
@@ -166,7 +166,7 @@ def pool_from_table(
 ) -> Pool:
     """A pool whose features are columns of numbers or categories, or one column of images, texts or lists.
 
-    Columns that are ``agreed`` on are read as they say.
+    Columns given as ``agreed`` are read as they specify.
     """
     client = client_column or next((each for each in ("client",) if each in table.columns), None)
     if not len(table):
@@ -230,7 +230,7 @@ def _table_labels(table: Table, columns: Sequence[str], task: str | None) -> Rea
     if task is None and len(names) > max(_MOST_NUMBERS, len(table) / 10) and all(map(_is_number, names)):
         raise SettingError(
             f"{table.name}: column {columns[0]!r} has {len(names)} different numbers in {len(table)} rows: to predict "
-            "numbers, the task is regression (--task regression); if they are classes, say --task classification"
+            "numbers, the task is regression (--task regression); if they are classes, use --task classification"
         )
     if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
         y = np.asarray([int(each) for each in names])[number]  # already numbers, with few gaps
@@ -243,14 +243,14 @@ def _is_number(text: str) -> bool:
 
 
 _MOST_NUMBERS = 100
-"""As many different whole numbers may always be classes."""
+"""Up to this many different whole numbers may always be classes."""
 
 _MOST_DECIMALS = 20
-"""As many different decimal numbers may always be the names of classes, such as grades."""
+"""Up to this many different decimal numbers may always be names of classes, such as grades."""
 
 
 class TableInputs(NamedTuple):
-    """Samples in columns of a table; their normalisation, or the columns where these have gaps or texts."""
+    """Samples in columns of a table, with their normalisation, or their columns if these have gaps or texts."""
 
     x: np.ndarray
     normalise: Normalise | None = None
@@ -258,7 +258,7 @@ class TableInputs(NamedTuple):
 
 
 def inputs_of(table: Table, columns: Sequence[str], where: str) -> TableInputs:
-    """The samples in these columns: one of images, texts or lists, or columns of numbers and categories."""
+    """The samples in these columns: one column of images, texts or lists, or several of numbers and categories."""
     if len(columns) == 1 and table.holds_images(columns[0]):
         return TableInputs(table.images(columns[0]), to_unit_interval)
     if len(columns) == 1 and table.holds_texts(columns[0]):
