@@ -72,7 +72,7 @@ def fedamp(
 
     def mix(models: Tree, present: Array, uploads: Uploads) -> Array:
         limit = sigma / len(present)
-        beyond = step > limit
+        beyond: Any = step > limit  # an array where either varies
         if not isinstance(beyond, jax.Array) and beyond:
             raise SettingError(f"fedamp's alpha_k must be at most sigma / clients = {limit:g}, not {step:g}")
         slope = jnp.exp(-squared_distances(models) / sigma) / sigma
