@@ -185,9 +185,11 @@ def passes_and_steps(name: str, task: pfedbred.Task) -> tuple[dict[str, int], di
     return passes, {other: 6 * passes[each] // minibatches.get(other, 1) for each, other in places.items()}
 
 
-@pytest.mark.parametrize("name", [*sorted(pfedbred.ALGORITHMS), "mg-meta+am+ft", "ditto+server"])
-@pytest.mark.full
+@pytest.mark.parametrize(
+    "name", dict.fromkeys(["mg-meta", *sorted(pfedbred.ALGORITHMS), "mg-meta+am+ft", "ditto+server"])
+)
 @pytest.mark.few_cases(8)
+@pytest.mark.broad
 def test_epochs_on_equal_clients_are_so_many_steps_to_the_bit(name, equal):
     """Six minibatches a pass, for every method; methods with two kinds of local work have two numbers of passes."""
     model = pfedbred.models.dnn((4,), 2, hidden=4, dtype=jnp.float64)
