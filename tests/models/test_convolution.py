@@ -15,6 +15,7 @@ from jax import lax
 from jax.extend import core
 
 from pfedbred import models
+from pfedbred.models import convolution
 from pfedbred.models.convolution import convolve, with_fast_convolutions
 
 KEY = jax.random.key(0)
@@ -88,6 +89,25 @@ def check_slices(case):
     expected = pulled_back(lax_conv, x, kernel)
     close(pulled_back(partial(convolve, **options), x, kernel), expected)
     close(pulled_back(with_fast_convolutions(lax_conv), x, kernel), expected)
+
+
+@pytest.mark.parametrize("wanted", ["y", "x", "k"])
+def test_axes_in_the_order_of_fast_convolutions(wanted):
+    @settings(max_examples=4)
+    @given(convolutions())
+    def check(case):
+        x, kernel, options = case
+        traced = jax.make_jaxpr(partial(lax.conv_general_dilated, **options))(x, kernel)
+        shaped = convolution._convolution(traced.eqns[-1])
+        given = {"x": x, "k": kernel, "y": jnp.cos(jnp.arange(np.prod(shaped.y), dtype=x.dtype)).reshape(shaped.y)}
+        arguments = [given[name] for name in convolution._GIVEN[wanted]]
+        by_lax, ordered = (
+            way(*arguments, wanted=wanted, convolution=shaped)
+            for way in (convolution._by_lax, convolution._by_ordered_lax)
+        )
+        close(ordered, by_lax)
+
+    check()
 
 
 @pytest.mark.full
@@ -208,7 +228,7 @@ def test_programs_without_convolutions_are_unchanged():
 
 def test_shared_kernels_keep_the_compilers_convolution():
     """As the global model's, wherever it is evaluated; wide ones on a CPU too."""
-    x, kernel = inputs(32)
+    x, kernel = inputs(32, dtype=jnp.float32)
     many = jnp.stack([x, 2 * x])
     program = jax.jit(jax.vmap(with_fast_convolutions(same), (0, None)))
     for platform in ("cpu", "cuda"):
@@ -217,15 +237,37 @@ def test_shared_kernels_keep_the_compilers_convolution():
         assert "feature_group_count = 1 " in text
 
 
-def test_clients_in_turn():
-    """On a CPU gradients are computed by slices, on other platforms by the compiler's convolution."""
-    x, kernel = inputs()
-    step = jax.jit(jax.grad(lambda k: jnp.sum(with_fast_convolutions(same)(x, k) ** 2)))
-    texts = {
-        platform: step.trace(kernel).lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda")
-    }
-    assert "stablehlo.convolution" not in texts["cpu"]
-    assert "stablehlo.convolution" in texts["cuda"]
+@pytest.mark.parametrize("layout", LAYOUTS[2])
+def test_clients_in_turn(layout):
+    """On a CPU XLA does not reorder the axes of convolutions within loops, so they are given in its own order."""
+    shape = {"N": 2, "H": 5, "W": 5, "C": 8, "I": 8, "O": 16}
+    x, kernel = (
+        jnp.ones([3 if letter in "HW" and "I" in letters else shape[letter] for letter in letters], jnp.float32)
+        for letters in layout[:2]
+    )
+    options = {"window_strides": (2, 2), "padding": "SAME", "dimension_numbers": layout}
+    function = with_fast_convolutions(partial(lax.conv_general_dilated, **options))
+    step = jax.grad(lambda x, kernel: jnp.sum(function(x, kernel) ** 2), (0, 1))
+    lowered = jax.jit(step).trace(x, kernel).lower(lowering_platforms=("cpu",)).as_text()
+    labels = [
+        line.split("dim_numbers = ")[1].split(", window")[0] for line in lowered.splitlines() if "dim_num" in line
+    ]
+    assert labels == ["[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"] * 3  # y, x' and k'
+
+
+def test_slices_for_clients_in_turn():
+    """Where XLA has nothing fast on a CPU; on other platforms the compiler's convolution."""
+    for case in (inputs(), inputs(8, groups=2, dtype=jnp.float32), inputs(8, dtype=jnp.bfloat16)):
+        x, kernel = case
+        groups = x.shape[-1] // kernel.shape[-2]
+        step = jax.jit(
+            jax.grad(lambda k, x=x, g=groups: jnp.sum(with_fast_convolutions(partial(same, groups=g))(x, k)))
+        )
+        texts = {
+            platform: step.trace(kernel).lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda")
+        }
+        assert "stablehlo.convolution" not in texts["cpu"]
+        assert "stablehlo.convolution" in texts["cuda"]
 
 
 class Linen(nn.Module):

@@ -7,7 +7,8 @@ function by its own primitive, computed in whichever way is faster on the platfo
     kernels differ under vmap     slices and one matrix product; on a GPU, with many channels, kernels that need no
                                   copies of x (:mod:`pfedbred.models.convolution_kernels`)
     one kernel for all, on a GPU  lax.conv_general_dilated
-    one client at a time, on CPU  whichever was faster when measured (:func:`_slices_on_cpu`)
+    one client at a time, on CPU  whichever was faster when measured (:func:`_slices_on_cpu`): mostly XLA's own, with
+                                  its axes in the order that is fast within loops (:meth:`_Convolution.ordered`)
 
 A convolution y = x * k is linear in x and in k, so <y', x * k> defines three bilinear functions: y of (x, k), the
 gradient x' of (y', k) and the gradient k' of (x, y'). Each transposes into the two others. The primitive covers all
@@ -19,7 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -39,7 +40,7 @@ _GIVEN = {"y": ("x", "k"), "x": ("y", "k"), "k": ("x", "y")}
 
 
 class _Convolution(NamedTuple):
-    """The parameters of a convolution, the shapes of its input, kernel and output, and whether it is differentiated."""
+    """The parameters of a convolution, and the shapes of its input, kernel and output."""
 
     window_strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
@@ -51,7 +52,6 @@ class _Convolution(NamedTuple):
     x: tuple[int, ...]
     k: tuple[int, ...]
     y: tuple[int, ...]
-    differentiated: bool = False
 
     @property
     def window(self) -> tuple[int, ...]:
@@ -61,6 +61,29 @@ class _Convolution(NamedTuple):
     def by_lax(self, x: Array, kernel: Array) -> Array:
         """The compiler's own convolution."""
         return lax.conv_general_dilated(x, kernel, **dict(zip(self._fields[:7], self[:7], strict=True)))
+
+    def ordered(self, wanted: str) -> _Convolution:
+        """The same with its axes in the order of XLA's fast convolutions on a CPU: nhwc, hwio and nhwo.
+
+        XLA (0.10) itself reorders the axes of a program's outermost convolutions only. Those within loops, as in a
+        round, took 50 to 100 times as long where their axes were in another order. x' and k' are convolutions, too:
+        of y' with the kernel, and of x with y', where channels take the place of samples.
+        """
+        n = len(self.window)
+        space, inner = tuple(range(n)), tuple(range(1, n + 1))
+        last = (0, n + 1, *inner)
+        numbers = lax.ConvDimensionNumbers(
+            *{
+                "y": (last, (n + 1, n, *space), last),
+                "x": (last, (n, n + 1, *space), last),
+                "k": ((n + 1, 0, *inner), (n + 1, 0, *inner), (n, n + 1, *space)),
+            }[wanted]
+        )
+        x, k, y = (
+            tuple(shape[axis] for axis in _order(old, new))
+            for shape, old, new in zip((self.x, self.k, self.y), self.dimension_numbers, numbers, strict=True)
+        )
+        return self._replace(dimension_numbers=numbers, x=x, k=k, y=y)
 
     def by_slices(self, x: Array, kernel: Array) -> Array:
         """One slice of x per element of the kernel's window, and the product of all slices with the kernel."""
@@ -143,6 +166,11 @@ class _Convolution(NamedTuple):
         """The spatial shape of the output, or of the input."""
         spec = self.dimension_numbers.lhs_spec if of == "x" else self.dimension_numbers.out_spec
         return tuple(getattr(self, of)[axis] for axis in spec[2:]) if of != "k" else self.window
+
+
+def _order(old: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
+    """The axes to transpose by, from one specification of a convolution's axes to another."""
+    return tuple(axis for _, axis in sorted(zip(new, old, strict=True)))
 
 
 def convolve(x: Array, kernel: Array, *args: Any, **options: Any) -> Array:
@@ -245,24 +273,29 @@ def _by_slices(a: Array, b: Array, *, wanted: str, convolution: _Convolution) ->
     return _compute(convolution.by_slices, a, b, wanted, getattr(convolution, wanted))
 
 
+def _by_ordered_lax(a: Array, b: Array, *, wanted: str, convolution: _Convolution) -> Array:
+    ordered = convolution.ordered(wanted)
+    specs = dict(zip("xky", zip(convolution.dimension_numbers, ordered.dimension_numbers, strict=True), strict=True))
+    a, b = (each.transpose(_order(*specs[name])) for each, name in zip((a, b), _GIVEN[wanted], strict=True))
+    found = _by_lax(a, b, wanted=wanted, convolution=ordered)
+    return found.transpose(_order(*reversed(specs[wanted])))
+
+
 def _on_cpu(a: Array, b: Array, *, wanted: str, convolution: _Convolution) -> Array:
-    way = _by_slices if _slices_on_cpu(wanted, convolution) else _by_lax
+    way = _by_slices if _slices_on_cpu(wanted, convolution, a.dtype) else _by_ordered_lax
     return way(a, b, wanted=wanted, convolution=convolution)
 
 
-def _slices_on_cpu(wanted: str, convolution: _Convolution) -> bool:
-    """Whether slices are faster for one client on a CPU, as measured layer by layer on two cores in float32.
+def _slices_on_cpu(wanted: str, convolution: _Convolution, dtype: Any) -> bool:
+    """Whether slices are faster for one client on a CPU, as measured by ``benchmarks/convolution_layers.py``.
 
-    The layers were those of LeNet, PFLlib's CNN and ResNet-18; the cores were busy. XLA's gradients took 2 to 100 times
-    as long as those of slices (groups and 1x1 kernels were not compared). When differentiating, the output by slices is
-    free, as the kernel's gradient needs the slices too. The output alone, as in evaluation, took 1.0 to 2.4 times as
-    long by slices from 32 channels on (and more memory), but depthwise an eighth. With three to six channels two
-    measurements disagree (0.3 to 2.8 times). Between 6 and 32 channels nothing was measured: 16 is a guess.
+    XLA has fast convolutions of float32 alone, and none where channels are in groups. A 1x1 kernel is a matrix product.
+    With few channels, as in images, the slices are cheap but for k'.
     """
-    if wanted != "y" or convolution.differentiated:
-        return True
     channels = convolution.k[convolution.dimension_numbers.rhs_spec[1]]
-    return channels < 16 if convolution.feature_group_count == 1 else channels == 1
+    plain = dtype == jnp.float32 and convolution.feature_group_count == 1
+    few = channels < 8 and wanted != "k"
+    return not plain or few or math.prod(convolution.window) == 1
 
 
 def _transposed(
@@ -286,7 +319,7 @@ def _differentiated(values: Any, tangents: Any, *, wanted: str, convolution: _Co
         tangent = ad.add_tangents(tangent, bind(da, b, convolution=convolution))
     if not isinstance(db, ad.Zero):
         tangent = ad.add_tangents(tangent, bind(a, db, convolution=convolution))
-    return bind(a, b, convolution=convolution._replace(differentiated=True)), tangent
+    return bind(a, b, convolution=convolution), tangent
 
 
 def _batched(values: tuple[Array, Array], axes: tuple[Any, Any], **params: Any) -> tuple[Array, int]:
