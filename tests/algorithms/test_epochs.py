@@ -14,9 +14,11 @@ from support import numpy_reference as reference
 from support import numpy_simple as simple
 
 import pfedbred
+from pfedbred import algorithms
 from pfedbred.data.minibatches import permute
 from pfedbred.engine import selection
 from pfedbred.engine.keys import data_key
+from pfedbred.settings.signatures import alternatives
 
 federation, task = common.federation, common.task  # clients of 7, 12, 5 and 20 samples, minibatches of 3
 ROUNDS, EVERYONE = 2, range(len(common.SIZES))
@@ -101,6 +103,27 @@ def test_mg_meta_in_epochs_is_its_transcription(federation, task, executor):
     np.testing.assert_allclose(personal, np.stack([each.theta for each in clients]), **common.TOLERANCE)
 
 
+@pytest.mark.full
+def test_fedu_in_epochs_is_its_transcription(federation, task):
+    """The server's step for a client counts the steps that this client took."""
+    given = {"lam": 0.3, "alpha": 0.11, "epochs": 1}
+    start, _, personal = simulate(federation, task, "fedu", given)
+    models = [start for _ in EVERYONE]
+    passes = [minibatches(federation, i, ROUNDS, "keep") for i in EVERYONE]
+    for t in range(ROUNDS):
+        steps = [len(passes[i]) // ROUNDS for i in EVERYONE]
+        local = []
+        for i in EVERYONE:
+            w = models[i]
+            for batch in passes[i][t * steps[i] : (t + 1) * steps[i]]:
+                w = w - 0.11 * reference.gradient(w, batch)
+            local.append(w)
+        for i in common.FIXED:
+            apart = sum(local[i] - local[j] for j in common.FIXED) / len(models)
+            models[i] = local[i] - 0.3 * 0.11 * steps[i] * apart
+    np.testing.assert_allclose(personal, np.stack(models), **common.TOLERANCE)
+
+
 IN_EPOCHS = {
     "apfl": {"epochs": 1},
     "fedamp": {"epochs": 1},
@@ -145,23 +168,40 @@ def test_clients_side_by_side_are_clients_in_a_python_loop(federation, task, nam
         np.testing.assert_allclose(ours, plain, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["mg-meta", pytest.param("fedrep", marks=pytest.mark.full)])
-@pytest.mark.broad
-def test_epochs_on_equal_clients_are_so_many_steps_to_the_bit(name):
+@pytest.fixture(scope="module")
+def equal() -> pfedbred.Federation:
+    """Three clients of twelve samples."""
     rng = np.random.default_rng(0)
     samples = [[(rng.normal(size=(12, 4)), rng.integers(0, 2, 12)) for _ in range(3)] for _ in range(2)]
-    equal = pfedbred.from_clients(*samples)
-    epochs, steps = {
-        "mg-meta": ({"epochs": 1}, {"R": 2}),
-        "fedrep": ({"epochs": 2, "epochs_head": 1}, {"R": 8, "R_head": 4}),
-    }[name]
-    runs = [
-        pfedbred.run(federation=equal, algorithm=name, settings=each, model="dnn", batch_size=3, rounds=2)
-        for each in (epochs, steps)
-    ]
-    for ours, other in zip(
-        *(jax.tree.leaves((run.global_model(), run.personal_model(1))) for run in runs), strict=True
-    ):
+    return pfedbred.from_clients(*samples)
+
+
+def passes_and_steps(name: str, task: pfedbred.Task) -> tuple[dict[str, int], dict[str, int]]:
+    """Settings with one pass of six minibatches, two for further kinds of local work, and with as many steps."""
+    one, two = (algorithms.make(name, task, {"R": R}).client.draws for R in (1, 2))
+    minibatches = {"R": two - one}  # of a step
+    places = alternatives(algorithms.factory(name))
+    passes = {each: 1 if other == "R" else 2 for each, other in places.items()}
+    return passes, {other: 6 * passes[each] // minibatches.get(other, 1) for each, other in places.items()}
+
+
+@pytest.mark.parametrize(
+    "name", dict.fromkeys(["mg-meta", *sorted(pfedbred.ALGORITHMS), "mg-meta+am+ft", "ditto+server"])
+)
+@pytest.mark.few_cases(8)
+@pytest.mark.broad
+def test_epochs_on_equal_clients_are_so_many_steps_to_the_bit(name, equal):
+    """Six minibatches a pass, for every method; methods with two kinds of local work have two numbers of passes."""
+    model = pfedbred.models.dnn((4,), 2, hidden=4, dtype=jnp.float64)
+    task = pfedbred.Task(model._replace(norms=("hidden",)))  # to fedbn any params will do
+    found = []
+    for settings in passes_and_steps(name, task):
+        plan = pfedbred.Plan(selection.uniform(2), batch_size=2)
+        backend = pfedbred.ResidentBackend(pfedbred.make(name, task, settings), task, equal, plan)
+        states = backend.advance(backend.init([0]), ROUNDS)
+        models = [backend.global_model(states), *(backend.personal_model(states, i) for i in range(equal.clients))]
+        found.append(jax.tree.leaves(jax.device_get(models)))
+    for ours, other in zip(*found, strict=True):
         np.testing.assert_array_equal(ours, other)
 
 

@@ -111,7 +111,7 @@ def test_optax_s_optimizers_are_all_there():
     found = local_optimizers.names()
     assert {"sgd", "adam", "nadam", "nadamw", "adadelta", "adafactor", "lion", "muon", "adopt"} < set(found)
     assert not [name for name in found if name.startswith(("_", "scale_by"))]
-    assert not {"lbfgs", "sophia", "momo", "schedule_free_sgd", "dpsgd", "inject_hyperparams"} & set(found)
+    assert not {"lbfgs", "sophia", "momo", "schedule_free_sgd", "dpsgd", "inject_hyperparams", "noisy_sgd"} & set(found)
 
 
 @pytest.mark.filterwarnings("ignore:.optimistic_adam. is deprecated")
@@ -152,6 +152,7 @@ def test_an_optimizer_whose_step_size_is_optional_takes_the_method_s(federation,
         ("sgd(momentun=0.9)", "sgd has no setting 'momentun'.*did you mean 'momentum'"),
         ("sgd(momentum=high)", "sgd's momentum must be a number, true or false, not 'high'"),
         ("adam(learning_rate=0.1)", "adam has no setting 'learning_rate'"),
+        ("adamw(mask=1)", "adamw has no setting 'mask'"),
         ("sgd(clip=-1)", "sgd's clip must be a number >= 0"),
         ({"momentum": 0.9}, "unknown local_optimizer None"),
     ],

@@ -244,6 +244,8 @@ def test_list_names_everything(call):
     for name in ("mg-meta", "pfedme", "lam=15.0", "bernoulli", "identity", "dnn", "digits"):
         assert name in out
     assert "mclr" not in call("list", "priors")[1]
+    assert "Settings: momentum, nesterov, clip, weight_decay." in call("list", "optimizers")[1]
+    assert "Settings: start, end, warmup." in call("list", "schedules")[1]
 
 
 def test_list_explains_one_method_in_words(call):

@@ -155,6 +155,7 @@ def test_optuna_finds_the_top_of_a_hill():
     ("options", "words"),
     [
         ({"sampler": "tpe"}, "the sampler tpe needs a number of points, such as --points 40"),
+        ({"points": 0}, "points must be a whole number >= 1 and below"),
         ({"sampler": "tpee", "points": 3}, "unknown sampler 'tpee'; did you mean 'tpe'"),
     ],
 )

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shlex
 import shutil
 
 import numpy as np
 import pytest
 from conftest import small_federation
+from support.custom import choosy
 
 import pfedbred
 from pfedbred import Sweep
@@ -135,7 +137,7 @@ def test_broken_grids_are_refused(texts):
         ({"etta": [1.0]}, "unknown setting 'etta'; did you mean 'eta'"),
         ({"K": [1.0, 2.0]}, "K decides how the program is built.*lam, alpha"),
         ({"lam": [1.0, -1.0]}, "lam must be a number > 0"),
-        ({"tol": [0.0, 0.1]}, "tol cannot be swept: it changes the compiled program"),
+        ({"tol": [0.0, 0.1]}, "tol decides how the program is built"),
         ({"lam": Range(1.0, 2.0)}, "lam is a range: give the number of points to draw from it with --random N"),
         ({"lam": Range(-1.0, 2.0)}, "lam must be a number > 0"),
     ],
@@ -156,6 +158,9 @@ def test_the_command(call, tmp_path):
     assert found["best"].keys() == {"eta", "lam"}
     best = max(found["points"], key=lambda point: point["personal"])
     assert best["personal"] == max(point["personal"] for point in found["points"])
+    (words,) = [line for line in out.splitlines() if line.startswith("to run the best point: ")]
+    assert call(*shlex.split(words)[6:], "--dry-run")[0] == 0
+    assert [f"{name}={value}" in words for name, value in found["best"].items()] == [True, True]
     code, _, err = call("sweep", "--grid", "eta=x")
     assert code == 2
     assert err == "pfedbred: --grid eta takes numbers, not 'x'\n"
@@ -165,8 +170,8 @@ def test_what_a_sweep_cannot_use_is_refused():
     held = pfedbred.Experiment(held_out_clients=0.25)
     with pytest.raises(pfedbred.SettingError, match="does not evaluate held-out clients"):
         pfedbred.sweep(held, {"lam": [1.0]}, federation=small_federation())
-    with pytest.raises(pfedbred.SettingError, match="sigma cannot be swept: it changes the compiled program"):
-        pfedbred.sweep(pfedbred.Experiment(algorithm="fedamp"), {"sigma": [50.0, 60.0]}, federation=small_federation())
+    with pytest.raises(pfedbred.SettingError, match="alpha cannot be swept: it changes the compiled program"):
+        pfedbred.sweep(pfedbred.Experiment(algorithm=choosy), {"alpha": [0.1, 0.2]}, federation=small_federation())
     samples = [(np.ones((2, 2)), np.array([0, 1]))] * 3
     untested = pfedbred.from_clients(samples, [(np.ones((0, 2)), [])] * 3)
     with pytest.raises(pfedbred.SettingError, match="no test samples"):

@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from support.custom import choosy
 
 import pfedbred
 from pfedbred.settings import schedules
@@ -53,11 +54,40 @@ def test_a_function_of_the_round_is_a_schedule():
         ),
         ("alpha", {"start": 1}, "a schedule is given as {schedule: cosine, start: 0.1}"),
         ("R", {"schedule": "linear", "start": 1}, "R cannot have a schedule: it decides how the program is built"),
+        ("tol", {"schedule": "linear", "start": 1}, "tol cannot have a schedule: it decides how the program is built"),
     ],
 )
 def test_wrong_schedules_are_one_line(setting, value, message):
     with pytest.raises(pfedbred.SettingError, match=message):
-        pfedbred.Experiment.from_mapping({"algorithm": "fedavg", "settings": {setting: value}})
+        pfedbred.Experiment.from_mapping({"algorithm": "pfedbred", "settings": {setting: value}})
+
+
+def test_a_setting_that_the_program_needs_to_know_cannot_have_a_schedule():
+    decaying = {"schedule": "exponential", "start": 0.1, "rate": 0.9}
+    for more in ({}, {"participation": "sample", "store": "memory"}):
+        with pytest.raises(pfedbred.SettingError, match="alpha cannot have a schedule: it changes the compiled"):
+            pfedbred.run(algorithm=choosy, clients=5, rounds=2, settings={"alpha": decaying}, **more)
+    with pytest.raises(pfedbred.SettingError, match="fedamp's alpha_k must be given if sigma has a schedule"):
+        pfedbred.run(algorithm="fedamp", clients=5, rounds=2, settings={"sigma": decaying})
+
+
+@pytest.mark.full
+def test_a_round_with_a_schedule_epochs_and_momentum_is_compiled_once():
+    """FedAMP's server step decays, as in its paper."""
+    decaying = {"schedule": "exponential", "start": 0.1, "rate": 0.5}
+    settings = {"alpha_k": decaying, "alpha": {**decaying, "warmup": 1}, "epochs": 1}
+    run = pfedbred.run(algorithm="fedamp", clients=5, rounds=4, settings=settings, local_optimizer="sgd(momentum=0.9)")
+    state, compiled = run.backend.advance(run.state, 1), []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **kwargs: compiled.append(event) if "compile" in event else None
+    )
+    try:
+        state = run.backend.advance(state, 1)
+        scores = run.backend.evaluate(state)
+        assert not compiled
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert np.isfinite(scores.personal.train.loss).all()
 
 
 def test_a_value_that_the_setting_does_not_allow_names_its_round():

@@ -20,6 +20,11 @@ def local_sgd(task, *, alpha: Positive = 0.01, R: Count = 20):
     return fedavg(task, alpha=alpha, R=R)
 
 
+def choosy(task, *, alpha: Positive = 0.01):
+    """The value of alpha decides how the program is built, and its type does not say so."""
+    return fedavg(task, alpha=alpha, R=1 if alpha < 1 else 2)
+
+
 def network(shape, classes):
     return models.mclr(shape, classes)
 

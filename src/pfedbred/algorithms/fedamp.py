@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,11 +10,12 @@ import jax.numpy as jnp
 import optax
 
 from pfedbred.aggregation.pairwise import inner_products, squared_distances
-from pfedbred.algorithms.base import Algorithm, Client, Task, method
+from pfedbred.algorithms.base import Algorithm, Client, Task, Uploads, method
 from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.algorithms.mixing_server import Mix, mixing_server, off_diagonal
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.errors import SettingError
+from pfedbred.settings.schedules import is_schedule
 from pfedbred.settings.signatures import settled_by_clients
 from pfedbred.settings.values import Count, Epochs, Fraction, NonNegative, Positive
 from pfedbred.types import Array, Tree
@@ -24,8 +26,14 @@ _PAPER = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Da
 _STEP = 0.1
 
 
+def _usual_step(settings: Mapping[str, Any], clients: int) -> float:
+    if is_schedule(settings["sigma"]):
+        raise SettingError("fedamp's alpha_k must be given if sigma has a schedule: it is at most sigma / clients")
+    return min(_STEP, settings["sigma"] / clients)
+
+
 @method(paper=_PAPER, year=2021, G="mean of the u_i", P="w_i")
-@settled_by_clients(alpha_k=lambda settings, clients: min(_STEP, settings["sigma"] / clients))
+@settled_by_clients(alpha_k=_usual_step)
 def fedamp(
     task: Task,
     *,
@@ -51,7 +59,8 @@ def fedamp(
       sigma: how close two models must be to influence each other.
       alpha_k: the server's step; at most sigma / N, so that u_i is a convex combination at any distance. By default
         0.1, or sigma / N where that is less: for more than 100 clients. The paper decreases it during the run and ties
-        it to its data; the default holds w_i with strength lam / alpha_k = 1 or more.
+        it to its data; the default holds w_i with strength lam / alpha_k = 1 or more. A schedule or a sweep that goes
+        beyond sigma / N diverges.
       alpha: the clients' step size.
       R: local steps, each on one minibatch.
       epochs: passes over the client's samples, in place of R.
@@ -61,12 +70,13 @@ def fedamp(
 
     step = _STEP if alpha_k is None else alpha_k
 
-    def mix(models: Tree, present: Array) -> Array:
-        if step * len(present) > sigma:
-            limit = sigma / len(present)
+    def mix(models: Tree, present: Array, uploads: Uploads) -> Array:
+        limit = sigma / len(present)
+        beyond: Any = step > limit  # an array where either varies
+        if not isinstance(beyond, jax.Array) and beyond:
             raise SettingError(f"fedamp's alpha_k must be at most sigma / clients = {limit:g}, not {step:g}")
         slope = jnp.exp(-squared_distances(models) / sigma) / sigma
-        return _rows_to_one(off_diagonal(step * slope))
+        return _rows_to_one(off_diagonal(jnp.where(beyond, jnp.nan, step) * slope))
 
     return _attentive(task, mix, lam / step, alpha, Work(R, epochs))
 
@@ -101,7 +111,7 @@ def heurfedamp(
     References: Huang et al., AAAI 2021, Section "HeurFedAMP", Eqs. (7) and (8).
     """
 
-    def mix(models: Tree, present: Array) -> Array:
+    def mix(models: Tree, present: Array, uploads: Uploads) -> Array:
         products = inner_products(models)
         norms = jnp.sqrt(jnp.diagonal(products))
         cosines = products / jnp.maximum(norms[:, None] * norms[None, :], jnp.finfo(products.dtype).tiny)

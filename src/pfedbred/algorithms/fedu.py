@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import optax
 
-from pfedbred.algorithms.base import Algorithm, Client, Task, method
+from pfedbred.algorithms.base import Algorithm, Client, Task, Uploads, method
 from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.algorithms.mixing_server import mixing_server, off_diagonal
 from pfedbred.data.minibatches import ClientData
 from pfedbred.settings.values import Count, Epochs, NonNegative
 from pfedbred.types import Array, Tree
+
+
+class Update(NamedTuple):
+    """A client's model, and how many steps it took; None if that is known."""
+
+    w: Tree
+    steps: Array | None
 
 
 @method(
@@ -34,20 +44,32 @@ def fedu(
       lam: coefficient of the Laplacian, the paper's eta.
       alpha: the clients' step size, the paper's mu.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R; the server's step then counts passes, not steps.
+      epochs: passes over the client's samples, in place of R, which is then the number of steps they take: the
+        client's own, in the server's step for it.
 
     References: Dinh, Vu, Tran, Dao and Zhang, IEEE TNNLS 2022, Algorithm 1.
     """
     work = Work(R, epochs)
 
-    def mix(models: Tree, present: Array) -> Array:
+    def mix(models: Tree, present: Array, uploads: Uploads) -> Array:
         neighbours = present[:, None] & present[None, :]
-        step = lam * alpha * (R if epochs is None else epochs) / len(present)
-        others = off_diagonal(jnp.where(neighbours, step, 0.0))
+        taken = R if uploads.upload.steps is None else uploads.upload.steps
+        steps = jnp.zeros(len(present), optax.tree.dtype(models, "highest")).at[uploads.client].set(taken)
+        step = lam * alpha * steps / len(present)
+        others = off_diagonal(jnp.where(neighbours, step[:, None], 0.0))
         return others + jnp.diag(1 - jnp.sum(others, axis=1))
 
-    def train(w: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
-        return descend(jax.grad(task.loss), w, data, alpha=alpha, steps=work), state
+    def train(w: Tree, state: Tree, data: ClientData) -> tuple[Update, Tree]:
+        steps = None if epochs is None else jnp.asarray(work.steps_of(data), jnp.int32)
+        return Update(descend(jax.grad(task.loss), w, data, alpha=alpha, steps=work), steps), state
 
-    client = Client(init=lambda w: (), train=train, model=lambda w, state, data: w, draws=draws(work))
-    return Algorithm(client, mixing_server(task, mix, replaces=True), task.model.apply)
+    client = Client(
+        init=lambda w: (),
+        train=train,
+        model=lambda w, state, data: w,
+        draws=draws(work),
+        screened=lambda upload: upload.w,
+        uploaded=lambda message, upload: upload.w,
+    )
+    server = mixing_server(task, mix, replaces=True, model_in=lambda upload: upload.w)
+    return Algorithm(client, server, task.model.apply)

@@ -21,7 +21,10 @@ GUIDANCE: dict[str, str] = {
     "ditto.lam": "0.01 to 10; 0 is local training. Beyond 2 / alpha the steps diverge.",
     "fedamp.lam": "0.01 to 10, the weight of the clients' attraction. Too large: all P become alike.",
     "heurfedamp.lam": "0.01 to 10, the weight of the clients' attraction. Too large: all P become alike.",
-    "fedu.lam": "0.01 to 10, the weight of the clients' attraction. Too large: all P become alike.",
+    "fedu.lam": (
+        "0.01 to 10, the weight of the clients' attraction. Too large: all P become alike, and beyond 2 / (alpha R) "
+        "they diverge."
+    ),
     "learned-prior.lam": "learned(layer) needs no tuning; a number fixes it, and a larger one keeps P nearer to G.",
     "mu": "0.001 to 1. Too large: a round hardly moves the model.",
     "K": "1 to 10. More solve the proximal problem better; time grows in proportion, accuracy soon does not.",

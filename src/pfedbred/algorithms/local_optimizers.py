@@ -22,7 +22,8 @@ Given: TypeAlias = str | dict[str, Any] | optax.GradientTransformation | Callabl
 
 _COMMON = ("clip", "weight_decay")
 _BY_METHOD = "learning_rate"  # the step size is the method's own
-_NEED_THE_LOSS = ("lbfgs", "sophia")  # besides its gradient
+_NO_NUMBERS = ("mask", "dtype", "optimizer", "dimension_numbers")  # in the names of parameters that may be None
+_UNFIT = ("lbfgs", "sophia", "noisy_sgd")  # two need the loss; the last draws the same noise for every client
 
 
 def get(given: Given) -> Optimizer | None:
@@ -38,16 +39,16 @@ def get(given: Given) -> Optimizer | None:
         return lambda alpha: given
     if callable(given):
         return given
-    name, settings = parse(given)
-    if name == "sgd" and not settings:
+    name, chosen = parse(given)
+    if name == "sgd" and not chosen:
         return None
-    build = _builders()[name]
-    own = {key: value for key, value in settings.items() if key not in _COMMON or key in _settings(name)}
+    build = builders()[name]
+    own = {key: value for key, value in chosen.items() if key not in _COMMON or key in _own(name)}
     before = []
-    if "clip" in settings:
-        before.append(optax.clip_by_global_norm(settings["clip"]))
-    if "weight_decay" in settings and "weight_decay" not in own:
-        before.append(optax.add_decayed_weights(settings["weight_decay"]))
+    if "clip" in chosen:
+        before.append(optax.clip_by_global_norm(chosen["clip"]))
+    if "weight_decay" in chosen and "weight_decay" not in own:
+        before.append(optax.add_decayed_weights(chosen["weight_decay"]))
     return lambda alpha: optax.chain(*before, build(alpha, **own))
 
 
@@ -55,21 +56,21 @@ def parse(given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name and the settings, checked."""
     if isinstance(given, str):
         name, values = parse_call("local_optimizer", given)
-        settings = dict(map(_assignment, values))
+        chosen = dict(map(_assignment, values))
     else:
-        settings = dict(given)
-        name = settings.pop("name", None)
+        chosen = dict(given)
+        name = chosen.pop("name", None)
     if not isinstance(name, str) or name not in names():
         raise SettingError(f"unknown local_optimizer {name!r}{nearest(str(name), names())}")
-    known = [*_settings(name), *(each for each in _COMMON if each not in _settings(name))]
-    for key, value in settings.items():
+    known = settings(name)
+    for key, value in chosen.items():
         if key not in known:
             raise SettingError(f"{name} has no setting {key!r}{nearest(key, known)}")
         if not isinstance(value, bool) and not (isinstance(value, int | float) and abs(value) < LARGEST_FLOAT):
             raise SettingError(f"{name}'s {key} must be a number, true or false, not {value!r}")
         if key in _COMMON and not value >= 0:
             raise SettingError(f"{name}'s {key} must be a number >= 0, not {value!r}")
-    return name, settings
+    return name, chosen
 
 
 def _assignment(text: str) -> tuple[str, Any]:
@@ -85,23 +86,28 @@ def text(given: Given) -> Any:
     """A name with its settings as one text, as written in files and on the command line; objects unchanged."""
     if not isinstance(given, str | Mapping):
         return given
-    name, settings = parse(given)
-    inside = ", ".join(f"{key}={value}" for key, value in settings.items())
+    name, chosen = parse(given)
+    inside = ", ".join(f"{key}={value}" for key, value in chosen.items())
     return f"{name}({inside})" if inside else name
 
 
 def names() -> list[str]:
     """The optimizers of optax and optax.contrib that need nothing but a step size."""
-    return sorted(_builders())
+    return list(builders())
+
+
+def settings(name: str) -> list[str]:
+    """The settings of the optimizer of this name: its own, and those that every optimizer has."""
+    return [*_own(name), *(each for each in _COMMON if each not in _own(name))]
 
 
 @functools.cache
-def _builders() -> dict[str, Callable[..., Any]]:
+def builders() -> dict[str, Callable[..., Any]]:
     """Optimizers by name. In optax.contrib, an optional step size is a factor of the one that the optimizer finds."""
     found = {name: build for name, build in vars(optax.contrib).items() if _required(build) == [_BY_METHOD]}
     found |= {name: build for name, build in vars(optax).items() if _required(build) in ([_BY_METHOD], [])}
     hidden = ("_", "scale_by_")  # a transform is only a part of an optimizer
-    return {name: found[name] for name in found if not name.startswith(hidden) and name not in _NEED_THE_LOSS}
+    return {name: found[name] for name in sorted(found) if not name.startswith(hidden) and name not in _UNFIT}
 
 
 def _required(candidate: Any) -> list[str] | None:
@@ -114,5 +120,12 @@ def _required(candidate: Any) -> list[str] | None:
     return [each.name for each in parameters.values() if each.default is inspect.Parameter.empty]
 
 
-def _settings(name: str) -> list[str]:
-    return [each for each in inspect.signature(_builders()[name]).parameters if each != _BY_METHOD]
+def _own(name: str) -> list[str]:
+    """Those of its parameters that are numbers, true or false."""
+    return [
+        each.name
+        for each in inspect.signature(builders()[name]).parameters.values()
+        if each.name != _BY_METHOD
+        and isinstance(each.default, bool | int | float | None)
+        and not any(part in each.name for part in _NO_NUMBERS)
+    ]

@@ -10,14 +10,16 @@ import jax.numpy as jnp
 from pfedbred.algorithms.base import Server, ServerState, Task, Uploads
 from pfedbred.types import Array, Key, Tree
 
-Mix = Callable[[Tree, Array], Array]
-"""``mix(models, present)``: the N x N weights xi that mix all models into one for each client. Rows sum to one.
+Mix = Callable[[Tree, Array, Uploads], Array]
+"""``mix(models, present, uploads)``: the N x N weights xi that mix all models into one for each client.
 
-``present`` marks the clients whose uploads count in this round.
+Rows sum to one. ``present`` marks the clients whose uploads count in this round.
 """
 
 
-def mixing_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
+def mixing_server(
+    task: Task, mix: Mix, *, replaces: bool, model_in: Callable[[Tree], Tree] = lambda upload: upload
+) -> Server:
     """Sends each client its mixture u_i = sum_j xi_ij w_j of the latest uploaded models. G is the mean of the u_i.
 
     Mixing is one matrix product per array of the params, so memory is N x N and N x d, never N x N x d.
@@ -27,6 +29,7 @@ def mixing_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
       mix: computes xi.
       replaces: whether a client's mixture replaces its model (FedU), or is recomputed in every round from the
         latest uploads of all clients (FedAMP).
+      model_in: the model in an upload.
     """
 
     def all_alike(model: Tree, clients: int) -> ServerState:
@@ -40,9 +43,9 @@ def mixing_server(task: Task, mix: Mix, *, replaces: bool) -> Server:
         kept = state.model if replaces else state.extra
         count = jax.tree.leaves(kept)[0].shape[0]
         place = jnp.where(uploads.valid, uploads.client, count)  # past the end: a rejected client keeps its old model
-        models = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), kept, uploads.upload)
+        models = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), kept, model_in(uploads.upload))
         present = jnp.zeros(count, bool).at[place].set(True, mode="drop")
-        xi = mix(models, present)
+        xi = mix(models, present, uploads)
         mixed = jax.tree.map(lambda leaf: jnp.tensordot(xi.astype(leaf.dtype), leaf, 1), models)
         return ServerState(mixed, () if replaces else models)
 

@@ -20,7 +20,7 @@ from pfedbred.algorithms.strength import Ended, Strength, prior_precision
 from pfedbred.bregman import means, priors
 from pfedbred.bregman.proximal import Problem, Solver, prox
 from pfedbred.data.minibatches import Batch, ClientData
-from pfedbred.settings.values import Count, Epochs, NonNegative, Positive
+from pfedbred.settings.values import Count, Epochs, NonNegative, Positive, Tolerance
 from pfedbred.types import Tree
 
 
@@ -74,7 +74,7 @@ def pfedbred(
     theta_init: Literal["global", "theta", "memory"] | Start = "theta",
     prox_start: ProxStart = "local",
     prox_solver: str | Solver | optax.GradientTransformation = "gradient",
-    tol: NonNegative = 0.0,
+    tol: Tolerance = 0.0,
     envelope: Literal["exact", "first-order"] = "exact",
     jacobian: Literal["identity", "exact"] = "identity",
     personal: Literal["theta", "global"] = "theta",

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from pfedbred import settings as settings_
 from pfedbred.algorithms.apfl import apfl
 from pfedbred.algorithms.base import Algorithm, Task
@@ -157,7 +159,8 @@ def build(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[st
     try:
         made = factory(algorithm)(task, **settings)
     except Exception as problem:
-        if isinstance(problem, SettingError) or isinstance(algorithm, str):
+        # That a setting which varies decides how the algorithm is built is told where settings vary.
+        if isinstance(problem, SettingError | jax.errors.ConcretizationTypeError) or isinstance(algorithm, str):
             raise
         name = getattr(algorithm, "__name__", algorithm)
         raise SettingError(f"the algorithm {name} cannot be built: {type(problem).__name__}: {problem}") from problem

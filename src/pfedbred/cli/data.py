@@ -132,8 +132,10 @@ def describe(federation: Federation) -> None:
         kind = f"{shape} {federation.text.unit} ids of {federation.text.count:,}"
     clients = f"{federation.clients:,} clients, {in_words(federation.task, federation.classes)}"
     print(printable(f"{federation.name}: {clients}, samples of {kind}"))
-    if federation.about:
-        print(printable("  " + ", ".join(f"{key} {value}" for key, value in federation.about.items())))
+    about = dict(federation.about)
+    columns = about.pop("columns", None)  # a sentence of its own
+    for line in filter(None, (", ".join(f"{key} {value}" for key, value in about.items()), columns)):
+        print(printable(f"  {line}"))
     for part, split in federation.parts.items():
         word, sizes = "training" if part == "train" else part, split.sizes
         print(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -13,22 +13,28 @@ import typer
 
 from pfedbred import aggregation, algorithms, data, models, tasks
 from pfedbred import settings as settings_
+from pfedbred.algorithms import local_optimizers
 from pfedbred.algorithms.base import Task
 from pfedbred.algorithms.exchange import costs
 from pfedbred.algorithms.guidance import guidance
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.bregman import means, priors
+from pfedbred.data import augmentation
 from pfedbred.data.minibatches import Batch
 from pfedbred.engine import metrics, selection
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.callbacks import trackers
+from pfedbred.settings import schedules
 
 _LISTS: dict[str, Mapping[str, Any]] = {
     "algorithms": algorithms.ALGORITHMS,
     "priors": {**priors.PRIORS, **priors.LONG_TAILED},
     "means": means.MEANS,
+    "optimizers": local_optimizers.builders(),
+    "schedules": schedules.SCHEDULES,
     "models": models.MODELS,
     "datasets": data.DATASETS,
+    "augmentations": augmentation.AUGMENTATIONS,
     "splits": {"paper": data.paper_split, **data.SPLITS},
     "selections": selection.SELECTIONS,
     "rules": aggregation.RULES,
@@ -37,6 +43,12 @@ _LISTS: dict[str, Mapping[str, Any]] = {
     "losses": tasks.LOSSES,
     "trackers": trackers.TRACKERS,
 }
+
+_SETTINGS: dict[str, Callable[[str], Sequence[str]]] = {
+    "optimizers": local_optimizers.settings,
+    "schedules": schedules.settings,
+}
+"""Of these, the settings too: they are named nowhere else in the shell."""
 
 
 def list_command(
@@ -62,7 +74,8 @@ def list_command(
             continue
         print(f"{kind}:")
         for name, entry in _LISTS[kind].items():
-            print(f"  {name:<16} {_line(entry)}")
+            own = f" Settings: {', '.join(_SETTINGS[kind](name))}." if kind in _SETTINGS else ""
+            print(f"  {name:<{max(16, *map(len, _LISTS[kind]))}} {_line(entry)}{own}")
 
 
 def _list_algorithms() -> None:
@@ -113,8 +126,14 @@ def _line(entry: Any) -> str:
     if isinstance(entry, metrics.Metric):
         return _metric_line(entry)
     if isinstance(entry, data.Dataset):
-        return _first_line(entry.pool) + (f" Usually with {' or '.join(entry.models)}." if entry.models else "")
+        return _first_line(entry.pool) + (f" Usually with {_either(entry.models)}." if entry.models else "")
     return _first_line(entry)
+
+
+def _either(names: Sequence[str]) -> str:
+    """The names in words: a, b or c."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _first_line(entry: Callable[..., Any]) -> str:

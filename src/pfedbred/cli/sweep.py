@@ -16,6 +16,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment import samplers
 from pfedbred.experiment.callbacks import Interruption, Stopped, trackers
 from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
+from pfedbred.experiment.command import command
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import check_unchanged, open_folder
 from pfedbred.experiment.run import warn
@@ -108,7 +109,7 @@ def sweep_command(
     if resume and out and (out / layout.SWEEP).exists():
         check_unchanged(out, {**experiment.plain(), "sweep": plan})
         print(f"{out}: already finished")
-        show_sweep(read_sweep(out / layout.SWEEP))
+        _show(read_sweep(out / layout.SWEEP))
         return
     interruption = Interruption(limit, process_started())
     chosen = options_.chosen_folder(out, options_.run_name(experiment, f"{name}-sweep"))
@@ -127,8 +128,17 @@ def sweep_command(
         options_.note_ignored(experiment, finished.experiment)
         record = finished.record()
         keeper.finish(record)
-    show_sweep(record)
+    _show(record)
     print(f"run:     {folder}\npicture: {folder / layout.HEATMAP}")
+
+
+def _show(record: Mapping[str, Any]) -> None:
+    """The table of the points, and the command that runs the best one."""
+    show_sweep(record)
+    experiment = record["experiment"]
+    words = command({**experiment, "settings": {**experiment["settings"], **record["best"]}})
+    if words:
+        print(f"to run the best point: {words}")
 
 
 def _plan(asked: Mapping[str, Any], recorded: Any) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from pfedbred.engine.round import (
     shards_of,
 )
 from pfedbred.engine.scores import Evaluation
-from pfedbred.engine.seed_program import SeedProgram, settings_as_inputs
+from pfedbred.engine.seed_program import SeedProgram
 from pfedbred.engine.simulation import Simulation
-from pfedbred.engine.varying import Varying
+from pfedbred.engine.varying import Varying, as_inputs
 from pfedbred.io import tensors
 from pfedbred.types import Array, Key, Tree, tree_bytes
 
@@ -177,7 +177,7 @@ class ResidentBackend(Simulation[State]):
         With ``settings``, each run has its own: arrays with one number for each seed; seeds may repeat.
         """
         own = self._settings(settings)
-        with settings_as_inputs(own):
+        with as_inputs(own):
             return self._placed(self._start, jnp.asarray(seeds, jnp.uint32), own)
 
     def _settings(self, settings: Mapping[str, Any] | None) -> dict[str, Array]:

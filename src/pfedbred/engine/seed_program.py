@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from pfedbred.engine import executors, programs
 from pfedbred.engine.round import Shards
 from pfedbred.engine.simulation import Simulation
-from pfedbred.errors import SettingError
+from pfedbred.engine.varying import as_inputs
 
 if TYPE_CHECKING:
     from pfedbred.engine.resident import State
@@ -63,7 +62,7 @@ class SeedProgram:
         count = len(states.round) if hasattr(states.round, "__len__") else states.round.shape[0]
         if count not in self._traced:
             backend = self._backend
-            with settings_as_inputs(states.settings):
+            with as_inputs(states.settings):
                 self._traced[count] = programs.trace(
                     self._seeds,
                     shards,
@@ -100,14 +99,3 @@ class SeedProgram:
         """The reference for several seeds: one after another in Python."""
         results = [self._one(shards, extra, jax.tree.map(itemgetter(i), states)) for i in range(len(states.round))]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
-
-
-@contextmanager
-def settings_as_inputs(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Turns the failure of a trace that needs the value of a swept setting into one line."""
-    try:
-        yield
-    except jax.errors.ConcretizationTypeError:
-        if not settings:
-            raise
-        raise SettingError(f"{' or '.join(settings)} cannot be swept: it changes the compiled program") from None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.algorithms.base import Algorithm
+from pfedbred.errors import SettingError
 from pfedbred.types import Array
 
 
@@ -27,4 +30,17 @@ class Varying(NamedTuple):
         """The algorithm in a round of a run that has these settings; ``usual`` if nothing varies."""
         own = {name: jnp.asarray(each)[jnp.minimum(round_, len(each) - 1)] for name, each in self.schedules.items()}
         own |= settings
-        return self.build(own) if own else usual
+        with as_inputs(settings, self.schedules):
+            return self.build(own) if own else usual
+
+
+@contextmanager
+def as_inputs(swept: Mapping[str, Any], scheduled: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Turns the failure of a trace that needs the value of a setting that varies into one line."""
+    try:
+        yield
+    except jax.errors.ConcretizationTypeError:
+        names, what = (swept, "be swept") if swept else (scheduled, "have a schedule")
+        if not names:
+            raise
+        raise SettingError(f"{' or '.join(names)} cannot {what}: it changes the compiled program") from None

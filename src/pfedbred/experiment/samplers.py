@@ -13,6 +13,7 @@ import numpy as np
 
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.space import Range, Space, every_point, random_points
+from pfedbred.settings.values import Count, check
 
 RANDOM = "random"
 _OPTUNA = {"tpe": "TPESampler", "qmc": "QMCSampler", "cmaes": "CmaEsSampler", "gp": "GPSampler"}
@@ -118,6 +119,8 @@ def get(space: Space, points: int | None, sampler: str | None, seed: int) -> Sam
     """The sampler of that name, or all points of a grid if no number of points is given."""
     if sampler is not None and sampler not in SAMPLERS:
         raise SettingError(f"unknown sampler {sampler!r}{nearest(sampler, SAMPLERS)}")
+    if points is not None:
+        check("points", points, Count)
     if points is None:
         if sampler is not None:
             raise SettingError(f"the sampler {sampler} needs a number of points, such as --points 40")

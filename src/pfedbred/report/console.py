@@ -31,7 +31,7 @@ def print_table(table: Table) -> None:
     Without a terminal the width does not matter.
     """
     if not console.is_terminal:
-        Console(width=120, **_LITERAL).print(table)  # type: ignore[arg-type]
+        Console(width=160, **_LITERAL).print(table)  # type: ignore[arg-type]
         return
     columns = table.columns
     cells = [max((cell_len(str(each)) for each in column.cells), default=0) for column in columns]

@@ -108,6 +108,12 @@ def draw_band(
         axes.fill_between(rounds, low, high, color=shade, alpha=0.07 if crowded else 0.14, linewidth=0)
 
 
+def _trained(run: RunRecord, metric: str, model: Which) -> bool:
+    """Whether a model changes during a run: of ``local``, which has no global model, G stays as it was at the start."""
+    values = run.curve(metric, model)
+    return len(values) < 2 or bool(np.any(values != values[0]))
+
+
 def _axis_label(info: Mapping[str, Any]) -> str:
     return f"test {literal(info['title'])}" + (" (%)" if info["percent"] else "")
 
@@ -119,7 +125,8 @@ def _finish(axes: Any, runs: Sequence[RunRecord], metric: str) -> None:
         _mark_axes(axes, _axis_label(info))
         return
     scale = 100 if info["percent"] else 1
-    curves = [scale * run.curve(metric, model) for run in runs for model in NAMES]
+    drawn = [(run, model) for run in runs for model in NAMES if len(runs) == 1 or _trained(run, metric, model)]
+    curves = [scale * run.curve(metric, model) for run, model in drawn]
     settle(axes, curves, _axis_label(info), percent=info["percent"])
 
 
@@ -150,7 +157,7 @@ def _title(figure: Any, run: RunRecord) -> None:
 def draw_run(run: RunRecord, path: Path) -> None:
     """One run: G and P by round in the metric that tables show and in every other, and each client's under both."""
     others = run.other_metrics
-    columns = 2 if not others else 3
+    columns = 3 if len(others) in (1, 3) or len(others) > 4 else 2
     rows = math.ceil((2 + len(others)) / columns)
     figure, panels = new_figure(columns, 4.2 * rows, rows=rows)
     left, right, *more = panels.flat
@@ -224,13 +231,14 @@ def draw_comparison(runs: Sequence[RunRecord], path: Path) -> None:
 def _draw_compared(axes: Any, runs: Sequence[RunRecord], metric: str, model: Which) -> None:
     scale, digits, unit = (100, 1, " (%)") if runs[0].metrics[metric]["percent"] else (1, 3, "")
     figure = runs[0].figures[0]
-    for index, run in enumerate(runs):
+    every = list(enumerate(runs))
+    for index, run in [each for each in every if _trained(each[1], metric, model)] or every:
         best = scale * run.figure(figure, metric, model).mean()
         label = literal(f"{run.algorithm}  {'-' if np.isnan(best) else f'{best:.{digits}f}'}")
         _draw(axes, run, metric, model, label, index, crowded=len(runs) > _MOST_INSIDE)
     _finish(axes, runs, metric)
     axes.set_title(NAMES[model], fontsize=11)
-    title = f"{TITLES[figure]}{unit}"
+    title = f"{TITLES[figure]}{unit}" + (", of each seed as a circle" if figure == "chosen" else "")
     if len(runs) > _MOST_INSIDE:
         below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": _LEGEND_COLUMNS}
         axes.legend(

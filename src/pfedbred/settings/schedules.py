@@ -59,11 +59,20 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 """Every named schedule. To add one, write a function ``(rounds, *, settings...) -> Schedule`` and a line here."""
 
 
+_WARMUP = "warmup"  # of every schedule
+
+
+def settings(kind: str) -> list[str]:
+    """The names of a schedule's settings."""
+    return [*_declared(kind), _WARMUP]
+
+
 def may_vary(annotation: Any) -> bool:
     """Whether a setting of this type can have a schedule, as numbers that compiled programs read as data can."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = typing.get_args(annotation) if union else (annotation,)
-    return any(typing.get_origin(each) is Annotated and typing.get_args(each)[0] is float for each in options)
+    numbers = [typing.get_args(each) for each in options if typing.get_origin(each) is Annotated]
+    return any(kind is float and not getattr(rule, "builds", False) for kind, rule, *_ in numbers)
 
 
 def is_schedule(value: Any) -> bool:
@@ -92,7 +101,7 @@ def check_schedule(name: str, value: Any, annotation: Any) -> Any:
     kind = value["schedule"]
     if kind not in SCHEDULES:
         raise SettingError(f"unknown schedule {kind!r} of {name}{nearest(str(kind), SCHEDULES)}")
-    known = {**_declared(kind), "warmup": Count}
+    known = {**_declared(kind), _WARMUP: Count}
     for each in value:
         if each != "schedule" and each not in known:
             raise SettingError(f"the schedule {kind} of {name} has no setting {each!r}{nearest(each, known)}")
@@ -122,8 +131,8 @@ def table(name: str, value: Any, rounds: int, annotation: Any) -> np.ndarray:
     if callable(value):
         numbers = np.array([float(value(round_)) for round_ in range(rounds)])
     else:
-        given = {each: setting for each, setting in value.items() if each not in ("schedule", "warmup")}
-        warmup = value.get("warmup", 0)
+        given = {each: setting for each, setting in value.items() if each not in ("schedule", _WARMUP)}
+        warmup = value.get(_WARMUP, 0)
         schedule = SCHEDULES[value["schedule"]](max(rounds - warmup, 1), **given)
         # The warm-up approaches the first value in equal steps; the schedule itself starts after it.
         rising = np.minimum(1.0, (np.arange(rounds) + 1) / (warmup + 1))

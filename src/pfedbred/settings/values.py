@@ -16,10 +16,11 @@ from pfedbred.errors import SettingError, nearest
 
 
 class Rule(NamedTuple):
-    """What a number must satisfy, in words and as a predicate."""
+    """What a number must satisfy, in words and as a predicate; and whether it decides how the program is built."""
 
     words: str
     holds: Callable[[Any], bool]
+    builds: bool = False
 
 
 class InPlaceOf(NamedTuple):
@@ -32,6 +33,7 @@ LARGEST_FLOAT = 3.4028234e38  # beyond this a float32 is infinite
 
 Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
 NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
+Tolerance = Annotated[float, Rule("a number >= 0", lambda value: value >= 0, builds=True)]
 Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 Level = Annotated[float, Rule("a number above 0 and below 1", lambda value: 0 < value < 1)]
 Minority = Annotated[float, Rule("a number >= 0 and below 0.5", lambda value: 0 <= value < 0.5)]
