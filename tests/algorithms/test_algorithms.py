@@ -188,7 +188,7 @@ def test_names_are_checked(name, words):
 @pytest.mark.parametrize("base", OWN_SERVERS)
 def test_only_servers_that_average_take_a_server_optimizer(base):
     """Not those that mix models pairwise or have such an optimizer already."""
-    with pytest.raises(pfedbred.SettingError, match=r"needs a server that averages|has beta_1.* already"):
+    with pytest.raises(pfedbred.SettingError, match=r"needs a server that averages|already has beta_1"):
         make(f"{base}+server")
 
 

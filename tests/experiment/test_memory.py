@@ -57,7 +57,7 @@ def test_a_run_beyond_a_limit_is_refused_before_it_begins(limit, monkeypatch, ca
 def test_a_program_that_needs_more_than_there_is_never_starts(store, monkeypatch, tmp_path):
     """Beyond the models, which are counted before: what the compiler needs between them."""
     federation = small_federation((40,) * 8, features=200)
-    options = {"algorithm": "fedavg", "rounds": 2, "store": store, "batch_size": 400}
+    options = {"algorithm": "fedavg", "rounds": 2, "store": store, "batch_size": 400, "chunk": 8}
     options |= {"participation": "sample" if store == "memory" else "all", "aggregated": 8}
     built = build(pfedbred.Experiment("small", **options), federation).backend  # the models alone fit
     room = built.state_bytes() + 4 * 20 * 400 + 4 * 201 * 400

@@ -293,7 +293,7 @@ def test_real_shakespeare(folder):
 
 
 def test_every_dataset_is_in_the_documentation_with_its_models():
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
     rows = dict(re.findall(r"^\| `([\w-]+)(?:\(.*?\))?` \| .* \| .* \| (.*) \| .* \|$", page, re.MULTILINE))
     assert rows == {name: ", ".join(dataset.models) for name, dataset in pfedbred.data.DATASETS.items()}
 

@@ -497,7 +497,7 @@ def test_each_point_of_a_sweep_is_a_run(tmp_path):
 
 def test_a_point_is_recorded_once_however_often_the_sweep_is_resumed(tmp_path, capsys):
     tell(swept(), Recorded(fails=["finish"]), tmp_path)
-    assert "recorded records no more of this run: ConnectionError" in capsys.readouterr().err
+    assert "recorded stopped recording this run: ConnectionError" in capsys.readouterr().err
     assert [name for name, *_ in tell(swept(), Recorded(), tmp_path).calls].count("open") == 2
     assert tell(swept(), Recorded(), tmp_path).calls == []
 
