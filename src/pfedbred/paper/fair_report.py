@@ -142,7 +142,7 @@ def _table(about: Compared, records: Records, complete: bool) -> tuple[list[str]
     unit = f"{metric.title}{' (%)' if metric.percent else ''}"
     size = "labels in a set" if metric.task == "classification" else "interval width"
     lines = [
-        f"| method | P, {unit} | less the best | G | worst | new | loss of P | NLL | coverage (%) | {size} |",
+        f"| method | P, {unit} | difference to the best | G | worst | new | loss of P | NLL | coverage (%) | {size} |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(records, key=lambda row: -known.get(row, -np.inf)):
@@ -179,7 +179,7 @@ def draw(found: Ranks, path: Path) -> None:
     figure, panels = new_figure(1, 1.6 + 0.3 * len(names) / 2 + 0.12 * len(groups))
     axes = np.ravel(panels)[0]
     low, high = 1.0, float(len(names))
-    axes.set_xlim(low - 0.35 * (high - low), high + 0.35 * (high - low))
+    axes.set_xlim(low - 0.45 * (high - low), high + 0.45 * (high - low))
     top = 0.5 + 0.18 * len(groups)
     depth = 0.55 * (len(names) + 1) // 2 + 0.6
     axes.set_ylim(-depth, top + 0.9)
