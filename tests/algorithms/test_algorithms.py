@@ -13,6 +13,7 @@ import pfedbred
 from pfedbred import algorithms
 from pfedbred.algorithms.base import Batch, Uploads
 from pfedbred.algorithms.exchange import costs, exchange
+from pfedbred.algorithms.fedu import Update
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.engine import selection
 from pfedbred.experiment.building import build
@@ -175,7 +176,7 @@ def test_updates_can_be_measured(name):
     ("name", "words"),
     [
         ("fedavg+fast", r"unknown suffix '\+fast'"),
-        ("fedavg+am+am", "named twice"),
+        ("fedavg+am+am", "a suffix appears twice"),
         ("fedagv+am", "did you mean 'fedavg'"),
         ("fedavg+", "unknown suffix"),
     ],
@@ -236,5 +237,6 @@ def test_mixing_pairs_of_clients_needs_no_array_of_pairs_times_params(name):
         weight, valid = jnp.full(clients, 1 / clients), jnp.ones(clients, bool)
         return algorithm.server.aggregate(state, Uploads(upload, jnp.arange(clients), weight, valid, jax.random.key(0)))
 
-    program = jax.make_jaxpr(aggregate)(state, state.model)
+    upload = Update(state.model, None) if name == "fedu" else state.model
+    program = jax.make_jaxpr(aggregate)(state, upload)
     assert max(array_sizes(program.jaxpr)) <= max(clients * clients, clients * d) < clients * clients * d

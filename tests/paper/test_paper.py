@@ -319,8 +319,9 @@ def test_trackers_record_each_training(call, small, tmp_path):
         folder = tmp_path / "here" / "tracking" / "tensorboard" / f"table2-digits-{row}"
         found = reader.EventAccumulator(str(folder)).Reload()
         assert [each.step for each in found.Scalars("personal/test/accuracy")] == [1, 2, 3]
-    code, _, problem = call("paper", "complexity", "--track", "tensorboard")
-    assert (code, problem.startswith("pfedbred: --track does not apply to complexity")) == (2, True)
+    for name in ("complexity", "fair"):
+        code, _, problem = call("paper", name, "--track", "tensorboard")
+        assert (code, problem.startswith(f"pfedbred: --track does not apply to {name}")) == (2, True)
 
 
 @pytest.mark.full

@@ -73,8 +73,8 @@ def paper_command(
         raise SettingError(f"--run and --no-run do not apply to {name}: it always runs what is missing")
     if jobs > 1 and not paper.ARTIFACTS[name].in_jobs:
         raise SettingError(f"--jobs does not apply to {name}: its parts are run one after the other")
-    if track is not None and paper.ARTIFACTS[name].runs is None:
-        raise SettingError(f"--track does not apply to {name}: it is not made of runs with a curve")
+    if track is not None and not paper.ARTIFACTS[name].tracked:
+        raise SettingError(f"--track does not apply to {name}: its runs are not recorded one by one")
     trackers.named(track)  # rejected before anything is run
     interruption = Interruption(parse_seconds(time_limit) if time_limit else None, process_started())
     ensure_folder(out)

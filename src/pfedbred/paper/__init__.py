@@ -28,6 +28,7 @@ class Artifact(NamedTuple):
       has_rows: whether rows can be chosen.
       runs: whether it runs what is missing by default; None if it always does.
       in_jobs: whether its parts can run in parallel.
+      tracked: whether its runs can be recorded with ``--track``.
     """
 
     words: str
@@ -35,11 +36,12 @@ class Artifact(NamedTuple):
     has_rows: bool = True
     runs: bool | None = None
     in_jobs: bool = False
+    tracked: bool = False
 
 
 ARTIFACTS: dict[str, Artifact] = {
     **{
-        name: Artifact(table.title, partial(run_table, table), runs=True, in_jobs=True)
+        name: Artifact(table.title, partial(run_table, table), runs=True, in_jobs=True, tracked=True)
         for name, table in TABLES.items()
     },
     "tuned": Artifact(
@@ -47,12 +49,14 @@ ARTIFACTS: dict[str, Artifact] = {
         run_tuned,
         runs=True,
         in_jobs=True,
+        tracked=True,
     ),
     "validated": Artifact(
         "Beyond the paper: the same, with the round chosen on validation samples",
         run_validated,
         runs=True,
         in_jobs=True,
+        tracked=True,
     ),
     "fair": Artifact(
         "Beyond the paper: many methods and data sets, each tuned alike on validation samples", run_fair, runs=True
@@ -65,6 +69,6 @@ ARTIFACTS: dict[str, Artifact] = {
     ),
     "deviation": Artifact("Delta G and Delta L of the first client, by label", figures.draw_deviation),
     "noniid": Artifact("the data distribution: samples by client and label", figures.draw_noniid, has_rows=False),
-    "curves": Artifact("accuracy by round of the methods of Table 2", figures.draw_curves, runs=False),
+    "curves": Artifact("accuracy by round of the methods of Table 2", figures.draw_curves, runs=False, tracked=True),
     "complexity": Artifact("time and memory against N, T, R, K and M, compared with the paper's O(.)", run_complexity),
 }
