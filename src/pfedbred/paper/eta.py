@@ -73,7 +73,8 @@ def _table(arena: Arena, records: Records) -> list[str]:
     scale = 100 if metric.percent else 1
     unit = f"{metric.title}{' (%)' if metric.percent else ''}"
     first = next(iter(ROWS))
-    lines = [f"| eta | P, {unit} | difference to 0.05 | G | difference to 0.05 | chosen by split |", "|---|---|---|---|---|---|"]
+    titles = ("eta", f"P, {unit}", "difference to 0.05", "G", "difference to 0.05", "chosen by split")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row, by_split in records.items():
         cells = []
         for model in ("P", "G"):
