@@ -3,7 +3,7 @@
     python benchmarks/convolution_layers.py [--torch] [--json FILE]
 
 For each layer the rate, in GFLOP/s, of the output y and the gradients x' and k', in float32 on one thread; JAX's inside
-a loop, as they run within a round. Times are CPU time, the least of several, so that other work on the machine matters
+a loop, as they run within a round. Times are CPU time, the median of several, so that other work on the machine matters
 little. ``as given`` is ``lax.conv_general_dilated`` with its axes as a model has them. A mark shows
 which of the two ways the library takes.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -62,7 +63,7 @@ WAYS = {
 }
 
 
-def least(function: Callable[[], Any], repeats: int = 4) -> float:
+def median(function: Callable[[], Any], repeats: int = 5) -> float:
     """CPU seconds."""
     function()
     times = []
@@ -70,7 +71,7 @@ def least(function: Callable[[], Any], repeats: int = 4) -> float:
         begun = time.process_time()
         function()
         times.append(time.process_time() - begun)
-    return min(times)
+    return statistics.median(times)
 
 
 def in_a_loop(function: Callable[[Array, Array], Array], a: Array, b: Array, steps: int = 3) -> float:
@@ -80,7 +81,7 @@ def in_a_loop(function: Callable[[Array, Array], Array], a: Array, b: Array, ste
     def run(a: Array, b: Array) -> Array:
         return lax.fori_loop(0, steps, lambda _, a: a + 1e-6 * jnp.mean(function(a, b)), a)
 
-    return least(lambda: jax.block_until_ready(run(a, b))) / steps
+    return median(lambda: jax.block_until_ready(run(a, b))) / steps
 
 
 def torch_seconds(layer: Layer, padding: int) -> dict[str, float]:
@@ -95,7 +96,7 @@ def torch_seconds(layer: Layer, padding: int) -> dict[str, float]:
     backward = {
         name: partial(torch.ops.aten.convolution_backward, *given, [name == "x", name == "k", False]) for name in "xk"
     }
-    return {name: least(each) for name, each in {"y": forward, **backward}.items()}
+    return {name: median(each) for name, each in {"y": forward, **backward}.items()}
 
 
 def measured(layer: Layer, with_torch: bool) -> dict[str, Any]:

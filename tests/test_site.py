@@ -131,7 +131,7 @@ def test_docstrings_are_read_as_markdown(monkeypatch):
     from sitebuild.docstrings import as_markdown
 
     text = "Calls :func:`~pfedbred.run` of :mod:`pfedbred`: `<x>`, <x, s>.\n\nExample:\n  >>> 1 <a\n  1"
-    assert as_markdown(text) == "Calls `run` of `pfedbred`: `<x>`, \\<x, s>.\n\nExamples:\n  >>> 1 <a\n  1"
+    assert as_markdown(text) == "Calls `run` of `pfedbred`: `<x>`, &lt;x, s>.\n\nExamples:\n  >>> 1 <a\n  1"
 
 
 @pytest.mark.full
