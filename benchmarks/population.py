@@ -26,7 +26,7 @@ from pfedbred.experiment.configuration import Experiment
 
 
 def make(clients: int, arguments: argparse.Namespace) -> StreamedBackend:
-    """A backend that samples from so many clients."""
+    """A backend that samples from this many clients."""
     experiment = Experiment(
         dataset="synthetic(1, 1)",
         clients=clients,
@@ -51,7 +51,7 @@ def fill(backend: StreamedBackend, states: Any) -> None:
 
 
 def timed(backend: StreamedBackend, states: Any, rounds: int) -> tuple[Any, float]:
-    """The states so many rounds later, and the milliseconds of a round."""
+    """The states after these rounds, and the milliseconds of a round."""
     compiled, begun = backend.compile_seconds, time.perf_counter()
     states = jax.block_until_ready(backend.advance(states, rounds))
     compiling = backend.compile_seconds - compiled

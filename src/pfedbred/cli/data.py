@@ -74,7 +74,7 @@ def prepare_command(name: Name, *, out: Out = None, **options: Any) -> None:
 @app.command("show")
 @_with_options
 def show_command(name: Name, *, out: Out = None, **options: Any) -> None:
-    """Show clients and labels, and draw who has what.
+    """Show clients and labels, and draw the data distribution.
 
     \b
     pfedbred data show digits --split 'dirichlet(0.1)' --clients 20

@@ -74,7 +74,7 @@ Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="resume the run in --out where it stopped, or start it if there is none; with more --rounds, a finished "
+        help="resume the interrupted run in --out, or start it if there is none; with more --rounds, a finished "
         "run continues",
         rich_help_panel=help_pages.OUTPUT,
     ),

@@ -95,8 +95,8 @@ def run(
       out: folder for the run, as the command line writes it: configuration, metrics, checkpoints, models, picture and
         summary. Without it nothing is written.
       callbacks: called around rounds; see :class:`pfedbred.Callback`.
-      resume: resume the run in ``out`` where it stopped, or start it if there is none; with more ``rounds``, a finished
-        run goes on. Fields that are not given are those of the run in ``out``.
+      resume: resume the interrupted run in ``out``, or start it if there is none; with more ``rounds``, a finished run
+        continues. Fields that are not given are those of the run in ``out``.
       overwrite: replace the run in ``out``.
       checkpoint_every: rounds between checkpoints; 0 for none, None for one a minute.
       keep_models: whether to keep the trained models in ``out``, and those of the round chosen on validation samples

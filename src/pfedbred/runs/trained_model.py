@@ -180,7 +180,7 @@ def _encoding(about: Mapping[str, Any], arrays: dict[str, np.ndarray], path: Pat
 
 
 def _several(structure: Tree, count: int) -> Tree:
-    """Shapes and types of so many models."""
+    """Shapes and types of this many models."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), structure)
 
 
