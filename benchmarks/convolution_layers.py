@@ -57,7 +57,7 @@ LAYERS = (
     Layer(10, 14, 32, 64, 5, 1),
 )
 WAYS = {
-    "slices": convolution._by_slices,
+    "slices": convolution._by_slices_on_cpu,
     "ordered": convolution._by_ordered_lax,
     "as given": convolution._by_lax,
 }
@@ -103,7 +103,7 @@ def measured(layer: Layer, with_torch: bool) -> dict[str, Any]:
     """GFLOP/s by way, of y, x' and k'."""
     shapes = {
         "x": (layer.samples, layer.side, layer.side, layer.inputs),
-        "k": (layer.window, layer.window, layer.inputs, layer.outputs),
+        "k": (layer.outputs, layer.window, layer.window, layer.inputs),
     }
     padding = "SAME" if layer.window < 5 else "VALID"
     x, k = (jax.random.normal(jax.random.key(0), shape) for shape in shapes.values())
@@ -111,7 +111,7 @@ def measured(layer: Layer, with_torch: bool) -> dict[str, Any]:
         lax.conv_general_dilated,
         window_strides=(layer.stride, layer.stride),
         padding=padding,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        dimension_numbers=("NHWC", "OHWI", "NHWC"),
     )
     given = {"x": x, "k": k, "y": conv(x, k)}
     shape = convolution._convolution(jax.make_jaxpr(conv)(x, k).eqns[-1])

@@ -92,7 +92,11 @@ def check_slices(case):
 
 
 @pytest.mark.parametrize("wanted", ["y", "x", "k"])
-def test_axes_in_the_order_of_fast_convolutions(wanted):
+@pytest.mark.parametrize("way", ["ordered", "slices", "slices of one sample at a time"])
+def test_both_ways_on_a_cpu(wanted, way, monkeypatch):
+    monkeypatch.setattr(convolution, "_CACHED", 0 if "one sample" in way else 2**23)
+    computed = convolution._by_ordered_lax if way == "ordered" else convolution._by_slices_on_cpu
+
     @settings(max_examples=4)
     @given(convolutions())
     def check(case):
@@ -101,13 +105,24 @@ def test_axes_in_the_order_of_fast_convolutions(wanted):
         shaped = convolution._convolution(traced.eqns[-1])
         given = {"x": x, "k": kernel, "y": jnp.cos(jnp.arange(np.prod(shaped.y), dtype=x.dtype)).reshape(shaped.y)}
         arguments = [given[name] for name in convolution._GIVEN[wanted]]
-        by_lax, ordered = (
-            way(*arguments, wanted=wanted, convolution=shaped)
-            for way in (convolution._by_lax, convolution._by_ordered_lax)
+        by_lax, found = (
+            each(*arguments, wanted=wanted, convolution=shaped) for each in (convolution._by_lax, computed)
         )
-        close(ordered, by_lax)
+        close(found, by_lax)
 
     check()
+
+
+def test_slices_of_two_samples_at_a_time(monkeypatch):
+    monkeypatch.setattr(convolution, "_CACHED", 2 * 5 * 5 * 3 * 3 * 2 * 8)
+    x, y = (jax.random.normal(KEY, (6, 5, 5, channels)) for channels in (2, 4))
+    _, kernel = inputs()
+    shaped = convolution._convolution(jax.make_jaxpr(same)(x, kernel).eqns[-1])
+    by_lax, found = (
+        partial(way, wanted="k", convolution=shaped) for way in (convolution._by_lax, convolution._by_slices_on_cpu)
+    )
+    assert any("dynamic_slice" in name for name in primitives(jax.make_jaxpr(found)(x, y).jaxpr))
+    close(found(x, y), by_lax(x, y))
 
 
 @pytest.mark.full

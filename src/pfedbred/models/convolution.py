@@ -36,6 +36,7 @@ from pfedbred.types import Array
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MOST_SLICES = 128  # of a kernel; enough for 11 x 11. More slices take long to compile.
+_CACHED = 2**23  # bytes of slices that k' is computed from at a time on a CPU
 _GIVEN = {"y": ("x", "k"), "x": ("y", "k"), "k": ("x", "y")}
 
 
@@ -92,11 +93,15 @@ class _Convolution(NamedTuple):
         x = x.transpose(lhs[0], *lhs[2:], lhs[1])  # samples, window, channels
         dilated = [(*pads, by - 1) for pads, by in zip(self.padding, self.lhs_dilation, strict=True)]
         x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *dilated, (0, 0, 0)))
-        kernel = kernel.transpose(*rhs[2:], rhs[1], rhs[0])  # window, channels of a group, outputs
-        channels = kernel.shape[-2]
+        channels = kernel.shape[rhs[1]]
         if groups == 1:
-            y = self._product(self._patches(x), kernel.reshape(-1, outputs), (((x.ndim - 1,), (0,)), ((), ())))
-        elif channels == 1:
+            first = rhs[0] == 0  # the outputs stay first or last in the kernel: moving them would copy it
+            order = (rhs[0], *rhs[2:], rhs[1]) if first else (*rhs[2:], rhs[1], rhs[0])
+            matrix = kernel.transpose(order).reshape((outputs, -1) if first else (-1, outputs))
+            y = self._product(self._patches(x), matrix, (((x.ndim - 1,), (int(first),)), ((), ())))
+            return self._with_axes_in_order(y)
+        kernel = kernel.transpose(*rhs[2:], rhs[1], rhs[0])  # window, channels of a group, outputs
+        if channels == 1:
             y = self._depthwise(x, kernel.reshape(-1, groups, outputs // groups))
         else:
             x = x.reshape(*x.shape[:-1], groups, channels)
@@ -104,7 +109,11 @@ class _Convolution(NamedTuple):
             axis = x.ndim - 2
             y = self._product(self._patches(x), kernel, (((axis + 1,), (0,)), ((axis,), (1,))))
             y = jnp.moveaxis(y, 0, -2)
-        y = y.reshape(*y.shape[: len(out) - 1], outputs)
+        return self._with_axes_in_order(y.reshape(*y.shape[: len(out) - 1], outputs))
+
+    def _with_axes_in_order(self, y: Array) -> Array:
+        """y from samples, window, outputs."""
+        out = self.dimension_numbers.out_spec
         return y.transpose(np.argsort((out[0], *out[2:], out[1])))
 
     def has_gpu_kernels(self, wanted: str, dtype: Any) -> bool:
@@ -282,20 +291,57 @@ def _by_ordered_lax(a: Array, b: Array, *, wanted: str, convolution: _Convolutio
 
 
 def _on_cpu(a: Array, b: Array, *, wanted: str, convolution: _Convolution) -> Array:
-    way = _by_slices if _slices_on_cpu(wanted, convolution, a.dtype) else _by_ordered_lax
+    way = _by_slices_on_cpu if _slices_on_cpu(wanted, convolution, a.dtype) else _by_ordered_lax
     return way(a, b, wanted=wanted, convolution=convolution)
+
+
+def _by_slices_on_cpu(a: Array, b: Array, *, wanted: str, convolution: _Convolution) -> Array:
+    """k' of a few samples at a time, so that their slices stay in the cache, and with the outputs as its first axis."""
+    if wanted != "k":
+        return _by_slices(a, b, wanted=wanted, convolution=convolution)
+    numbers, n = convolution.dimension_numbers, len(convolution.window)
+    samples, *axes = convolution.x[numbers.lhs_spec[0]], numbers.lhs_spec[0], numbers.out_spec[0]
+    positions, channels = math.prod(convolution._sides()), convolution.x[numbers.lhs_spec[1]]
+    most = _CACHED // (positions * math.prod(convolution.window) * channels * a.dtype.itemsize)
+    size = max(each for each in range(1, samples + 1) if samples % each == 0 and each <= max(most, 1))
+    order = _order(numbers.rhs_spec, (0, n + 1, *range(1, n + 1)))
+    chunk = convolution._replace(
+        dimension_numbers=numbers._replace(rhs_spec=(0, n + 1, *range(1, n + 1))),
+        x=_replaced(convolution.x, axes[0], size),
+        k=tuple(convolution.k[axis] for axis in order),
+        y=_replaced(convolution.y, axes[1], size),
+    )
+
+    def of_chunk(begin: Array | int) -> Array:
+        x, y = (lax.dynamic_slice_in_dim(each, begin, size, axis) for each, axis in zip((a, b), axes, strict=True))
+        return _by_slices(x, y, wanted="k", convolution=chunk)
+
+    if size == samples:
+        found = of_chunk(0)
+    else:
+        nothing = jnp.zeros(chunk.k, a.dtype)
+        found = lax.fori_loop(0, samples // size, lambda i, total: total + of_chunk(i * size), nothing)
+    return found.transpose(np.argsort(order))
+
+
+def _replaced(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def _slices_on_cpu(wanted: str, convolution: _Convolution, dtype: Any) -> bool:
     """Whether slices are faster for one client on a CPU, as measured by ``benchmarks/convolution_layers.py``.
 
     XLA has fast convolutions of float32 alone, and none where channels are in groups. A 1x1 kernel is a matrix product.
-    With few channels, as in images, the slices are cheap but for k'.
+    With few channels, as in images, the slices are cheap but for k'. XLA's own has to rearrange the kernel for y, and
+    x for k': that takes long where the kernel is large beside y, and where x is large or has few positions and k many
+    outputs.
     """
-    channels = convolution.k[convolution.dimension_numbers.rhs_spec[1]]
-    plain = dtype == jnp.float32 and convolution.feature_group_count == 1
-    few = channels < 8 and wanted != "k"
-    return not plain or few or math.prod(convolution.window) == 1
+    outputs, channels = (convolution.k[axis] for axis in convolution.dimension_numbers.rhs_spec[:2])
+    if dtype != jnp.float32 or convolution.feature_group_count > 1 or math.prod(convolution.window) == 1:
+        return True
+    if wanted == "k":
+        return outputs >= 128 or (outputs >= 64 and math.prod(convolution.x) >= 2**20)
+    return channels < 8 or (wanted == "y" and 2 * math.prod(convolution.k) >= math.prod(convolution.y))
 
 
 def _transposed(
