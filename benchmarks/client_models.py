@@ -169,7 +169,7 @@ def image_network(name: str, quick: bool, with_torch: bool, on_gpu: bool, repeat
         ways = {"slices, matmul (library)": model.apply, "lax.conv": model.apply.__wrapped__}
     results = measure(image_rows(ways, on_gpu), image_items(model, clients, batch), steps, repeats)
     if with_torch:
-        results += torch_rows("pfllib" if name == "pfllib-cnn" else name, width, batch, clients, on_gpu)
+        results += torch_rows(name, width, batch, clients, on_gpu)
     wide = f", {width} channels" if name == "resnet18" else ""
     show(f"{name}{wide}, CIFAR-10 shapes: {clients} clients, batch {batch}", results)
     return results

@@ -1,6 +1,6 @@
 """A user's networks with convolutions when every client has its own params: the library's rewrite beside lax.conv.
 
-    python benchmarks/convolutions.py [--quick] [--clients N] [--only pfllib|resnet18] [--json FILE] [--torch]
+    python benchmarks/convolutions.py [--quick] [--clients N] [--only pfllib-cnn|resnet18] [--json FILE] [--torch]
 
 Each row runs the same SGD steps, as in ``client_models.py``, of a Flax module with and without
 ``with_fast_convolutions``: PFLlib's CNN (32 and 64 filters of 5x5, 512 units; batch 10) and ResNet-18 with group
@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="four clients and, on a CPU, a narrower ResNet-18")
     parser.add_argument("--clients", type=int, metavar="N", help="how many (20; 4 if quick)")
-    parser.add_argument("--only", choices=["pfllib", "resnet18"], help="one network alone")
+    parser.add_argument("--only", choices=["pfllib-cnn", "resnet18"], help="one network alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
     parser.add_argument("--torch", action="store_true", help="a PyTorch loop too")
     options = parser.parse_args()
@@ -94,7 +94,7 @@ def main() -> None:
     width = 16 if options.quick and not on_gpu else 64
     report: dict[str, Any] = {"platform": device.platform, "device": device.device_kind, "jax": jax.__version__}
     print(f"{report['device']} ({report['platform']}), jax {report['jax']}")
-    for name, module, batch in (("pfllib", PfllibCNN(), 10), ("resnet18", ResNet18(width), 20)):
+    for name, module, batch in (("pfllib-cnn", PfllibCNN(), 10), ("resnet18", ResNet18(width), 20)):
         if options.only not in (None, name):
             continue
         model = models.from_flax(module, (32, 32, 3))

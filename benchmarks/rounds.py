@@ -2,12 +2,13 @@
 
     python benchmarks/rounds.py                       # mclr, dnn, cnn, lstm with mg-meta
     python benchmarks/rounds.py --models dnn --methods fedavg,pfedme,mg-meta,per-fedavg,fedem,fedamp
+    python benchmarks/rounds.py --models pfllib-cnn,resnet18 --local-steps 1 --methods fedavg,mg-meta
     python benchmarks/rounds.py --no-torch            # where there is no PyTorch
     python benchmarks/rounds.py --against ../old      # in turns with another checkout: the ratio old to new
 
-Data are random, in the shapes of the paper's experiments: they change nothing in the time. Both sides train all
-clients in every round and average a fifth of them, with R = 20, K = 5. Times are medians of rounds that were not the
-first.
+Data are random, in the shapes of the paper's experiments or of CIFAR-10: they change nothing in the time. Both sides
+train all clients in every round and average a fifth of them, with R = 20, K = 5. Times are medians of rounds that were
+not the first.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from pfedbred.experiment.building import build  # noqa: E402
 
 
 class Shapes(NamedTuple):
-    """Of one column of the paper's table."""
+    """Of one column of the paper's table, or of another network."""
 
     sample: tuple[int, ...]
     classes: int
@@ -57,6 +58,8 @@ SHAPES = {
     "dnn": Shapes((28, 28), 10, 100, 440, 20),
     "cnn": Shapes((32, 32, 3), 10, 20, 2000, 20),
     "lstm": Shapes((25,), 2, 10, 800, 400, 5000),
+    "pfllib-cnn": Shapes((32, 32, 3), 10, 20, 200, 10),  # this and the next are not of the paper
+    "resnet18": Shapes((32, 32, 3), 10, 4, 200, 20),
 }
 GRADIENTS = {"fedavg": 1, "per-fedavg": 2, "pfedme": 5, "mg-meta": 7, "fedamp": 1, "fedem": 3}  # of a local step
 
@@ -114,7 +117,7 @@ def torch_loop(model: str, method: str, shapes: Shapes, rounds: int, local_steps
     data = federation(shapes).train
     x = torch.tensor(data.x).long() if shapes.words else torch.tensor(data.x).float() / 255
     shape = shapes.sample
-    if model == "cnn":
+    if len(shape) == 3:
         x, shape = x.permute(0, 3, 1, 2).contiguous(), (3, 32, 32)
     net = network(model, shape, shapes.classes, shapes.words).to(device)
     y = torch.tensor(data.y).long().to(device)
@@ -146,7 +149,7 @@ def work(model: str, method: str, shapes: Shapes, local_steps: int) -> tuple[flo
 
 
 def products(program: Any) -> float:
-    """FLOP of the matrix products of a program, loops counted as often as they run."""
+    """FLOP of a program's matrix products and convolutions, loops counted as often as they run."""
     total = 0.0
     for equation in program.eqns:
         if equation.primitive.name == "dot_general":
@@ -154,6 +157,9 @@ def products(program: Any) -> float:
             total += (
                 2.0 * equation.outvars[0].aval.size * np.prod([equation.invars[0].aval.shape[i] for i in contracted])
             )
+        if equation.primitive.name == "convolve":  # the library's
+            shapes = equation.params["convolution"]
+            total += 2.0 * np.prod(shapes.y) * np.prod(shapes.k) / shapes.k[shapes.dimension_numbers.rhs_spec[0]]
         times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
         total += times * sum(products(inner) for inner in jax.extend.core.jaxprs_in_params(equation.params))
     return total
@@ -189,14 +195,14 @@ def compare(options: argparse.Namespace) -> None:
     with each other, and the median of their ratios is what counts.
     """
     checkouts = [Path(options.against).resolve(), Path(__file__).resolve().parent.parent]
-    print(f"{'model':<6}{'method':<12}{'old':>12}{'new':>12}{'ratio old to new':>19}  lowest and highest")
+    print(f"{'model':<11}{'method':<12}{'old':>12}{'new':>12}{'ratio old to new':>19}  lowest and highest")
     for model in options.models.split(","):
         for method in options.methods.split(","):
             turns = [[_measured(each, model, method, options) for each in checkouts] for _ in range(options.turns)]
             old, new = (1000 * statistics.median(times) for times in zip(*turns, strict=True))
             ratios = sorted(before / after for before, after in turns)
             print(
-                f"{model:<6}{method:<12}{old:>9.1f} ms{new:>9.1f} ms{statistics.median(ratios):>19.3f}"
+                f"{model:<11}{method:<12}{old:>9.1f} ms{new:>9.1f} ms{statistics.median(ratios):>19.3f}"
                 f"  {ratios[0]:.3f} {ratios[-1]:.3f}",
                 flush=True,
             )
@@ -240,7 +246,7 @@ def main() -> None:
     flops, bandwidth = limits()
     print(f"a large matrix product: {flops / 1e9:,.0f} GFLOP/s; a copy: {bandwidth / 1e9:,.0f} GB/s")
     print(
-        f"{'model':<6}{'method':<12}{'ours':>10}{'torch':>11}{'ratio':>8}{'compile':>9}{'evaluate':>10}"
+        f"{'model':<11}{'method':<12}{'ours':>10}{'torch':>11}{'ratio':>8}{'compile':>9}{'evaluate':>10}"
         f"{'GFLOP/s':>10}{'GB/s':>8}"
     )
     records = []
@@ -255,7 +261,7 @@ def main() -> None:
             done, moved = (options.seeds * each for each in work(model, method, shapes, options.local_steps))
             ratio = f"{theirs / mine['round']:.1f}" if theirs else "-"
             print(
-                f"{model:<6}{method:<12}{1000 * mine['round']:>7.1f} ms"
+                f"{model:<11}{method:<12}{1000 * mine['round']:>7.1f} ms"
                 f"{f'{1000 * theirs:.0f} ms' if theirs else '-':>11}{ratio:>8}{mine['compile']:>7.1f} s"
                 f"{1000 * mine['evaluation']:>7.1f} ms"
                 f"{done / mine['round'] / 1e9:>10,.0f}{moved / mine['round'] / 1e9:>8,.0f}",

@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch_networks import image_network
+
+from pfedbred.models.normalisation import GROUPS
 
 Params = list[torch.Tensor]
 ALPHA, ALPHA_M, ETA, ETA_A, LAM, K = 0.01, 0.01, 0.05, 0.01, 15.0, 5
@@ -45,6 +48,8 @@ def network(model: str, shape: tuple[int, ...], classes: int, words: int = 0) ->
         convolutions = [nn.Conv2d(shape[0], 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU()]
         dense = [nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)]
         return nn.Sequential(*convolutions, nn.MaxPool2d(2), nn.Flatten(), *dense)
+    if model in ("pfllib-cnn", "resnet18"):
+        return image_network(model, groups=GROUPS, classes=classes)
     return Lstm(words, classes)
 
 

@@ -1,4 +1,4 @@
-"""A gradient step of PFLlib's CNN and of ResNet-18 with group normalisation in PyTorch, one client at a time."""
+"""PFLlib's CNN and ResNet-18 with group normalisation in PyTorch, and a gradient step of one client at a time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 
-def torch_step(name: str, width: int, batch: int, steps: int, groups: int = 8, half: bool = False) -> float:
-    """Milliseconds of one client's gradient step in PyTorch, which has to be installed; ``half`` is its autocast."""
+def image_network(name: str, width: int = 64, groups: int = 8, classes: int = 10) -> Any:
+    """``pfllib-cnn``, or ``resnet18`` whose first stage has ``width`` channels, for images of 3 x 32 x 32."""
     import torch
     from torch import nn as tn
 
@@ -26,17 +26,25 @@ def torch_step(name: str, width: int, batch: int, steps: int, groups: int = 8, h
         def forward(self, x: Any) -> Any:
             return torch.relu(self.body(x) + self.skip(x))
 
-    if name == "pfllib":
+    if name == "pfllib-cnn":
         layers = [tn.Conv2d(3, 32, 5), tn.ReLU(), tn.MaxPool2d(2), tn.Conv2d(32, 64, 5), tn.ReLU(), tn.MaxPool2d(2)]
-        layers += [tn.Flatten(), tn.Linear(1600, 512), tn.ReLU(), tn.Linear(512, 10)]
+        layers += [tn.Flatten(), tn.Linear(1600, 512), tn.ReLU(), tn.Linear(512, classes)]
     else:
         sizes = [width * 2 ** (i // 2) for i in range(8)]
         before = [width, *sizes[:-1]]
         layers = [conv(3, width, 3), tn.GroupNorm(groups, width), tn.ReLU()]
         layers += [Block(a, b, 1 if a == b else 2) for a, b in zip(before, sizes, strict=True)]
-        layers += [tn.AdaptiveAvgPool2d(1), tn.Flatten(), tn.Linear(sizes[-1], 10)]
+        layers += [tn.AdaptiveAvgPool2d(1), tn.Flatten(), tn.Linear(sizes[-1], classes)]
+    return tn.Sequential(*layers)
+
+
+def torch_step(name: str, width: int, batch: int, steps: int, groups: int = 8, half: bool = False) -> float:
+    """Milliseconds of one client's gradient step in PyTorch, which has to be installed; ``half`` is its autocast."""
+    import torch
+    from torch import nn as tn
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = tn.Sequential(*layers).to(device)
+    net = image_network(name, width, groups).to(device)
     x, y = torch.randn(batch, 3, 32, 32, device=device), torch.randint(10, (batch,), device=device)
     optimizer, best = torch.optim.SGD(net.parameters(), 0.01), float("inf")
     for _ in range(4):
