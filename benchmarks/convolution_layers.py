@@ -26,7 +26,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedbred.models import convolution
+from pfedbred.models.convolution_forms import GIVEN, by_lax, by_ordered_lax, of_equation
+from pfedbred.models.convolution_on_cpu import by_chunks, prefers_slices
 from pfedbred.types import Array
 
 
@@ -57,9 +58,9 @@ LAYERS = (
     Layer(10, 14, 32, 64, 5, 1),
 )
 WAYS = {
-    "slices": convolution._by_slices_on_cpu,
-    "ordered": convolution._by_ordered_lax,
-    "as given": convolution._by_lax,
+    "slices": by_chunks,
+    "ordered": by_ordered_lax,
+    "as given": by_lax,
 }
 
 
@@ -114,17 +115,17 @@ def measured(layer: Layer, with_torch: bool) -> dict[str, Any]:
         dimension_numbers=("NHWC", "OHWI", "NHWC"),
     )
     given = {"x": x, "k": k, "y": conv(x, k)}
-    shape = convolution._convolution(jax.make_jaxpr(conv)(x, k).eqns[-1])
+    shape = of_equation(jax.make_jaxpr(conv)(x, k).eqns[-1])
     work = 2 * given["y"].size * layer.window**2 * layer.inputs / 1e9
     rates: dict[str, Any] = {name: {} for name in WAYS}
-    for wanted, names in convolution._GIVEN.items():
+    for wanted, names in GIVEN.items():
         for name, way in WAYS.items():
             one = partial(way, wanted=wanted, convolution=shape)
             rates[name][wanted] = work / in_a_loop(one, *(given[each] for each in names))
     if with_torch:
         seconds = torch_seconds(layer, layer.window // 2 if padding == "SAME" else 0)
         rates["torch"] = {wanted: work / each for wanted, each in seconds.items()}
-    library = {each: "slices" if convolution._slices_on_cpu(each, shape, x.dtype) else "ordered" for each in "yxk"}
+    library = {each: "slices" if prefers_slices(each, shape, x.dtype) else "ordered" for each in "yxk"}
     return {"layer": layer._asdict(), "gflops": rates, "library": library}
 
 

@@ -15,8 +15,10 @@ from jax import lax
 from jax.extend import core
 
 from pfedbred import models
-from pfedbred.models import convolution
+from pfedbred.models import convolution_on_cpu
 from pfedbred.models.convolution import convolve, with_fast_convolutions
+from pfedbred.models.convolution_forms import GIVEN, by_lax, by_ordered_lax, of_equation
+from pfedbred.models.convolution_on_cpu import by_chunks
 
 KEY = jax.random.key(0)
 LAYOUTS = {
@@ -94,35 +96,31 @@ def check_slices(case):
 @pytest.mark.parametrize("wanted", ["y", "x", "k"])
 @pytest.mark.parametrize("way", ["ordered", "slices", "slices of one sample at a time"])
 def test_both_ways_on_a_cpu(wanted, way, monkeypatch):
-    monkeypatch.setattr(convolution, "_CACHED", 0 if "one sample" in way else 2**23)
-    computed = convolution._by_ordered_lax if way == "ordered" else convolution._by_slices_on_cpu
+    monkeypatch.setattr(convolution_on_cpu, "_CACHED", 0 if "one sample" in way else 2**23)
+    computed = by_ordered_lax if way == "ordered" else by_chunks
 
     @settings(max_examples=4)
     @given(convolutions())
     def check(case):
         x, kernel, options = case
         traced = jax.make_jaxpr(partial(lax.conv_general_dilated, **options))(x, kernel)
-        shaped = convolution._convolution(traced.eqns[-1])
+        shaped = of_equation(traced.eqns[-1])
         given = {"x": x, "k": kernel, "y": jnp.cos(jnp.arange(np.prod(shaped.y), dtype=x.dtype)).reshape(shaped.y)}
-        arguments = [given[name] for name in convolution._GIVEN[wanted]]
-        by_lax, found = (
-            each(*arguments, wanted=wanted, convolution=shaped) for each in (convolution._by_lax, computed)
-        )
-        close(found, by_lax)
+        arguments = [given[name] for name in GIVEN[wanted]]
+        found, expected = (each(*arguments, wanted=wanted, convolution=shaped) for each in (computed, by_lax))
+        close(found, expected)
 
     check()
 
 
 def test_slices_of_two_samples_at_a_time(monkeypatch):
-    monkeypatch.setattr(convolution, "_CACHED", 2 * 5 * 5 * 3 * 3 * 2 * 8)
+    monkeypatch.setattr(convolution_on_cpu, "_CACHED", 2 * 5 * 5 * 3 * 3 * 2 * 8)
     x, y = (jax.random.normal(KEY, (6, 5, 5, channels)) for channels in (2, 4))
     _, kernel = inputs()
-    shaped = convolution._convolution(jax.make_jaxpr(same)(x, kernel).eqns[-1])
-    by_lax, found = (
-        partial(way, wanted="k", convolution=shaped) for way in (convolution._by_lax, convolution._by_slices_on_cpu)
-    )
+    shaped = of_equation(jax.make_jaxpr(same)(x, kernel).eqns[-1])
+    found, expected = (partial(way, wanted="k", convolution=shaped) for way in (by_chunks, by_lax))
     assert any("dynamic_slice" in name for name in primitives(jax.make_jaxpr(found)(x, y).jaxpr))
-    close(found(x, y), by_lax(x, y))
+    close(found(x, y), expected(x, y))
 
 
 @pytest.mark.full
@@ -243,8 +241,8 @@ def test_programs_without_convolutions_are_unchanged():
 
 def test_shared_kernels_keep_the_compilers_convolution():
     """As the global model's, wherever it is evaluated; wide ones on a CPU too."""
-    x, kernel = inputs(32, dtype=jnp.float32)
-    many = jnp.stack([x, 2 * x])
+    x, kernel = inputs(8, dtype=jnp.float32)
+    many = jnp.stack([x] * 8)
     program = jax.jit(jax.vmap(with_fast_convolutions(same), (0, None)))
     for platform in ("cpu", "cuda"):
         text = program.trace(many, kernel).lower(lowering_platforms=(platform,)).as_text()
@@ -255,7 +253,7 @@ def test_shared_kernels_keep_the_compilers_convolution():
 @pytest.mark.parametrize("layout", LAYOUTS[2])
 def test_clients_in_turn(layout):
     """On a CPU XLA does not reorder the axes of convolutions within loops, so they are given in its own order."""
-    shape = {"N": 2, "H": 5, "W": 5, "C": 8, "I": 8, "O": 16}
+    shape = {"N": 4, "H": 16, "W": 16, "C": 8, "I": 8, "O": 16}
     x, kernel = (
         jnp.ones([3 if letter in "HW" and "I" in letters else shape[letter] for letter in letters], jnp.float32)
         for letters in layout[:2]
@@ -271,8 +269,9 @@ def test_clients_in_turn(layout):
 
 
 def test_slices_for_clients_in_turn():
-    """Where XLA has nothing fast on a CPU; on other platforms the compiler's convolution."""
-    for case in (inputs(), inputs(8, groups=2, dtype=jnp.float32), inputs(8, dtype=jnp.bfloat16)):
+    """Where XLA has nothing fast on a CPU, or many outputs; on other platforms the compiler's convolution."""
+    few = [inputs(), inputs(8, groups=2, dtype=jnp.float32), inputs(8, dtype=jnp.bfloat16)]
+    for case in (*few, inputs(8, outputs=128, dtype=jnp.float32)):
         x, kernel = case
         groups = x.shape[-1] // kernel.shape[-2]
         step = jax.jit(
