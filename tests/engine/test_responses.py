@@ -187,6 +187,28 @@ def test_sketches_keep_inner_products():
         assert found.shape == (20, min(numbers, 4_096))
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_sketches_are_sums_by_class_in_a_loop_or_not(steps):
+    rng = np.random.default_rng(0)
+    rows, signs = rng.normal(size=(5, 330)), rng.choice([-1, 1], 330)
+    expected = np.zeros((5, 100))
+    for place in range(330):
+        expected[:, place % 100] += signs[place] * rows[:, place]
+    with jax.enable_x64(True):
+        found = responses._sums(jnp.asarray(rows), jnp.asarray(signs), size=100, dtype=jnp.float64, steps=steps)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_signs_of_sketches_are_fair_and_always_the_same():
+    signs = np.asarray(responses._signs(100_001))
+    assert signs.shape == (100_001,)
+    assert set(signs.tolist()) == {-1, 1}
+    assert abs(signs.mean()) < 4 / np.sqrt(signs.size)
+    for apart in (1, 31, 32, 4_096):  # neighbours in a word, in neighbouring words, in a class
+        assert abs(np.mean(signs[apart:] * signs[:-apart])) < 4 / np.sqrt(signs.size)
+    np.testing.assert_array_equal(signs[:500], responses._signs(500))
+
+
 def test_sketches_of_many_clients_are_small():
     nothing = jax.eval_shape(lambda: responses.unknown([jnp.zeros(10**6)], 10**5))
     assert nothing.updates.shape == (10**5, 64)
@@ -300,9 +322,16 @@ def test_an_undisturbed_run_rejects_nobody_and_a_checkpoint_keeps_what_is_known(
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("kept", [{}, {"responses.along": np.zeros((1, 20)), "responses.times": np.ones((1, 20))}])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {},
+        {"responses.along": np.zeros((1, 20)), "responses.times": np.ones((1, 20))},
+        {f"responses.{name}": np.ones((1, 20, 650)) for name in ("updates", "starts")},
+    ],
+)
 def test_a_checkpoint_of_before_is_resumed_with_unknown_responses(kept, federation):
-    """Earlier versions kept none, or those to the last step alone."""
+    """Earlier versions kept none, those to the last step alone, or sketches with other signs."""
     backend = backend_for(federation, 20, bad=())
     states = backend.advance(backend.init([0]), 2)
     saved = backend.save(states)
@@ -314,3 +343,12 @@ def test_a_checkpoint_of_before_is_resumed_with_unknown_responses(kept, federati
     ours, theirs = backend.advance(states, 2), backend.advance(loaded, 2)
     for a, b in zip(jax.tree.leaves(ours.server), jax.tree.leaves(theirs.server), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_few_clients_are_not_remembered_whatever_a_checkpoint_holds():
+    backend = backend_for(pfedbred.load("digits", clients=7), 7, bad=())
+    states = backend.advance(backend.init([0]), 1)
+    assert states.responses is None
+    saved = backend.save(states)
+    old = saved._replace(arrays=saved.arrays | {"responses.updates": np.ones((1, 7, 650))})
+    assert backend.load(old, 1).responses is None

@@ -332,8 +332,8 @@ class ResidentBackend(Simulation[State]):
 
 
 def _with_responses(arrays: dict[str, Any], like: State) -> dict[str, Any]:
-    """With unknown responses, if a checkpoint has none: earlier versions did not keep them, or kept less."""
-    if "responses.starts" in arrays or like.responses is None:
+    """With unknown responses, if a checkpoint has none of this kind: earlier versions kept none, or others."""
+    if "responses.origins" in arrays:
         return arrays
     others = {name: array for name, array in arrays.items() if not name.startswith("responses.")}
     missing = tensors.named({"responses": like.responses})

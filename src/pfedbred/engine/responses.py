@@ -22,6 +22,7 @@ and Farach-Colton, "Finding frequent items in data streams", 2002). Up to 4,096 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ _NEW = 0.2  # smallest weight of the latest response in an average
 _CLEAR, _SMALL, _MINORITY = 2.5, 0.25, 0.25
 _TWICE = 2
 _SIGMA = 1.4826
-_FEWEST = 8
+FEWEST = 8  # clients that can be compared
 _SIZE, _LEAST = 4096, 64  # of a sketch
 _MOST = 2**22  # numbers in the sketches of all clients
 
@@ -45,13 +46,13 @@ class Responses(NamedTuple):
 
     Attributes:
       updates: sketches of their latest updates; NaN where there was none.
-      starts: sketches of where these started.
+      origins: sketches of where these started.
       averages: of the latest r_i; NaN where none is known yet.
       times: how many r_i are known.
     """
 
     updates: Array
-    starts: Array
+    origins: Array
     averages: Array
     times: Array
 
@@ -70,11 +71,32 @@ def sketches(before: Responses, rows: Array) -> Array:
     size, numbers = before.updates.shape[1], rows.shape[1]
     if numbers <= size:
         return rows.astype(before.updates.dtype)
+    add = partial(_sums, size=size, dtype=before.updates.dtype)
+    return jax.lax.platform_dependent(rows, _signs(numbers), cpu=partial(add, steps=numbers // size), default=add)
+
+
+def _signs(numbers: int) -> Array:
+    """Always the same random signs, one from each bit drawn."""
     # Behind the barrier, so that the compiler does not draw them itself, one after another.
     key = jax.random.key(jax.lax.optimization_barrier(jnp.uint32(0)))
-    signed = rows * (1 - 2 * jax.random.bernoulli(key, shape=(numbers,)).astype(rows.dtype))
-    padded = jnp.pad(signed, ((0, 0), (0, -numbers % size)))
-    return jnp.sum(padded.reshape(len(rows), -1, size), axis=1, dtype=before.updates.dtype)
+    drawn = jax.random.bits(key, (-(-numbers // 32),), jnp.uint32)
+    bits = (drawn[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return 1 - 2 * bits.reshape(-1)[:numbers].astype(jnp.int8)
+
+
+def _sums(rows: Array, signs: Array, *, size: int, dtype: jnp.dtype, steps: int = 0) -> Array:
+    """Sums of signed entries by class, the first ``steps`` of each class in a loop: on a CPU eight times as fast."""
+
+    def signed(begin: Array | int, length: int) -> Array:
+        row = jax.lax.dynamic_slice_in_dim(rows, begin, length, axis=1)
+        return row.astype(dtype) * jax.lax.dynamic_slice_in_dim(signs, begin, length).astype(dtype)
+
+    added = jax.lax.fori_loop(
+        0, steps, lambda step, added: added + signed(step * size, size), jnp.zeros((len(rows), size), dtype)
+    )
+    left = rows.shape[1] - steps * size
+    padded = jnp.pad(signed(steps * size, left), ((0, 0), (0, -left % size)))
+    return added + jnp.sum(padded.reshape(len(rows), -1, size), axis=1)
 
 
 def measured(before: Responses, updates: Array, start: Array, numbers: Array) -> Array:
@@ -86,7 +108,7 @@ def measured(before: Responses, updates: Array, start: Array, numbers: Array) ->
       start: the sketch of where they start.
       numbers: of the clients.
     """
-    step = start - before.starts[numbers]
+    step = start - before.origins[numbers]
     change = updates - before.updates[numbers]
     length = jnp.sqrt(jnp.sum(step**2, 1) * jnp.sum(updates**2, 1))
     return jnp.sum(change * step, 1) / length
@@ -111,7 +133,7 @@ def record(before: Responses, updates: Array, start: Array, numbers: Array, coun
     def latest(old: Array, new: Array) -> Array:
         return _replaced(old, numbers, jnp.where(counted[:, None], new, old[numbers]))
 
-    return before._replace(updates=latest(before.updates, updates), starts=latest(before.starts, start[None]))
+    return before._replace(updates=latest(before.updates, updates), origins=latest(before.origins, start[None]))
 
 
 def are_reversed(averages: Array, times: Array) -> Array:
@@ -138,7 +160,7 @@ def _minority(averages: Array, times: Array) -> Array:
     count, ups, downs = (jnp.sum(each) for each in (known, known & up, known & down))
     # The sign of the median by counting. If half have each sign, all are against it, and these are not few.
     negative, positive = 2 * downs >= count, 2 * ups >= count
-    few = (ups * negative + downs * positive <= _MINORITY * count) & (count >= _FEWEST)
+    few = (ups * negative + downs * positive <= _MINORITY * count) & (count >= FEWEST)
     return known & ((up & negative) | (down & positive)) & few & (times >= _TWICE)
 
 

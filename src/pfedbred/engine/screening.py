@@ -245,10 +245,11 @@ def _similar(norms: Array) -> Array:
 def no_responses(unchanged: Tree, clients: int) -> Responses | None:
     """The responses before the first round, of clients that upload ``unchanged`` if their training changes nothing.
 
-    None if the upload is empty: a linear model has no body to share under personal heads.
+    None if they would not be compared: there are too few clients, or the upload is empty (a linear model has no body
+    to share under personal heads).
     """
     numbers = _numbers(unchanged)
-    return responses.unknown(numbers, clients) if numbers else None
+    return responses.unknown(numbers, clients) if numbers and clients >= responses.FEWEST else None
 
 
 def finite(trees: Tree) -> Array:

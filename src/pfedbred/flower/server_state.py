@@ -116,7 +116,7 @@ def load(saved: Saved, like: Tree, no_responses: Callable[[Tree], Responses | No
         (kept if name.startswith(_RESPONSES) else arrays)[name.removeprefix(_RESPONSES)] = array
     server = tensors.refill(like, arrays, "the checkpoint")
     responses = no_responses(server)
-    if responses is not None and "starts" in kept:  # earlier versions did not keep them, or kept less
+    if responses is not None and "origins" in kept:  # earlier versions kept none, or others
         responses = tensors.refill(responses, kept, "the checkpoint")
     info = facts.get("info", {})
     expect(info, Each(Maybe(NUMBER)), "the checkpoint", "'info'")
