@@ -88,6 +88,7 @@ def ours(model: str, method: str, shapes: Shapes, options: argparse.Namespace) -
         algorithm=method,
         batch_size=shapes.batch_size,
         executor=options.executor,
+        batch_norm="group",  # as in the PyTorch network; of those here, only ResNet-18 is normalised
         settings={"R": options.local_steps},
     )
     backend = build(experiment, federation(shapes)).backend
