@@ -58,13 +58,14 @@ def prefers_slices(wanted: str, convolution: Convolution, dtype: Any) -> bool:
     """Whether slices are faster for one client on a CPU, as measured by ``benchmarks/convolution_layers.py``.
 
     XLA has fast convolutions of float32 alone, and none where channels are in groups. A 1x1 kernel is a matrix product.
-    With few channels, as in images, the slices are cheap but for k'. XLA's own has to rearrange the kernel for y, and
-    x for k': that takes long where the kernel is large beside y, and where x is large or has few positions and k many
-    outputs.
+    With few channels, as in images, the slices are cheap but for k'. XLA's own has to rearrange the kernel for y and
+    x', and x for k': that takes long where the kernel is large beside y or x', and where x is large or has few
+    positions and k many outputs.
     """
     outputs, channels = (convolution.k[axis] for axis in convolution.dimension_numbers.rhs_spec[:2])
     if dtype != jnp.float32 or convolution.feature_group_count > 1 or math.prod(convolution.window) == 1:
         return True
     if wanted == "k":
         return outputs >= 128 or (outputs >= 64 and math.prod(convolution.x) >= 2**20)
-    return channels < 8 or (wanted == "y" and 2 * math.prod(convolution.k) >= math.prod(convolution.y))
+    result = convolution.y if wanted == "y" else convolution.x
+    return channels < 8 or 2 * math.prod(convolution.k) >= math.prod(result)
