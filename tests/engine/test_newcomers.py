@@ -106,11 +106,11 @@ def test_methods_that_send_more_than_a_model_welcome_newcomers(algorithm):
         assert evaluation.personal.test.client_accuracy.shape == (1, 2)
 
 
-def against_the_others(task):
-    """Every client's update is the same, except that of the client with 30 samples, which is its opposite."""
+def unlike_the_others(task):
+    """Every client's update is the same, but that of the client with 30 samples is opposite and much longer."""
 
     def train(message, state, data):
-        sign = jnp.where(data.size == 30, -1.0, 1.0)
+        sign = jnp.where(data.size == 30, -100.0, 1.0)
         moved = jax.tree.map(lambda leaf: leaf * (1 + sign / 2), message)
         return moved, moved
 
@@ -119,14 +119,29 @@ def against_the_others(task):
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("screening", ["norms", "directions"])
-def test_newcomers_are_screened_as_the_run_says(screening):
-    """By direction the client against the others is rejected and keeps its model, by norm it is not."""
+def test_newcomers_do_not_depend_on_each_other():
+    """In a run, the client unlike the others would be rejected and keep its state."""
     federation = small_federation((5, 6, 7, 8, 9, 10, 11, 30))
-    backend = build(Experiment(federation, algorithm=against_the_others, screening=screening)).backend
-    last = newcomers.join(backend, backend.init([0]), federation, rounds=1)[-1]
-    moved = last.personal.train.client_loss[0] != last.global_.train.client_loss[0]
-    np.testing.assert_array_equal(moved, [True] * 7 + [screening == "norms"])
+    backend = build(Experiment(federation, algorithm=unlike_the_others)).backend
+    trained = backend.advance(backend.init([0]), 1)
+    np.testing.assert_array_equal(trained.clients.rejected[0], [0] * 7 + [1])
+    state = backend.init([0])
+    together = newcomers.join(backend, state, federation, rounds=2)[-1]
+    for i in (0, 7):
+        alone = newcomers.join(backend, state, federation.take(np.array([i])), rounds=2)[-1]
+        np.testing.assert_allclose(
+            together.personal.train.client_loss[0, i], alone.personal.train.client_loss[0, 0], rtol=1e-6
+        )
+
+
+@pytest.mark.broad
+def test_newcomers_join_a_schedule_where_it_ended():
+    """After its last round the step size is too small to learn from; in the first round it was not."""
+    schedule = {"schedule": "steps", "start": 0.3, "at": [1], "factor": 1e-6}
+    scheduled, constant = run("ditto", settings={"alpha": schedule, "R": 4, "lam": 0.1}), run("ditto")
+    begun, ended = (scheduled.newcomers[i].personal.train.loss for i in (0, -1))
+    np.testing.assert_allclose(ended, begun, rtol=1e-4)
+    assert np.all(constant.newcomers[-1].personal.train.loss < 0.99 * constant.newcomers[0].personal.train.loss)
 
 
 @pytest.mark.broad

@@ -242,3 +242,21 @@ def test_a_new_hospital_from_the_shell(call, tmp_path):
         2,
         f"pfedbred: {tmp_path / 'bare.csv'} has no labels: name their column with --label-column\n",
     )
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("labels", [("0.0", "1.0"), ("v1.0", "v2.0"), ("0.5", "1.0")])
+def test_labels_that_look_like_decimals_are_known_again(labels, tmp_path, call):
+    """Both commands find all labels of the model's own file, and of one with a single label, predicted perfectly."""
+    rng = np.random.default_rng(0)
+    x = rng.choice([-1.0, 1.0], 40)
+    (tmp_path / "all.csv").write_text("a,label\n" + "".join(f"{each},{labels[int(each > 0)]}\n" for each in x))
+    (tmp_path / "ones.csv").write_text("a,label\n" + 15 * f"1.0,{labels[1]}\n")
+    said = ["--dataset", tmp_path / "all.csv", "--clients", "2", "--split", "iid", "--task", "classification"]
+    assert call("run", *said, "--algorithm", "ditto", "--rounds", "20", "--out", tmp_path / "run")[0] == 0
+    for file, samples in (("all.csv", 40), ("ones.csv", 15)):
+        code, out, problem = call("adapt", tmp_path / "run", tmp_path / file, "--out", tmp_path / "new.safetensors")
+        assert (code, problem) == (0, "")
+        assert f"{samples} of {samples} labels agree" in out
+        said = call("predict", tmp_path / "new.safetensors", tmp_path / file)[2]
+        assert f"{samples} of {samples} labels agree" in said

@@ -142,6 +142,9 @@ def test_a_model_trained_with_a_schedule(schedule, tmp_path):
     run = finished(tmp_path, algorithm="fedavg", settings={"R": 2, "alpha": schedule})
     model = pfedbred.load_model(saved_models.export(tmp_path))
     jax.tree.map(np.testing.assert_array_equal, model.params, run.global_model())
+    rounds = run.experiment.rounds
+    last = 0.05 * (1 + np.cos(np.pi * (rounds - 1) / rounds)) if isinstance(schedule, dict) else None
+    assert model.about["settings"].get("alpha") == pytest.approx(last)
 
 
 def test_a_custom_network(tmp_path):

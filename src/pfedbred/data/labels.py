@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +66,19 @@ def _classes(y: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...] | N
         raise SettingError(f"{where}, row {wrong[0]}: label {y[wrong[0]]} {FRACTION}")
     number, names = numbered(y, f"{where}: y")
     return stored(number, "classes"), names, len(names)
+
+
+def whole_number(text: str) -> int | None:
+    """The number of a class that is written as one, also as 1.0, as a spreadsheet may write it; None of a name."""
+    found = re.fullmatch(r"([0-9]{1,15})(\.0*)?", text)
+    return int(found[1]) if found else None
+
+
+def named_as(text: str, names: Sequence[str]) -> str:
+    """The name that the text stands for: itself, or the same whole number written otherwise; the text if none does."""
+    if text in names or (number := whole_number(text)) is None:
+        return text
+    return next((each for each in names if whole_number(each) == number), text)
 
 
 FRACTION = "is neither a whole number nor a name: to predict numbers, the task is regression (--task regression)"

@@ -36,7 +36,8 @@ class Plan:
       rule: how uploads are combined.
       metrics: what is evaluated.
       diagnostics: whether the methods' diagnostics are collected.
-      screening: how updates are compared: ``norms`` alone; ``responses`` and norms; or ``directions`` as well.
+      screening: how updates are compared: ``norms`` alone; ``responses`` and norms; or ``directions`` as well. With
+        ``finite`` they are not: each counts that is finite.
       last_batch: what happens to a smaller last minibatch of a pass; see :class:`pfedbred.data.minibatches.Batching`.
       optimizer: takes the local steps, built from a method's step size; None for plain gradient descent.
       augment: changes training inputs at random, ``augment(key, x)``; None for no augmentation.
@@ -52,7 +53,7 @@ class Plan:
     rule: Rule = weighted_mean
     metrics: tuple[metrics.Metric, ...] = metrics.resolve("")
     diagnostics: bool = False
-    screening: Literal["directions", "responses", "norms"] = "directions"
+    screening: Literal["directions", "responses", "norms", "finite"] = "directions"
     last_batch: Literal["keep", "drop"] = "keep"
     optimizer: Optimizer | None = None
     augment: Augment | None = None
@@ -70,7 +71,7 @@ class Plan:
 
     def compares(self, algorithm: Algorithm) -> bool:
         """Whether screening compares more than the norms of the updates."""
-        return self.screening != "norms" and algorithm.server.averages and algorithm.client.comparable
+        return self.screening in ("directions", "responses") and algorithm.server.averages and algorithm.client.comparable
 
     def remembers(self, algorithm: Algorithm) -> bool:
         """Whether screening remembers how clients respond to the server's steps.

@@ -279,7 +279,8 @@ class Round:
                 opposed=self._plan.screening == "directions",
             )
         else:
-            valid = screening.valid(trained.norms, server.averages)
+            finite = self._plan.screening == "finite"
+            valid = trained.norms.finite if finite else screening.valid(trained.norms, server.averages)
             valid = valid if answered is None else valid.at[among].set(valid[among] & answered)
         counted = valid[among]
         learns = enough(counted)

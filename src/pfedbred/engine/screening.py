@@ -58,6 +58,11 @@ class Norms(NamedTuple):
     update: Array
     reference: Array
 
+    @property
+    def finite(self) -> Array:
+        """Whether the upload and the new state are."""
+        return jnp.isfinite(self.update)
+
 
 def measure(unchanged: Tree, upload: Tree, state: Tree) -> Norms:
     """The norms of a client's update. If ``unchanged`` has another structure, the upload itself is measured."""
@@ -72,7 +77,7 @@ def measure(unchanged: Tree, upload: Tree, state: Tree) -> Norms:
 def valid(norms: Norms, averaged: bool) -> Array:
     """Which updates are finite and not too long, from the norms of all clients along the first axis."""
     update, reference = norms
-    finite = jnp.isfinite(update)
+    finite = norms.finite
     middle = masked_median(update, finite)
     if averaged:
         spread = _SIGMA * masked_median(jnp.abs(jnp.log(update / middle)), finite)

@@ -134,13 +134,14 @@ def make_plan(experiment: Experiment, classes: int) -> Plan:
 
 
 def make_algorithm(
-    experiment: Experiment, task: Task, data: DataInfo, own: Mapping[str, Array] | None = None
+    experiment: Experiment, task: Task, data: DataInfo, own: Mapping[str, Array | float] | None = None
 ) -> Algorithm:
     """The algorithm, with files that its settings name read; ``own`` replaces some of its settings.
 
     Unless ``own`` is given, a setting with a schedule has its value in the first round.
     """
-    settings: dict[str, Any] = {**with_sigma(experiment.settings), **(first_values(experiment) if own is None else own)}
+    replaced: Mapping[str, Any] = scheduled_values(experiment, 0) if own is None else own
+    settings: dict[str, Any] = {**with_sigma(experiment.settings), **replaced}
     algorithm = algorithms.build(experiment.algorithm, task, settings)
     if experiment.keep_optimizer:
         optimizer = local_optimizers.get(experiment.local_optimizer)
@@ -175,9 +176,10 @@ def schedule_tables(experiment: Experiment) -> dict[str, np.ndarray]:
     }
 
 
-def first_values(experiment: Experiment) -> dict[str, float]:
-    """The first value of each setting that has a schedule."""
-    return {name: float(values[0]) for name, values in schedule_tables(experiment).items()}
+def scheduled_values(experiment: Experiment, round_: int) -> dict[str, float]:
+    """The value of each setting that has a schedule, in that round or the last one."""
+    tables = schedule_tables(experiment)
+    return {name: float(values[min(round_, len(values) - 1)]) for name, values in tables.items()}
 
 
 class _Parts(NamedTuple):

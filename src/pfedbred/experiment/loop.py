@@ -11,12 +11,14 @@ from typing import Generic, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from pfedbred.data.federation import Federation
 from pfedbred.engine import devices
 from pfedbred.engine.backend import Pending
 from pfedbred.engine.history import Point
 from pfedbred.engine.newcomers import join
+from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.screening import Rejections, diverged, total
-from pfedbred.experiment.building import Built
+from pfedbred.experiment.building import Built, make_algorithm, scheduled_values
 from pfedbred.experiment.calibrating import calibrate_models
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.choosing import ChosenModels
@@ -161,10 +163,17 @@ class _Training(Generic[S]):
         self._progress.seconds = time.perf_counter() - self._clock
         self._progress.compile_seconds = self._backend.compile_seconds - self._compiled_before
 
+    def _joined(self, newcomers: Federation) -> list[Evaluation]:
+        """How newcomers fare, who train with the settings of the round that would be next."""
+        backend, progress, experiment = self._backend, self._progress, self._experiment
+        values = scheduled_values(experiment, progress.round)
+        algorithm = make_algorithm(experiment, backend.task, newcomers, values) if values else None
+        return join(backend, progress.state, newcomers, experiment.joining_rounds, algorithm)
+
     def _result(self) -> Run[S]:
         progress, joined = self._progress, None
         if self._newcomers and not self._stopped:
-            joined = join(self._backend, progress.state, self._newcomers, self._experiment.joining_rounds)
+            joined = self._joined(self._newcomers)
         coverage, calibration, ensemble = self._experiment.coverage, None, None
         together = self._experiment.posterior == "ensemble"
         if (coverage is not None or together) and not self._stopped and self._diverged is None:

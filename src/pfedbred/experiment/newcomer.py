@@ -20,6 +20,7 @@ import numpy as np
 from pfedbred import tasks
 from pfedbred.algorithms.base import Algorithm, ServerState
 from pfedbred.data.federation import Federation, Split
+from pfedbred.data.labels import named_as
 from pfedbred.engine.newcomers import frozen
 from pfedbred.engine.plan import Plan
 from pfedbred.engine.resident import ResidentBackend
@@ -116,7 +117,7 @@ def _alike(one: Tree, other: Tree) -> bool:
 
 def _labels(given: TrainedModel, y: Sequence[Any] | np.ndarray) -> np.ndarray:
     """Labels as the data holds them."""
-    kind, names = tasks.get(given.about["task"]).labels, given.about["labels"]
+    kind = tasks.get(given.about["task"]).labels
     if kind == "numbers":
         try:
             return np.asarray(y, np.float32)
@@ -124,11 +125,12 @@ def _labels(given: TrainedModel, y: Sequence[Any] | np.ndarray) -> np.ndarray:
             raise SettingError("the labels must be numbers, as those that the model was trained on") from None
     if kind == "sets":
         raise SettingError("a model for several labels at a time cannot be adapted yet")
-    known = {label: i for i, label in enumerate(names or map(str, range(given.about["classes"])))}
-    for each in map(str, y):
+    known = {label: i for i, label in enumerate(given.label_names)}
+    labels = [named_as(str(each), list(known)) for each in y]
+    for each in labels:
         if each not in known:
             raise SettingError(f"the model has no label {each!r}{nearest(each, list(known))}")
-    return np.array([known[str(each)] for each in y], np.int32)
+    return np.array([known[each] for each in labels], np.int32)
 
 
 def _write(source: Path, given: TrainedModel, personal: Tree, out: Path, name: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from pfedbred import tasks
 from pfedbred.data import prepared
 from pfedbred.data.federation import columns_at
+from pfedbred.data.labels import named_as
 from pfedbred.data.sources.tables import Table, read_csv, read_parquet
 from pfedbred.data.sources.user_files import inputs_of
 from pfedbred.errors import SettingError
@@ -78,7 +79,7 @@ def detailed(model: TrainedModel, samples: GivenSamples, predicted: Sequence[str
     columns: dict[str, Sequence[str]] = {"prediction": predicted}
     if asked.probabilities:
         likely = model.probabilities(samples.x, encoded=samples.encoded)
-        names = model.about["labels"] or range(likely.shape[1])
+        names = model.label_names
         columns |= {f"P({name})": [f"{each:.4g}" for each in own] for name, own in zip(names, likely.T, strict=True)}
     if asked.sets:
         columns["set"] = [_text(each) for each in model.sets(samples.x, encoded=samples.encoded)]
@@ -101,7 +102,8 @@ def coverage_words(about: Mapping[str, Any]) -> str:
 def agreement(model: TrainedModel, predicted: Sequence[str], given: Sequence[str]) -> str:
     """How well predictions agree with the labels in a file, in words."""
     if tasks.get(model.about["task"]).labels != "numbers":
-        right = sum(one == other for one, other in zip(predicted, given, strict=True))
+        labels = {each: named_as(each, model.label_names) for each in set(given)}
+        right = sum(one == labels[other] for one, other in zip(predicted, given, strict=True))
         return f"{right} of {len(predicted)} labels agree with the file, {100 * right / len(predicted):.2f} %"
     errors = np.asarray(predicted, float) - np.asarray(given, float)
     return f"RMSE {np.sqrt(np.mean(errors**2)):.4g}, MAE {np.mean(np.abs(errors)):.4g} against the file's labels"
@@ -214,4 +216,4 @@ def _from_table(
     if label is None:
         return GivenSamples(x, None)
     number, names = table.names(label)
-    return GivenSamples(x, [names[i].removesuffix(".0") for i in number])
+    return GivenSamples(x, [names[i] for i in number])

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from pfedbred import models, tasks
+from pfedbred import algorithms, models, tasks
+from pfedbred import settings as settings_
 from pfedbred.algorithms.base import Task
 from pfedbred.data.federation import client_number
 from pfedbred.engine.backend import Backend, DataInfo
@@ -26,6 +27,7 @@ from pfedbred.runs.chosen import MODELS as MODEL_KINDS
 from pfedbred.runs.chosen import Chosen
 from pfedbred.runs.layout import COMPARISON, GLOBAL_MODEL, MODELS, SWEEP, TABLE
 from pfedbred.runs.start_params import FROZEN
+from pfedbred.settings import schedules
 from pfedbred.types import Tree
 
 S = TypeVar("S")
@@ -119,7 +121,7 @@ def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int, tas
     return {
         "model": experiment["model"] if experiment["model"] in models.MODELS else "custom",
         **{name: experiment.get(name, fact.earlier) for name, fact in model_file.FACTS.items() if fact.option},
-        "settings": _plain_settings(experiment["settings"]),
+        "settings": _plain_settings(experiment["settings"]) | _scheduled(experiment, round_),
         "round": round_,
         "dataset": federation.name,
         "shape": list(federation.shape),
@@ -130,6 +132,18 @@ def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int, tas
         "task": task.kind.name if task.kind.name in tasks.TASKS else tasks.usual(task.kind.labels),
         "target": None if task.target is None else task.target._asdict(),
         "columns": None if federation.encoding is None else federation.encoding.facts(),
+    }
+
+
+def _scheduled(experiment: Mapping[str, Any], round_: int) -> dict[str, float]:
+    """The value of each setting with a schedule in the round after ``round_``, or the last: a newcomer trains so."""
+    if str(experiment["algorithm"]).split("+")[0] not in algorithms.ALGORITHMS:
+        return {}
+    known, rounds = settings_.declared(algorithms.factory(experiment["algorithm"])), experiment["rounds"]
+    return {
+        name: float(schedules.table(name, value, rounds, known[name].annotation)[min(round_, rounds - 1)])
+        for name, value in experiment["settings"].items()
+        if isinstance(value, Mapping) and name in known and schedules.may_vary(known[name].annotation)
     }
 
 

@@ -93,6 +93,11 @@ class TrainedModel:
         inputs = Inputs(samples, self._shift, self._scale).take(slice(None))
         return self.algorithm.predict(params, inputs)
 
+    @property
+    def label_names(self) -> list[str]:
+        """The names of the labels; numbers if they have none."""
+        return [str(each) for each in self.about["labels"] or range(self.about["classes"])]
+
     def input_arrays(self) -> dict[str, np.ndarray]:
         """What turns a sample into an input, by name: the shift and scale of numbers, the statistics of columns."""
         given = {"shift": self._shift, "scale": self._scale}
@@ -185,7 +190,7 @@ def _several(structure: Tree, count: int) -> Tree:
 
 
 def _constant(algorithm: Any, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those that had a schedule in training, on which no model's shape depends."""
+    """The settings without schedules, which files of earlier versions hold, and on which no model's shape depends."""
     if isinstance(algorithm, Algorithm):
         return about["settings"]
     known = settings_.declared(algorithms.factory(algorithm or about["algorithm"]))

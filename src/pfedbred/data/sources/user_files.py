@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred.data.columns import Column, numbers_of
-from pfedbred.data.labels import FRACTION, ReadLabels, kind_of, numbered, read_labels, stored
+from pfedbred.data.labels import FRACTION, ReadLabels, kind_of, numbered, read_labels, stored, whole_number
 from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
 from pfedbred.data.sources.leaf import leaf_files
 from pfedbred.data.sources.table_features import features_of
@@ -232,8 +232,9 @@ def _table_labels(table: Table, columns: Sequence[str], task: str | None) -> Rea
             f"{table.name}: column {columns[0]!r} has {len(names)} different numbers in {len(table)} rows: to predict "
             "numbers, the task is regression (--task regression); if they are classes, use --task classification"
         )
-    if all(each.isdecimal() and len(each) < 16 for each in names) and max(map(int, names)) <= 10 * len(names) + 10:
-        y = np.asarray([int(each) for each in names])[number]  # already numbers, with few gaps
+    whole = [each for each in map(whole_number, names) if each is not None]
+    if len(whole) == len(names) and max(whole) <= 10 * len(names) + 10:
+        y = np.asarray(whole)[number]  # already numbers, with few gaps
         return ReadLabels(stored(y, kind), None, int(y.max()) + 1, task or usual(kind))
     return ReadLabels(stored(number, kind), names, len(names), task or usual(kind))
 
