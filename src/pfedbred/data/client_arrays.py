@@ -8,6 +8,7 @@ import numpy as np
 
 from pfedbred.data.federation import Arrays, Federation, Split, check, offsets_of
 from pfedbred.data.labels import kind_of, read_labels, stored
+from pfedbred.data.pool import to_unit_interval
 from pfedbred.errors import SettingError
 
 
@@ -17,7 +18,7 @@ def from_clients(
     """A federation from one pair (x, y) of training samples and one of test samples per client.
 
     Labels are whole numbers from 0, unless the ``task`` needs others: any numbers for regression, a row of zeros and
-    ones per sample for multi-label.
+    ones per sample for multi-label. Bytes are divided by 255, as :func:`from_arrays` does.
     """
     kind = kind_of(task)
     if len(train) != len(test) or not train:
@@ -45,11 +46,29 @@ def from_clients(
         other = "; for other numbers, the task is regression" if y.dtype.kind == "f" else ""
         raise SettingError(f"labels must be whole numbers from 0{other}")
     classes = int(y.max()) + 1 if kind == "classes" else read_labels(y, task, name).classes
-    if kind != "classes":
-        splits = [split._replace(y=stored(split.y, kind)) for split in splits]
-    federation = Federation(name, splits[0], splits[1], classes, task=task or "classification")
+    check_resolution(splits[0].x, name)
+    splits = [split._replace(y=stored(split.y, kind)) for split in splits]
+    in_bytes = [split.x.dtype == np.uint8 for split in splits if len(split.y)]
+    if len(set(in_bytes)) > 1:
+        raise SettingError(f"{name}: training inputs are {splits[0].x.dtype}, test inputs are {splits[1].x.dtype}")
+    shift, scale = (np.asarray(each, np.float32) for each in to_unit_interval()) if in_bytes[0] else (None, None)
+    federation = Federation(name, splits[0], splits[1], classes, shift, scale, task=task or "classification")
     check(federation)
     return federation
+
+
+def check_resolution(x: np.ndarray, where: str) -> None:
+    """Rejects a feature that varies too little around its values for the 32-bit numbers of a device."""
+    if x.dtype.kind not in "iuf" or x.dtype.itemsize <= 4 or x.ndim != 2 or not (len(x) and np.isfinite(x).all()):
+        return
+    values = x.astype(np.float64)
+    spread, size = np.ptp(values, axis=0), np.abs(values).max(axis=0)
+    fine = np.flatnonzero((spread > 0) & (spread < 1e-4 * size))
+    if len(fine):
+        raise SettingError(
+            f"{where}: feature {fine[0]} varies by {spread[fine[0]]:g} around {values[0, fine[0]]:g}, too little "
+            "for 32-bit numbers to resolve: subtract an offset from it"
+        )
 
 
 def _flatten(clients: Sequence[Arrays]) -> Split:

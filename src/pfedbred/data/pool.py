@@ -294,7 +294,7 @@ def by_one_number(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndar
     return overall, 1 / np.sqrt(np.mean(spread**2 + (mean - overall) ** 2))
 
 
-def to_unit_interval(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def to_unit_interval(x: np.ndarray | None = None, train: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Bytes to [0, 1]."""
     return np.asarray(0.0), np.asarray(1 / 255)
 

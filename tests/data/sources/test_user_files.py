@@ -184,6 +184,20 @@ def test_numbers_wider_than_devices_support(tmp_path):
     np.testing.assert_allclose(inputs.std(0), 1, atol=1e-5)
     with pytest.raises(pfedbred.SettingError, match="must be below 2"):
         pfedbred.from_clients([(np.full((1, 1), 2**40), np.zeros(1, int))], [(np.zeros((0, 1)), [])])
+    times = 1.7e9 + np.arange(8.0)[:, None]
+    with pytest.raises(pfedbred.SettingError, match=r"feature 0 varies by 7 around 1.7e\+09, too little"):
+        pfedbred.from_clients([(times, y)], [(times, y)])
+
+
+def test_bytes_are_divided_by_255_however_they_are_given():
+    x, y = np.arange(0, 240, 10, dtype=np.uint8).reshape(12, 2), np.arange(12) % 2
+    pairs = [(x[:6], y[:6]), (x[6:], y[6:])]
+    for federation in (pfedbred.from_clients(pairs, pairs), pfedbred.from_arrays(x, y, y, test_fraction=0.5)):
+        assert federation.train.x.dtype == np.uint8
+        inputs = federation.inputs(federation.train).take(np.arange(len(federation.train.y)))
+        np.testing.assert_allclose(inputs, federation.train.x / 255, rtol=1e-6)
+    with pytest.raises(pfedbred.SettingError, match="training inputs are uint8, test inputs are float64"):
+        pfedbred.from_clients(pairs, [(x / 255, y) for x, y in pairs])
 
 
 def test_a_constant_feature_becomes_zero():

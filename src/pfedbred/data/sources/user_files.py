@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedbred.data.client_arrays import check_resolution
 from pfedbred.data.columns import Column, numbers_of
 from pfedbred.data.labels import FRACTION, ReadLabels, kind_of, numbered, read_labels, stored, whole_number
 from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
@@ -77,15 +78,7 @@ def compact(x: np.ndarray, where: str) -> np.ndarray:
         return x
     if x.dtype.kind in "iu" and (np.abs(x.astype(float)) < 2**31).all():
         return x.astype(np.int32)
-    if x.dtype.itemsize > 4 and x.ndim == 2 and np.isfinite(x).all():
-        values = x.astype(np.float64)
-        spread, size = np.ptp(values, axis=0), np.abs(values).max(axis=0)
-        fine = np.flatnonzero((spread > 0) & (spread < 1e-4 * size))
-        if len(fine):
-            raise SettingError(
-                f"{where}: feature {fine[0]} varies by {spread[fine[0]]:g} around {values[0, fine[0]]:g}, too little "
-                "for 32-bit numbers to resolve: subtract an offset from it"
-            )
+    check_resolution(x, where)
     with np.errstate(over="ignore"):  # overflow becomes infinite, which a pool rejects
         return x.astype(np.float32)
 
