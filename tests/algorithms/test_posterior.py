@@ -43,6 +43,30 @@ def test_the_covariance_is_the_inverse_of_the_posteriors_hessian():
     np.testing.assert_allclose(found.covariance, expected, atol=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("method", "precision"),
+    [
+        ("mr-mtl", lambda x: np.ones_like(x)),
+        ("mg-meta(huber(c=0.1))", lambda x: np.minimum(1, 0.1 / np.abs(x))),
+        ("mg-meta(exponential)", lambda x: np.exp(x)),
+    ],
+)
+@pytest.mark.broad
+def test_the_prior_of_a_posterior_holds_p_around_g(method, precision):
+    """A network far from G: n lam times the second derivative or, of a long-tailed prior, the weight, by hand."""
+    task = pfedbred.Task(pfedbred.models.mclr((3,), 3, dtype=jnp.float64))
+    name, _, prior = method.partition("(")
+    algorithm = pfedbred.make(name, task, {"lam": 0.3, **({"prior": prior[:-1]} if prior else {})})
+    personal, server = (task.model.init(jax.random.key(seed)) for seed in (3, 4))
+    state = algorithm.client.init(personal)
+    made = with_posterior(algorithm, task, "laplace")
+    away = np.asarray(ravel_pytree(personal)[0] - ravel_pytree(server)[0])
+    away = np.where(away == 0, 1e-9, away)  # the biases
+    found = made.client.model(server, state, DATA)
+    expected = np.linalg.inv(hessian(task, personal, X, Y) + np.diag(70 * 0.3 * precision(away)))
+    np.testing.assert_allclose(found.covariance, expected, atol=1e-7)
+
+
 def test_a_prior_that_holds_nothing_has_a_finite_posterior():
     task = pfedbred.Task(pfedbred.models.mclr((3,), 3, dtype=jnp.float64))
     algorithm = pfedbred.make("ditto", task, {"lam": 0.0})

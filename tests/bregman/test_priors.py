@@ -250,6 +250,21 @@ def test_the_numerical_conjugate_differentiates_and_is_nan_outside_its_domain():
     assert np.all(np.isnan(FAMILIES["auto-bernoulli"].grad_conjugate(outside)))
 
 
+@pytest.mark.parametrize("name", list(priors.PRIORS))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_precisions_are_second_derivatives(name, dtype):
+    """In closed form at the mean, and by finite differences in float64 away from it."""
+    family = priors.get(name)
+    v, m = (np.array(each) for each in ([-3.0, -0.3, 0.0, 0.5, 3.0], [0.2, -1.0, 0.0, 0.1, -0.4]))
+    sigmoid = 1 / (1 + np.exp(-v))
+    exact = {"gaussian": 0 * v + 1, "bernoulli": sigmoid * (1 - sigmoid), "poisson": np.exp(v), "exponential": 0 * v + 1}
+    slope, h = jax.grad(family.regulariser), 1e-5
+    expected = (np.asarray(slope(v + h, m)) - np.asarray(slope(v - h, m))) / (2 * h)
+    v, m = jnp.asarray(v, dtype), jnp.asarray(m, dtype)
+    np.testing.assert_allclose(family.curvature(v), exact[name], rtol=1e-5)
+    np.testing.assert_allclose(family.precision(v, m), expected, rtol=1e-4)
+
+
 def test_sigma_of_one_is_spherical():
     a, b = np.array([0.1, -2.0, 1.0, 0.4]), np.array([1.0, 0.0, -1.0, 2.0])
     spherical = priors.gaussian()

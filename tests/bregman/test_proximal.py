@@ -268,6 +268,8 @@ def test_long_tailed_priors_are_reweighted_gaussians(prior, penalty, weight):
     np.testing.assert_allclose(made.regulariser(v, MEAN), penalty(x).sum(), rtol=1e-12)
     np.testing.assert_allclose(jax.grad(made.regulariser)(v, MEAN), weight(x) * x / scale, rtol=1e-12)
     np.testing.assert_allclose(made.curvature(MEAN), 1 / scale**2, rtol=1e-12)
+    np.testing.assert_allclose(made.precision(v, MEAN), weight(x) / scale**2, rtol=1e-12)
+    np.testing.assert_allclose(made.precision(MEAN, MEAN), 1 / scale**2, rtol=1e-12)
 
 
 def test_a_far_entry_is_held_less_by_a_long_tailed_prior():

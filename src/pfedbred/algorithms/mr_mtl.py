@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from pfedbred.algorithms.base import Algorithm, Client, Task, averaging_server, method
@@ -46,6 +47,15 @@ def mr_mtl(
         theta = descend(gradient, theta, data, alpha=alpha, steps=work)
         return theta, theta
 
-    # Uploads lie on all sides of w, which is their mean: honest updates may oppose each other.
-    client = Client(lambda w: w, train, lambda w, theta, data: theta, draws=draws(work), comparable=False)
+    def precision(w: Tree, theta: Tree, data: ClientData) -> Tree:
+        return jax.tree.map(lambda leaf: jnp.full_like(leaf, lam * data.size), theta)
+
+    client = Client(
+        init=lambda w: w,
+        train=train,
+        model=lambda w, theta, data: theta,
+        draws=draws(work),
+        comparable=False,  # uploads lie on all sides of w, which is their mean: honest updates may oppose each other
+        precision=precision,
+    )
     return Algorithm(client, averaging_server(task), task.model.apply)

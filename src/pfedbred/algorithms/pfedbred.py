@@ -177,8 +177,8 @@ def pfedbred(
         return state.theta if personal == "theta" else strength.received(message, state.strength, data)[0]
 
     def precision(message: Tree, state: PersonalState, data: ClientData) -> Tree:
-        _, held = strength.received(message, state.strength, data)
-        return prior_precision(held, state.theta, data)
+        w, held = strength.received(message, state.strength, data)
+        return prior_precision(held, state.theta, w, data)
 
     def described(message: Tree, state: PersonalState, data: ClientData) -> Info:
         return strength.described(strength.received(message, state.strength, data)[1])

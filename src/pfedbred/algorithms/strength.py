@@ -107,11 +107,14 @@ class PriorStrength(Protocol):
         """The server half of Algorithm 1, extended to learn the strength."""
 
 
-def prior_precision(held: Held, theta: Tree, data: ClientData) -> Tree:
-    """n_i lam times the curvature of the prior's penalty at theta."""
+def prior_precision(held: Held, theta: Tree, w: Tree, data: ClientData) -> Tree:
+    """n_i lam times the precision with which the prior holds theta around w.
+
+    The server's model stands for the mean mu_i, which is near it and depends on the minibatch.
+    """
     if not held.prior.separable:
         raise SettingError(f"a posterior needs a prior that is a sum over params, not {held.prior.name}")
-    curved = held.prior.curvature(theta)
+    curved = held.prior.precision(theta, w)
     return jax.tree.map(lambda c: data.size.astype(c.dtype) * held.lam * c, curved)
 
 

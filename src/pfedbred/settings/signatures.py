@@ -161,12 +161,20 @@ def parse_call(kind: str, text: str) -> tuple[str, list[str]]:
 def resolve_call(
     name: str, function: Callable[..., Any], values: Sequence[str], without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The settings of ``function``, the first ones from the values in parentheses."""
+    """The settings of ``function``, from the values in parentheses: in order, or by name as in ``huber(c=0.1)``."""
     known = {key: each for key, each in declared(function).items() if key not in without}
     if len(values) > len(known):
         takes = f"takes {', '.join(known)}" if known else "takes no values"
         raise SettingError(f"{name}({', '.join(values)}): {name} {takes}")
-    given = dict(zip(known, values, strict=False))
+    given: dict[str, str] = {}
+    for place, value in enumerate(values):
+        key, named, rest = (each.strip() for each in value.partition("="))
+        key = key if named else list(known)[place]
+        if key not in known:
+            raise SettingError(f"{name} has no setting {key!r}{nearest(key, known)}")
+        if key in given:
+            raise SettingError(f"{name}({', '.join(values)}): {key} is given twice")
+        given[key] = rest if named else value
     return {
         key: check(f"{name}'s {key}", given[key], each.annotation) if key in given else each.default
         for key, each in known.items()

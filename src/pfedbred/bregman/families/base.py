@@ -42,11 +42,15 @@ class Prior(ABC):
 
     def curvature(self, mean: Tree) -> Tree:
         """The second derivative of a separable ``regulariser`` in each entry of ``personal``, at the mean."""
+        return self.precision(mean, mean)
+
+    def precision(self, personal: Tree, mean: Tree) -> Tree:
+        """How strongly a separable ``regulariser`` holds each entry where it is: by its second derivative there."""
 
         def slope(personal: Tree) -> Tree:
             return jax.grad(self.regulariser)(personal, mean)
 
-        return jax.jvp(slope, (mean,), (jax.tree.map(jnp.ones_like, mean),))[1]
+        return jax.jvp(slope, (personal,), (jax.tree.map(jnp.ones_like, personal),))[1]
 
 
 @dataclass(frozen=True)

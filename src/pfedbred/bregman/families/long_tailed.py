@@ -62,4 +62,18 @@ def _summed(name: str, penalty: Callable[[Array], Array], sigma: Any) -> Prior:
     def total(personal: Tree, mean: Tree) -> Array:
         return optax.tree.sum(jax.tree.map(lambda v, m: penalty((v - m) / scale), personal, mean))
 
-    return Penalised(name, total)
+    return _LongTailed(name, total)
+
+
+class _LongTailed(Penalised):
+    """Not convex or not curved far from the mean, where its second derivative holds nothing."""
+
+    def precision(self, personal: Tree, mean: Tree) -> Tree:
+        """That of the Gaussian which a step reweights: slope(x) / x; at the mean, the limit."""
+
+        def weight(slope: Array, limit: Array, x: Array) -> Array:
+            return jnp.where(x == 0, limit, slope / jnp.where(x == 0, 1, x))
+
+        away = optax.tree.sub(personal, mean)
+        slopes = jax.grad(self.regulariser)(personal, mean)
+        return jax.tree.map(weight, slopes, super().precision(mean, mean), away)

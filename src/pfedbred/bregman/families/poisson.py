@@ -84,7 +84,7 @@ def _exp(s: Array) -> Array:
 
 def _times(positive: Array, other: Array) -> Array:
     """The product, capped just below the largest number in magnitude."""
-    most = _largest(positive) / jnp.maximum(positive, 1)
+    most = jax.lax.stop_gradient(_largest(positive) / jnp.maximum(positive, 1))  # its slope overflows
     return positive * jnp.clip(other, -most, most)
 
 
