@@ -511,3 +511,14 @@ def test_there_are_enough_of_them():
 def test_ten_times_as_many_mutated_files(intact, request):
     name = request.node.callspec.params["intact"]
     check(name, intact, 10, seed=1000 + len(name))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("model", ["global", "personal"])
+def test_a_summary_has_the_chosen_rounds_of_both_models_or_of_neither(model, tmp_path):
+    path = from_calibrated_run("summary.json")(tmp_path)
+    summary = json.loads(path.read_text())
+    del summary[model]["chosen_round"]
+    path.write_text(json.dumps(summary))
+    with pytest.raises(pfedbred.SettingError, match=rf"'{model}' has no 'chosen_round'"):
+        report_and_show(path)
