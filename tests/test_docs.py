@@ -7,8 +7,10 @@ import os
 import pkgutil
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
+import click
 import pytest
 import typer
 
@@ -109,6 +111,30 @@ def test_pages_name_only_options_that_exist():
         typed = [line for line in page.read_text().splitlines() if line.strip().startswith("pfedbred ")]
         used = {option for line in typed for option in re.findall(r"(?<!\S)(--[a-z-]+)", line)}
         assert used <= known | {"--version", "--help", "--install-completion"}
+
+
+def typed_commands(page):
+    """The indented lines of a page that call the command line; a backslash continues a line."""
+    lines = page.read_text().replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.startswith("    pfedbred ")]
+
+
+def test_commands_of_pages_are_understood():
+    """By the shell and by the command line, which are not asked to run them."""
+    app = typer.main.get_command(cli.app)
+    every = [(page.name, command) for page in PAGES for command in typed_commands(page)]
+    assert len(every) > 60
+    checked = subprocess.run(["bash", "-n"], input="\n".join(each for _, each in every), text=True, capture_output=True)
+    assert checked.returncode == 0, checked.stderr
+    for name, command in every:
+        words, found = shlex.split(command, comments=True)[1:], app
+        if words[0].startswith("-"):  # such as --install-completion, which acts at once
+            continue
+        while isinstance(found, click.Group):
+            found = found.commands[words.pop(0)]
+        with found.make_context(command, words) as context:
+            files = [context.params[each.name] for each in found.params if isinstance(each, click.Argument)]
+        assert not [each for each in files if "=" in str(each)], f"{name}: {command}"
 
 
 def test_help_pages_describe_everything():

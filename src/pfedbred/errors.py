@@ -10,10 +10,15 @@ _LONGEST = 2_000
 
 
 class SettingError(ValueError):
-    """An invalid setting. Its message is one line: what was given, and what is allowed."""
+    """An invalid setting. Its message is one line: what was given, and what is allowed.
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(" ".join(message.split()), _LONGEST))
+    Attributes:
+      in_shell: the message that the command line prints, if its options have to be named otherwise than in Python.
+    """
+
+    def __init__(self, message: str, in_shell: str | None = None) -> None:
+        super().__init__(_one_line(message))
+        self.in_shell = str(self) if in_shell is None else _one_line(in_shell)
 
 
 class NoSamples(SettingError):
@@ -28,6 +33,10 @@ def printable(text: str, most: int | None = None) -> str:
     """
     shown = "".join(each if each.isprintable() else _escaped(each) for each in text[:most])
     return shown if most is None or len(text) <= most else f"{shown} ..."
+
+
+def _one_line(message: str) -> str:
+    return printable(" ".join(message.split()), _LONGEST)
 
 
 def _escaped(character: str) -> str:
@@ -51,6 +60,11 @@ def file_name(text: str, most: int = 80) -> str:
 def is_file_name(text: str) -> bool:
     """Whether :func:`file_name` would leave ``text`` unchanged."""
     return file_name(text) == text
+
+
+def is_folder_name(text: str) -> bool:
+    """Whether a folder of that name lies where it is made, such as a method's with settings: ``+server(yogi)``."""
+    return is_file_name(re.sub(r"[()=, ]", "", text)) and not text.endswith(" ")
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

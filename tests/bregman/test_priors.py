@@ -257,7 +257,12 @@ def test_precisions_are_second_derivatives(name, dtype):
     family = priors.get(name)
     v, m = (np.array(each) for each in ([-3.0, -0.3, 0.0, 0.5, 3.0], [0.2, -1.0, 0.0, 0.1, -0.4]))
     sigmoid = 1 / (1 + np.exp(-v))
-    exact = {"gaussian": 0 * v + 1, "bernoulli": sigmoid * (1 - sigmoid), "poisson": np.exp(v), "exponential": 0 * v + 1}
+    exact = {
+        "gaussian": 0 * v + 1,
+        "bernoulli": sigmoid * (1 - sigmoid),
+        "poisson": np.exp(v),
+        "exponential": 0 * v + 1,
+    }
     slope, h = jax.grad(family.regulariser), 1e-5
     expected = (np.asarray(slope(v + h, m)) - np.asarray(slope(v - h, m))) / (2 * h)
     v, m = jnp.asarray(v, dtype), jnp.asarray(m, dtype)

@@ -75,6 +75,16 @@ def test_what_cannot_be_compared_is_one_line(call, prepared, tmp_path, options, 
 
 
 @pytest.mark.full
+def test_a_comparison_of_a_method_with_settings_is_reported(call, tmp_path):
+    name = "fedavg+server(yogi)"
+    assert call("compare", "--algorithms", f"fedavg,{name}", *SMALL, "--out", "here")[0] == 0
+    assert (tmp_path / "here" / name).is_dir()
+    code, _, err = call("report", "here")
+    assert (code, err) == (0, "")
+    assert name in (tmp_path / "here" / "report.html").read_text()
+
+
+@pytest.mark.full
 def test_a_run_with_validation_shows_three_figures_and_exports_the_chosen_one(call, tmp_path):
     code, out, err = call(
         "run", "--algorithm", "pfedme", "--validation", "0.2", "--seeds", "2", *SMALL, "--out", "here"

@@ -149,7 +149,7 @@ def test_a_model_or_an_algorithm_cannot_lead_out_of_the_folder(call, tmp_path):
     assert {each.name for each in tmp_path.iterdir()} <= {"runs"}
 
 
-@pytest.mark.parametrize("name", ["../pfedme", "/etc", "..", "", "a/b", "\0"])
+@pytest.mark.parametrize("name", ["../pfedme", "/etc", "..", "", "a/b", "\0", "..(a)", "()", "(/)", "a\\b"])
 def test_a_comparison_reads_its_own_runs_only(name, tmp_path):
     (tmp_path / "cmp").mkdir()
     write_json(tmp_path / "cmp" / "table.json", [{"algorithm": name}])

@@ -71,7 +71,9 @@ class Plan:
 
     def compares(self, algorithm: Algorithm) -> bool:
         """Whether screening compares more than the norms of the updates."""
-        return self.screening in ("directions", "responses") and algorithm.server.averages and algorithm.client.comparable
+        return (
+            self.screening in ("directions", "responses") and algorithm.server.averages and algorithm.client.comparable
+        )
 
     def remembers(self, algorithm: Algorithm) -> bool:
         """Whether screening remembers how clients respond to the server's steps.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pfedbred.engine.history import Which
-from pfedbred.errors import SettingError, is_file_name
+from pfedbred.errors import SettingError, is_folder_name
 from pfedbred.io.shapes import COUNT, Maybe, expect
 from pfedbred.io.strict import finite_or_none, read_json
 from pfedbred.report.uncertainty import page_content
@@ -209,7 +209,7 @@ def add_comparison(path: Path, content: Content, command: Command | None) -> Non
     facts = read_comparison(path)
     names = [method["algorithm"] for method in facts["methods"]]
     for name in names if facts["splits"] else ():
-        if not is_file_name(name):  # it names a folder here, and must not lead elsewhere
+        if not is_folder_name(name):  # it names a folder here, and must not lead elsewhere
             raise SettingError(f"{path} is damaged: {name!r} is not an algorithm")
         runs = [RunRecord.read(path.parent / split_name(seed) / name) for seed in facts["splits"]]
         add_record(pooled(runs), [], np.zeros(0, int), content, command)

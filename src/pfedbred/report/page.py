@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pfedbred._version import __version__
-from pfedbred.errors import SettingError, is_file_name, printable
+from pfedbred.errors import SettingError, is_folder_name, printable
 from pfedbred.io.atomic import write_text
 from pfedbred.io.shapes import expect
 from pfedbred.io.strict import read_json
@@ -134,7 +134,7 @@ def _gather_runs(folder: Path, content: Content, command: Command | None) -> boo
         summaries = read_json(folder / "table.json")
         expect(summaries, [{"algorithm": str}], folder / "table.json")
         for summary in summaries:
-            if not is_file_name(summary["algorithm"]):  # it names a folder here, and must not lead elsewhere
+            if not is_folder_name(summary["algorithm"]):  # it names a folder here, and must not lead elsewhere
                 raise SettingError(f"{folder / 'table.json'} is damaged: {summary['algorithm']!r} is not an algorithm")
             add_run(folder / summary["algorithm"], content, command)
         found = True

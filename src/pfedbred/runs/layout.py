@@ -19,7 +19,7 @@ import re
 import shutil
 from pathlib import Path
 
-from pfedbred.errors import SettingError, is_file_name
+from pfedbred.errors import SettingError, is_folder_name
 from pfedbred.io.atomic import PARTIAL
 from pfedbred.io.folders import ensure_folder
 from pfedbred.runs import checkpoints, locks
@@ -53,7 +53,11 @@ def new_folder(folder: Path, overwrite: bool = False) -> Path:
     try:
         if not is_free(folder):
             if not overwrite:
-                raise SettingError(f"{folder} is not empty; choose another --out, or overwrite it (--overwrite)")
+                said = f"{folder} is not empty; choose another"
+                raise SettingError(
+                    f"{said} folder, or overwrite it (overwrite=True)",
+                    in_shell=f"{said} --out, or overwrite it (--overwrite)",
+                )
             _remove_runs(folder)
     except OSError as problem:
         raise SettingError(f"cannot remove the run in {folder}: {problem.strerror}") from None
@@ -96,7 +100,7 @@ def _compared(folder: Path) -> list[str]:
     if isinstance(splits, int) and isinstance(first, int) and 0 < splits <= _MOST_SPLITS:
         return [split_name(seed) for seed in range(first, first + splits)]
     names = config.get("algorithms")
-    return [each for each in names if isinstance(each, str) and is_file_name(each)] if isinstance(names, list) else []
+    return [each for each in names if isinstance(each, str) and is_folder_name(each)] if isinstance(names, list) else []
 
 
 def split_name(seed: int) -> str:
