@@ -88,21 +88,24 @@ def as_texts(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: value if name in _TEXTS else json.dumps(value) for name, value in facts.items()}
 
 
-def opened(path: Path, hint: str) -> Any:
-    """Opens a safetensors file, whatever it holds."""
+def opened(path: Path, hint: str, what: str = "a safetensors file") -> Any:
+    """Opens a safetensors file, whatever it holds; ``what`` it is expected to be, for errors."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise SettingError(f"{path} is not a file{hint}" if os.path.exists(path) else f"there is no file {path}{hint}")
     try:
         return safe_open(path, "numpy")
-    except (SafetensorError, OSError) as problem:
+    except SafetensorError:
+        raise SettingError(f"{path} is not {what}, or it is damaged") from None
+    except OSError as problem:
         raise SettingError(f"cannot read {path}: {problem}") from None
 
 
 def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
     """The file and its facts."""
-    file = opened(path, hint)
+    what = "a model written by 'pfedbred export'" if expected == EXPORTED else "a file of a run's models"
+    file = opened(path, hint, what)
     said = file.metadata() or {}
     if said.get("format") != expected:
         raise SettingError(f"{path} is not a {expected.removesuffix(' 1')} file{hint}")
@@ -123,6 +126,8 @@ def read(path: Path, expected: str, hint: str) -> tuple[Any, dict[str, Any]]:
         raise SettingError(f"{path} is damaged: 'posterior' cannot be {facts['posterior']!r}")
     _check_chosen(facts, path)
     _check_calibration(facts, expected, path)
+    if facts["labels"] is not None and len(facts["labels"]) != facts["classes"]:
+        raise SettingError(f"{path} is damaged: it names {len(facts['labels'])} of {facts['classes']} labels")
     names = facts.get("client_names")
     if names is not None and len(names) != facts["clients"]:
         raise SettingError(f"{path} is damaged: it names {len(names)} of {facts['clients']} clients")
