@@ -117,13 +117,17 @@ def what_is_saved(folder: Path) -> str:
     return f"the run is saved up to round {found.round}" if found and found.round else "nothing of the run is saved"
 
 
+def check_data(folder: Path, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """Refuses to go on with other data than ``before``, which is None where earlier versions did not record it."""
+    if before not in (None, now):
+        raise SettingError(f"{folder} was run on other data: {before}, now {now}")
+
+
 def load_progress(folder: Path, built: Built[S], found: checkpoints.Checkpoint) -> tuple[Progress[S], int]:
     """The run as the checkpoint left it, and how many bytes of metrics.jsonl belong to it."""
     facts, (experiment, backend, _) = _current(found.facts, found.path), built
     check_unchanged(folder, experiment.plain(), facts["experiment"], more_rounds=True)
-    data = backend.federation.facts
-    if facts["data"] not in (None, data):
-        raise SettingError(f"{folder} was run on other data: {facts['data']}, now {data}")
+    check_data(folder, facts["data"], backend.federation.facts)
     points = read_points(folder, facts["metrics"])
     progress = Progress(
         experiment,

@@ -10,10 +10,10 @@ from typing import Any
 from pfedbred.engine.backend import Saved
 from pfedbred.errors import SettingError
 from pfedbred.experiment.callbacks.stopping import Stopped
-from pfedbred.experiment.resume import check_unchanged
+from pfedbred.experiment.resume import check_data, check_unchanged
 from pfedbred.experiment.sweep import Sweeping
 from pfedbred.io.atomic import write_json, writing_into
-from pfedbred.io.shapes import COUNT, NUMBER, expect
+from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
 from pfedbred.report import heatmap
 from pfedbred.runs import checkpoints, layout
 from pfedbred.runs.config_file import write_config
@@ -47,7 +47,7 @@ class SweepFolder:
             check_unchanged(self._folder, plain)
             found = checkpoints.latest(self._folder, self._warn)
         if found:
-            _load(sweeping, found)
+            _load(sweeping, found, self._folder)
             check_unchanged(self._folder, plain, found.facts["experiment"])
         with writing_into(self._folder):
             for each in layout.leftovers(self._folder):
@@ -71,8 +71,8 @@ class SweepFolder:
     def finish(self, record: Mapping[str, Any]) -> None:
         """Writes the outcome; checkpoints are no longer needed."""
         with writing_into(self._folder):
-            heatmap.draw_points(record, self._folder / layout.HEATMAP)
             write_json(self._folder / layout.SWEEP, {**record, "plan": self._plan})
+            heatmap.draw_points(record, self._folder / layout.HEATMAP)
             for each in checkpoints.files(self._folder):
                 checkpoints.remove(each)
 
@@ -82,13 +82,21 @@ def _save(sweeping: Sweeping, folder: Path, plain: Mapping[str, Any]) -> None:
     assert sweeping.states is not None
     arrays = {f"{_STATE}{name}": array for name, array in sweeping.backend.save(sweeping.states).arrays.items()}
     arrays |= {**tables.arrays(), "slots": sweeping.slots, "at": sweeping.at}
-    facts = {"experiment": plain, "events": sweeping.sampler.events, "count": tables.count, "seconds": sweeping.seconds}
+    facts = {
+        "experiment": plain,
+        "data": sweeping.backend.federation.facts,
+        "events": sweeping.sampler.events,
+        "count": tables.count,
+        "seconds": sweeping.seconds,
+    }
     checkpoints.write(folder, int(tables.evaluations.sum()), facts, arrays)
 
 
-def _load(sweeping: Sweeping, found: checkpoints.Checkpoint) -> None:
-    shape = {"experiment": dict, "events": [dict], "count": COUNT, "seconds": NUMBER}
-    expect(found.facts, shape, found.path)
+def _load(sweeping: Sweeping, found: checkpoints.Checkpoint, folder: Path) -> None:
+    shape = {"experiment": dict, "data": Maybe(dict), "events": [dict], "count": COUNT, "seconds": NUMBER}
+    facts = {"data": None, **found.facts}
+    expect(facts, shape, found.path)
+    check_data(folder, facts["data"], sweeping.backend.federation.facts)
     arrays = dict(found.arrays)
     sweeping.tables.fill(arrays, found.facts["count"], str(found.path))
     for name in ("slots", "at"):
