@@ -180,11 +180,23 @@ def test_sketches_keep_inner_products():
     rng = np.random.default_rng(0)
     for numbers, error in ((4_000, 1e-4), (100_000, 4 / 64)):
         nothing = responses.unknown([jnp.zeros((numbers // 100, 100))], 20)
-        rows = np.exp(3 * rng.normal(size=(20, numbers))) * rng.normal(size=(20, numbers))
+        rows = np.exp(rng.normal(size=(20, numbers))) * rng.normal(size=(20, numbers))
         rows /= np.linalg.norm(rows, axis=1)[:, None]
         found = np.asarray(responses.sketches(nothing, jnp.asarray(rows, jnp.float32)), float)
         assert np.max(np.abs(found @ found.T - rows @ rows.T)) < error
-        assert found.shape == (20, min(numbers, 4_096))
+        assert found.shape == (20, min(numbers, 4_093))
+
+
+@pytest.mark.parametrize("row", [True, False])
+def test_sketches_keep_inner_products_of_updates_in_one_row_or_column(row):
+    """Of a layer as wide as a power of two: one row is the weights of one unit, one column those of one input."""
+    rng = np.random.default_rng(0)
+    updates = np.zeros((20, 100, 4_096))
+    updates[(slice(None), 3) if row else (slice(None), slice(None), 7)] = rng.normal(size=(20, 4_096 if row else 100))
+    rows = updates.reshape(20, -1) / np.linalg.norm(updates.reshape(20, -1), axis=1)[:, None]
+    nothing = responses.unknown([jnp.zeros((100, 4_096))], 20)
+    found = np.asarray(responses.sketches(nothing, jnp.asarray(rows, jnp.float32)), float)
+    assert np.max(np.abs(found @ found.T - rows @ rows.T)) < 4 / 64
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -211,7 +223,7 @@ def test_the_signs_of_sketches_are_fair_and_always_the_same():
 
 def test_sketches_of_many_clients_are_small():
     nothing = jax.eval_shape(lambda: responses.unknown([jnp.zeros(10**6)], 10**5))
-    assert nothing.updates.shape == (10**5, 64)
+    assert nothing.updates.shape == (10**5, 61)
 
 
 # In a run ---------------------------------------------------------------------------------------------------

@@ -15,12 +15,15 @@ at least two steps.
 r_i is known of a client whose update the server has had before, however many rounds ago: a server that averages few
 clients in a round learns as much of each from one long step as from several short ones. Fewer than eight known
 responses are not compared. What the server keeps of an update and of its start is a sketch: signs drawn once, and sums
-of 4,096 classes of entries, whose inner products are those of the vectors, up to 1/64 of their lengths (Charikar, Chen
-and Farach-Colton, "Finding frequent items in data streams", 2002). Up to 4,096 params it is exact.
+over the entries whose places are the same modulo n. Its inner products are those of the vectors, up to 1/sqrt(n) of
+their lengths (Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", 2002). There the classes are
+random; here n is a prime, so that a layer's rows and columns, whose widths are often powers of two, spread over all of
+them. n is 4,093, less with more than 1,024 clients, and at least 61. A vector of fewer entries than n is kept as it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -60,10 +63,15 @@ class Responses(NamedTuple):
 def unknown(update: Sequence[Array], clients: int) -> Responses:
     """Before the first round; ``update`` has the shapes of one."""
     numbers = sum(leaf.size for leaf in update)
-    size = min(numbers, max(_LEAST, min(_SIZE, _MOST // clients)))
+    size = min(numbers, _prime(max(_LEAST, min(_SIZE, _MOST // clients))))
     dtype = jnp.result_type(jnp.float32, *update)
     nothing, rows = jnp.full(clients, jnp.nan, dtype), jnp.full((clients, size), jnp.nan, dtype)
     return Responses(rows, rows, nothing, jnp.zeros(clients, jnp.int32))
+
+
+def _prime(most: int) -> int:
+    """The largest prime up to ``most``."""
+    return next(n for n in range(most, 1, -1) if all(n % divisor for divisor in range(2, math.isqrt(n) + 1)))
 
 
 def sketches(before: Responses, rows: Array) -> Array:

@@ -83,7 +83,7 @@ class Convolution(NamedTuple):
             order = (rhs[0], *rhs[2:], rhs[1]) if first else (*rhs[2:], rhs[1], rhs[0])
             matrix = kernel.transpose(order).reshape((outputs, -1) if first else (-1, outputs))
             y = self._product(self._patches(x), matrix, (((x.ndim - 1,), (int(first),)), ((), ())))
-            return self._with_axes_inorder_of_axes(y)
+            return self._with_axes_in_order(y)
         kernel = kernel.transpose(*rhs[2:], rhs[1], rhs[0])  # window, channels of a group, outputs
         if channels == 1:
             y = self._depthwise(x, kernel.reshape(-1, groups, outputs // groups))
@@ -93,9 +93,9 @@ class Convolution(NamedTuple):
             axis = x.ndim - 2
             y = self._product(self._patches(x), kernel, (((axis + 1,), (0,)), ((axis,), (1,))))
             y = jnp.moveaxis(y, 0, -2)
-        return self._with_axes_inorder_of_axes(y.reshape(*y.shape[: len(out) - 1], outputs))
+        return self._with_axes_in_order(y.reshape(*y.shape[: len(out) - 1], outputs))
 
-    def _with_axes_inorder_of_axes(self, y: Array) -> Array:
+    def _with_axes_in_order(self, y: Array) -> Array:
         """y from samples, window, outputs."""
         out = self.dimension_numbers.out_spec
         return y.transpose(np.argsort((out[0], *out[2:], out[1])))
