@@ -126,7 +126,7 @@ def test_an_existing_run_is_not_overwritten_unless_asked(call, tmp_path, finishe
     before = (tmp_path / "here" / "summary.json").read_bytes()
     code, _, err = call("run", "--algorithm", "fedavg", "--out", "here", *QUICK)
     assert code == 2
-    assert "--overwrite" in err
+    assert err == "pfedbred: here is not empty; choose another --out, or overwrite it (--overwrite)\n"
     assert (tmp_path / "here" / "summary.json").read_bytes() == before
     assert call("run", "--algorithm", "fedavg", "--out", "here", "--overwrite", *QUICK)[0] == 0
     assert json.loads((tmp_path / "here" / "summary.json").read_text())["algorithm"] == "fedavg"
@@ -184,6 +184,7 @@ MISTAKES = {
     ("list", "mg-meto"): "did you mean 'mg-meta'?",
     ("list", "mg-meta+ax"): "unknown suffix '+ax'",
     ("run", "missing.yaml"): "cannot read missing.yaml",
+    ("run", "prox_start=theta"): "'prox_start=theta' is no file; settings are given as --set prox_start=theta",
     ("run", "broken.yaml"): "not valid YAML at line 2",
     ("run", "binary.yaml"): "not a text file",
     ("run", "list.yaml"): "expected a mapping of names to values",
@@ -200,6 +201,7 @@ MISTAKES = {
     ("run", "merge.yaml"): "not valid YAML at line 1, column 1: merge keys are not supported",
     ("run", "octal.yaml"): "010 is not a decimal number: write it in decimal, or a text in quotes",
     ("sweep", "--grid", "eta=-1e308:1e308:3"): "--grid takes NAME=FIRST:LAST:COUNT",
+    ("sweep", "--grid", "eta=0:0.5"): "give the number of points to draw",
     ("compare", "--algorithms", "fedavg,fedavg"): "named twice",
     ("compare", "--algorithms", "fedavg,nope"): "unknown algorithm 'nope'",
     ("compare", "--algorithms", ","): "algorithms must be names",

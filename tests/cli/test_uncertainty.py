@@ -132,7 +132,7 @@ def test_what_a_model_cannot_tell_is_one_line_and_exit_code_2(folder, monkeypatc
 def test_coverage_needs_validation_samples(monkeypatch, tmp_path):
     code, _, err = call_in(tmp_path, monkeypatch, "run --coverage 0.9 --clients 5")
     assert (code, err.count("\n")) == (2, 1)
-    assert "coverage needs validation samples: keep some with validation=0.2" in err
+    assert "coverage needs validation samples: keep some for validation (validation 0.2)" in err
     code, _, err = call_in(tmp_path, monkeypatch, "sweep --coverage 0.9 --clients 5 --grid lam=1,2 --validation 0.2")
     assert (code, err.count("\n")) == (2, 1)
     assert "a sweep keeps no models to calibrate" in err

@@ -161,6 +161,18 @@ def test_clients_are_held_out_by_name():
 
 
 @pytest.mark.broad
+def test_a_whole_number_above_1_is_a_client():
+    names = tuple(f"site{i}" for i in range(len(SIZES)))
+    for called, out in ((names, "site2"), (("2", *names[1:]), "2")):
+        federation = dataclasses.replace(small_federation(SIZES), names=called)
+        built = build(Experiment(held_out_clients="2"), federation)
+        assert (built.experiment.held_out_clients, built.newcomers.names) == (["2"], (out,))
+
+
+@pytest.mark.broad
 def test_the_command_names_those_held_out(call, tmp_path):
     code, out, _ = call("run", "--clients", "6", "--hold-out", "1,4", "--rounds", "1", "--out", tmp_path / "run")
     assert (code, "digits: 4 clients" in out, "; 2 more clients held out: 1, 4" in out) == (0, True, True)
+    _, out, _ = call("run", "--clients", "6", "--hold-out", "4", "--rounds", "1", "--out", tmp_path / "alone")
+    assert "; 1 more client held out: 4" in out
+    assert "new: the 1 held-out client at once, and after 5 local rounds" in out

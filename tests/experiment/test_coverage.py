@@ -248,7 +248,7 @@ def test_a_model_without_calibration_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"validation": None}, "coverage needs validation samples: keep some with validation=0.2"),
+        ({"validation": None}, r"needs validation samples: keep some for validation \(validation 0\.2\)"),
         (
             {"coverage": 0.99},
             "coverage 0.99 needs at least 99 validation samples across all clients, but there are",

@@ -136,6 +136,19 @@ def test_resume_and_overwrite_need_a_folder(options, more):
         pfedbred.run(**options, **more)
 
 
+def test_a_dataset_and_a_federation_are_not_both_given(options):
+    for dataset in ("mnist", small_federation()):
+        with pytest.raises(pfedbred.SettingError, match="give either a dataset or a federation, not both"):
+            pfedbred.run(**{**options, "dataset": dataset, "federation": small_federation()})
+
+
+def test_the_name_of_a_dataset_is_no_experiment():
+    with pytest.raises(pfedbred.SettingError, match=r"run takes an Experiment or keywords, such as pfedbred.run\(data"):
+        pfedbred.run("digits", rounds=1)
+    with pytest.raises(pfedbred.SettingError, match="sweep takes an Experiment"):
+        pfedbred.sweep("digits", {"lam": [1.0]})
+
+
 def test_an_experiment_and_its_fields_are_not_both_given(options):
     with pytest.raises(TypeError, match="either an experiment or its fields"):
         pfedbred.run(pfedbred.Experiment(**options), rounds=3)

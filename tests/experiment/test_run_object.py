@@ -1,7 +1,9 @@
 """What a Run does by itself: predictions against NumPy, a folder as the command line's, tables and one-line texts."""
 
+import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 from conftest import small_federation
@@ -97,7 +99,7 @@ def test_a_saved_run_is_the_folder_of_the_command_line(run, data, tmp_path, call
     np.save(tmp_path / "x.npy", data.test.x[:5])
     _, out, _ = call("predict", saved / "client-1.safetensors", tmp_path / "x.npy")
     assert out.split() == [str(each) for each in run.predict(data.test.x[:5], client=1)]
-    with pytest.raises(pfedbred.SettingError, match="is not empty"):
+    with pytest.raises(pfedbred.SettingError, match=r"; choose another folder, or overwrite it \(overwrite=True\)$"):
         run.save(saved)
 
 
@@ -119,3 +121,13 @@ def test_notebooks_show_the_picture(run):
     html = run._repr_html_()
     assert html.startswith("<p>Run(ditto on small")
     assert 'src="data:image/png;base64,iVBORw0KGgo' in html
+
+
+@pytest.mark.broad
+def test_a_client_has_a_name_and_a_number(data):
+    named = dataclasses.replace(data, names=("A", "B", "C", "0"))
+    run = pfedbred.run(federation=named, algorithm="ditto", **OPTIONS)
+    for client, number in (("B", 1), ("0", 3), ("2", 2)):
+        jax.tree.map(np.testing.assert_array_equal, run.personal_model(client), run.personal_model(number))
+    with pytest.raises(pfedbred.SettingError, match="there is no client called 'D'"):
+        run.personal_model("D")

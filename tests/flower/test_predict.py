@@ -53,6 +53,9 @@ def test_predict(tmp_path):
     for name, (arrays, complaint) in wrong.items():
         np.savez(tmp_path / f"{name}.npz", **arrays)
         assert complaint in str(command("predict", model, tmp_path / f"{name}.npz").exception)
+    (tmp_path / "typo.csv").write_text("p,q,r\n1,2,3\n1,2,old\n1,2,3\n")
+    problem = str(command("predict", model, tmp_path / "typo.csv").exception)
+    assert problem.endswith("typo.csv, line 3: column 'r' does not hold numbers")
     (tmp_path / "diagnosis.csv").write_text("p,q,r,diagnosis\n1,2,3,dog\n-3,-2,-1,cat\n")
     done = command("predict", model, tmp_path / "diagnosis.csv", "--label-column", "diagnosis")
     assert "2 of 2 labels agree with the file" in done.stderr

@@ -17,6 +17,7 @@ from pfedbred.flower.run_config import DEFAULTS, parse
     [
         ({}, "the run config needs out"),
         ({"out": "x", "algoritm": "fedavg"}, "did you mean 'algorithm'"),
+        ({"out": "x", "posterior": "ensemble"}, "an ensemble is not available on a real federation"),
         ({"out": "x", "clients": 2, "min-clients": 3}, "min-clients must be at most clients, 2"),
         ({"out": "x", "deadline": -1.0}, "deadline must be a number > 0"),
         ({"out": "x", "settings": "lam"}, "NAME=VALUE"),

@@ -1,30 +1,61 @@
-"""curves.png of many methods."""
+"""curves.png: its legends and ranges."""
 
 import dataclasses
 
 import pytest
+from support.page_folders import write_run
 
 import pfedbred
 from pfedbred.report import curves
 from pfedbred.runs.record import RunRecord
 
 
-@pytest.mark.parametrize(("methods", "inside"), [(10, True), (11, False), (33, False)])
-def test_the_legend_of_many_methods_is_below_its_panel(methods, inside, finished, tmp_path, monkeypatch):
-    """Beside the curves, not over them; that the layout cannot be made would be a warning, which is an error here."""
-    run = RunRecord.read(finished / "run")
-    runs = [
-        dataclasses.replace(run, summary={**run.summary, "algorithm": f"learned-prior-{i}"}) for i in range(methods)
-    ]
-    drawn = []
-    save = curves.save
-    monkeypatch.setattr(curves, "save", lambda figure, path: (drawn.append(figure), save(figure, path)))
-    curves.draw_comparison(runs, tmp_path / "curves.png")
-    for axes in drawn[0].axes:
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved, in their final layout."""
+    figures, save = [], curves.save
+    monkeypatch.setattr(curves, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
+    return figures
+
+
+def assert_below(panels):
+    """Each legend is below its panel and its labels, within the picture."""
+    for axes in panels:
         panel, legend = axes.get_window_extent(), axes.get_legend().get_window_extent()
-        assert (legend.y1 > panel.y0) == inside
+        assert legend.y1 < axes.xaxis.label.get_window_extent().y0
         assert legend.y0 >= 0
+        assert legend.x0 >= 0
+        assert legend.x1 <= axes.figure.bbox.x1
         assert panel.height > 300
+
+
+@pytest.mark.parametrize(
+    ("methods", "name"), [(1, "fedavg"), (3, "fedavg"), (11, "learned-prior"), (33, "learned-prior"), (8, "x" * 60)]
+)
+def test_the_legend_of_a_comparison_is_below_its_panel(methods, name, finished, drawn, tmp_path):
+    """Not over the curves; that the layout cannot be made would be a warning, which is an error here."""
+    run = RunRecord.read(finished / "run")
+    runs = [dataclasses.replace(run, summary={**run.summary, "algorithm": f"{name}-{i}"}) for i in range(methods)]
+    curves.draw_comparison(runs, tmp_path / "curves.png")
+    assert_below(drawn[0].axes)
+
+
+def test_the_legends_of_a_run_are_below_their_panels(finished, drawn, tmp_path):
+    curves.draw_run(RunRecord.read(finished / "run"), tmp_path / "curves.png")
+    assert_below(drawn[0].axes[:2])
+
+
+def test_circles_are_explained(drawn, tmp_path):
+    write_run(tmp_path, validation=True)
+    run = RunRecord.read(tmp_path)
+    experiment = {**run.experiment, "seeds": 2, "aggregated": 3}
+    run = dataclasses.replace(
+        run, summary={**run.summary, "experiment": experiment, "data": {"name": "mine", "clients": 3}}
+    )
+    curves.draw_comparison([run], tmp_path / "curves.png")
+    titles = [axes.get_legend().get_title().get_text() for axes in drawn[0].axes]
+    assert set(titles[:2]) == {"at the chosen round, in % (circles: each seed's chosen round)"}
+    assert titles[-1] == "at the chosen round (circles: each seed's chosen round)"  # RMSE
 
 
 @pytest.mark.full

@@ -198,6 +198,20 @@ def test_runs_of_the_same_method_have_different_names(tmp_path):
     assert names == ["mg-meta on mine, mclr", "mg-meta on mine, mclr (2)"]
 
 
+def test_runs_are_compared_on_the_same_test_samples_only(tmp_path):
+    facts = {
+        "one": {"name": "mine", "clients": 3, "train_samples": 80, "validation_samples": 20, "validation": 0.2},
+        "two": {"name": "mine", "clients": 3, "train_samples": 100},
+        "other": {"name": "mine", "clients": 4, "train_samples": 100},
+    }
+    for name, data in facts.items():
+        write_run(tmp_path / name)
+        change_json(tmp_path / name / "summary.json", lambda all_, data=data: all_.update(data=data))
+    one, two, other = (run["tests"] for run in gather([tmp_path / name for name in facts])["runs"])
+    assert one == two
+    assert one != other
+
+
 def test_commands_come_from_the_caller(tmp_path):
     write_run(tmp_path / "run")
     write_sweep(tmp_path / "sweep" / "sweep.json")

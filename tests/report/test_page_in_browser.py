@@ -6,7 +6,15 @@ import re
 
 import pytest
 from support.browser import wait
-from support.page_folders import add_calibration, write_comparison, write_lines, write_paper, write_run, write_sweep
+from support.page_folders import (
+    add_calibration,
+    change_json,
+    write_comparison,
+    write_lines,
+    write_paper,
+    write_run,
+    write_sweep,
+)
 
 from pfedbred.experiment.command import command
 from pfedbred.paper.page import section
@@ -34,14 +42,14 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def page(browser, root):
-    """Opens the page in a window of that width and theme; its charts are drawn."""
+    """Opens a page in a window of that width and theme; its charts are drawn."""
 
-    def open_(width=1280, theme="light"):
+    def open_(width=1280, theme="light", file=root / "page.html"):
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 700}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         features = [{"name": "prefers-color-scheme", "value": theme}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        browser.get((root / "page.html").as_uri())
+        browser.get(file.as_uri())
         wait(browser, "return document.documentElement.dataset.ready === 'yes'")
         charts = browser.execute_script("return [...document.querySelectorAll('.chart')].map((each) => each.id)")
         for chart in charts:
@@ -112,10 +120,16 @@ def test_runs_and_metrics_can_be_chosen(page):
     heads = browser.execute_script(
         "return [...document.querySelectorAll('#table th[scope=col]')].map((e) => e.textContent)"
     )
-    assert heads[3:6] == ["G", "P", "seeds"]
+    assert heads[:4] == [
+        "method",
+        "G",
+        "P",
+        "seeds",
+    ]  # the data and the model, which the runs share, are in the caption
+    assert "(mine, mclr): RMSE" in browser.find_element("css selector", "#table caption").text
     assert browser.find_element("id", "clients-summary").text.startswith(f"{other}, RMSE")
     figures = browser.execute_script("""return [...document.querySelectorAll('#table tbody tr')]
-        .map((row) => [parseFloat(row.cells[4].textContent), row.cells[4].className])""")
+        .map((row) => [parseFloat(row.cells[2].textContent), row.cells[2].className])""")
     assert min(figures)[1] == "best"  # the lower, the better
     assert max(figures)[1] == ""
 
@@ -176,8 +190,8 @@ def test_reliability_and_coverage_are_drawn_and_told(page):
     browser, charts = page()
     assert {"reliability-chart", "coverage-chart"} <= set(charts)
     words = browser.execute_script("return document.getElementById('uncertainty-summary').textContent")
-    assert "90 % of the labels should be covered. 1 of 3 clients have the 19 validation samples" in words
-    assert "the others are calibrated by all clients' samples" in words
+    assert "90 % of the labels should be covered. Of 3 clients, 1 has the 19 validation samples needed" in words
+    assert "for this one the coverage holds client by client. The others share one calibration" in words
     lines = browser.execute_script(
         """return document.getElementById('coverage-chart').data.map((each) => [each.name, [...each.y]])"""
     )
@@ -188,3 +202,94 @@ def test_reliability_and_coverage_are_drawn_and_told(page):
         """return document.getElementById('reliability-chart').data.map((each) => each.x.length)"""
     )
     assert curves == [2, 14, 14, 2, 14, 14]  # a bin without samples has no dot
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """Pages of runs on two data sets, of which only the runs on the first have validation samples."""
+    root = tmp_path_factory.mktemp("apart")
+    for place, (name, method) in enumerate({"a": "fedavg", "b": "mg-meta", "c": "ditto", "d": "pfedme"}.items()):
+        many = [f"client-{i}" for i in range(40)] if name == "d" else ("x", "y", "z")
+        write_run(root / name, method, clients=many, validation=place < 2, seed=place, metrics=())
+        data = {"name": "mine", "clients": 3 if place < 2 else 5}
+        change_json(root / name / "summary.json", lambda all_, data=data: all_.update(data=data))
+    for name, alone in {"a": False, "b": True}.items():
+        add_calibration(root / name)
+        own = {"own": [alone] * 3}
+        change_json(root / name / "summary.json", lambda all_, own=own: all_["calibration"].update(own))
+    write_page([root / name for name in "abcd"], root / "all.html")
+    write_page([root / "a", root / "c"], root / "two.html")
+    return root
+
+
+def test_the_best_is_marked_among_runs_on_the_same_data(page, apart):
+    browser, _ = page(file=apart / "all.html")
+    cells = browser.execute_script("""return [...document.querySelectorAll('#table tbody tr')]
+        .map((row) => [...row.cells].map((cell) => [cell.textContent, cell.className]))""")
+    firsts, per_model = 1, 3
+    for column in range(firsts + per_model, firsts + 2 * per_model):
+        for rows in (cells[:2], cells[2:]):
+            shown = [row[column] for row in rows]
+            if shown[0][0] == "–":
+                assert [look for _, look in shown] == ["", ""]
+            else:
+                best = max(shown, key=lambda cell: float(cell[0].split()[0]))
+                assert [look for _, look in shown] == ["best" if cell is best else "" for cell in shown]
+    words = browser.find_element("id", "curves-chart").get_attribute("aria-label")
+    assert words.count("best P on mine: ") == 2
+    browser, _ = page(file=apart / "two.html")
+    assert browser.execute_script("return document.querySelectorAll('#table .best').length") == 0
+    words = browser.find_element("id", "curves-chart").get_attribute("aria-label")
+    assert words == "Test accuracy by round of 2 runs."
+
+
+def test_the_outcome_shows_g_and_p_in_an_ordinary_window(page, apart):
+    browser, _ = page(1200, file=apart / "all.html")
+    heads = browser.execute_script("""return [...document.querySelectorAll('#table th[scope=colgroup]')]
+        .map((each) => [each.textContent, each.colSpan, each.getBoundingClientRect().right])""")
+    assert [each[:2] for each in heads] == [["G (%)", 3], ["P (%)", 3]]
+    assert heads[-1][2] < browser.execute_script(
+        "return document.querySelector('#table .scroll').getBoundingClientRect().right"
+    )
+
+
+def test_clients_have_their_names_on_the_axis_or_ranks(page, apart):
+    browser, _ = page(file=apart / "all.html")
+    axis = "return document.getElementById(arguments[0]).layout.xaxis"
+    for chart in ("clients-chart", "coverage-chart", "data-chart-0-train"):
+        found = browser.execute_script(axis, chart)
+        assert sorted(found["ticktext"]) == ["x", "y", "z"], chart
+        assert found["title"]["text"].startswith("client")
+    browser.find_element("xpath", "//select[@id='clients-run']/option[text()='pfedme']").click()
+    found = browser.execute_script(axis, "clients-chart")
+    assert found["title"]["text"] == "rank of the client by G"
+    assert "ticktext" not in found
+
+
+def test_bands_are_within_their_panels(page):
+    browser, _ = page()
+    for suffix in ("", "2"):
+        low, high = browser.execute_script(
+            "return document.getElementById('curves-chart').layout[arguments[0]].range", f"yaxis{suffix}"
+        )
+        bands = browser.execute_script(
+            """return document.getElementById('curves-chart').data
+                .filter((each) => each.fill && each.yaxis === arguments[0]).flatMap((each) => each.y)""",
+            f"y{suffix}",
+        )
+        assert bands
+        assert low <= min(bands)
+        assert high >= max(bands)
+
+
+def test_what_is_said_of_labels_and_calibration(page, apart):
+    browser, _ = page(file=apart / "all.html")
+    words = browser.find_element("id", "data-chart-0-train").get_attribute("aria-label")
+    assert words.endswith("3 clients; on average, a client has samples of 83 % of the labels.")
+    of_calibration = "return document.getElementById('uncertainty-summary').textContent"
+    assert "None of the 3 clients has the 19 validation samples" in browser.execute_script(of_calibration)
+    assert "only on average over all clients." in browser.execute_script(of_calibration)
+    browser.find_element("xpath", "//select[@id='uncertainty-run']/option[text()='mg-meta']").click()
+    words = browser.execute_script(of_calibration)
+    assert "Each of the 3 clients has the 19 validation samples" in words
+    assert words.endswith("the coverage holds client by client.")

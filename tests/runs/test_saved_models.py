@@ -181,7 +181,9 @@ def test_mistakes_are_named(dnn, tmp_path):
     with pytest.raises(pfedbred.SettingError, match="is not a pfedbred model file"):
         pfedbred.load_model(tmp_path / "models.safetensors")
     (tmp_path / "broken").write_bytes(b"nothing")
-    with pytest.raises(pfedbred.SettingError, match="cannot read"):
+    with pytest.raises(
+        pfedbred.SettingError, match="broken is not a model written by 'pfedbred export', or it is damag"
+    ):
         pfedbred.load_model(tmp_path / "broken")
     model = pfedbred.load_model(saved_models.export(tmp_path))
     with pytest.raises(pfedbred.SettingError, match=r"samples have shape \(3,\), the model is for \(64,\)"):

@@ -316,7 +316,7 @@ def _run_command() -> int:
     try:
         code = typer.main.get_command(app).main(standalone_mode=False)
     except SettingError as mistake:
-        return _complain(str(mistake))
+        return _complain(mistake.in_shell)
     except Exception as problem:
         if is_out_of_memory(problem):
             return _complain(str(OutOfMemory()))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -181,7 +183,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[str] | None) -> dict[str, Any]:
     """The experiment file, overridden by the options given, overridden by --set."""
-    given = read_config(file) if file else {}
+    given = _in_file(file) if file else {}
     given.update({name: value for name, value in options.items() if value is not None})
     settings = given.get("settings")
     if settings is not None and not isinstance(settings, dict):
@@ -198,6 +200,14 @@ def merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[
             raise SettingError(f"--set {name} is given more than once")
     given["settings"] = {**(settings or {}), **dict(own)}
     return given
+
+
+def _in_file(file: Path) -> dict[str, Any]:
+    """The options in an experiment file."""
+    text = str(file)
+    if "=" in text and not os.path.exists(file):  # False for a name too long
+        raise SettingError(f"{text!r} is no file; settings are given as --set {shlex.quote(text)}")
+    return read_config(file)
 
 
 def with_recorded(out: Path | None, resume: bool, given: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import check_unchanged, open_folder
 from pfedbred.experiment.run import warn
 from pfedbred.experiment.space import parse_space
-from pfedbred.experiment.sweep import sweep
+from pfedbred.experiment.sweep import finish, prepare
 from pfedbred.experiment.sweep_folder import SweepFolder
 from pfedbred.report.sweeps import show_sweep
 from pfedbred.report.terminal import progress
@@ -111,16 +111,19 @@ def sweep_command(
         print(f"{out}: already finished")
         _show(read_sweep(out / layout.SWEEP))
         return
+    how = {key: plan[key] for key in ("points", "sampler", "halving", "choose_on_test")}
+    notes: list[str] = []
+    sweeping = prepare(experiment, space, **how, note=notes.append)  # rejects what it must before there is a folder
     interruption = Interruption(limit, process_started())
     chosen = options_.chosen_folder(out, options_.run_name(experiment, f"{name}-sweep"))
     with open_folder(chosen, overwrite=overwrite, resume=resume) as folder, interruption.listening():
+        for each in notes:
+            options_.note(each)
         keeper = SweepFolder(folder, plan, resume=resume, stop=interruption.check, warn=warn)
         recording = trackers.named(track, trackers.Group(folder.name, folder))
-        how = {key: plan[key] for key in ("points", "sampler", "halving", "choose_on_test")}
-        how |= {"note": options_.note, "callbacks": recording, "keeper": keeper}
         try:
             with progress(f"{name} sweep") as advance:
-                finished = sweep(experiment, space, observe=advance, **how)
+                finished = finish(sweeping, observe=advance, callbacks=recording, keeper=keeper)
         except Stopped as stopped:
             again = "" if track is None else f" --track {shlex.quote(track)}"
             print(f"{stopped}\nto resume: pfedbred sweep --resume --out {shlex.quote(str(out or folder))}{again}")

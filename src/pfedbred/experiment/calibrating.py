@@ -27,7 +27,7 @@ def check_coverage(experiment: Experiment, federation: Federation | Population) 
         raise SettingError(f"coverage is for classes and numbers, and the task is {experiment.kind.name}")
     held = federation.held if isinstance(federation, Population) else federation.validation
     if held is None:
-        raise SettingError("coverage needs validation samples: keep some with validation=0.2")
+        raise SettingError("coverage needs validation samples: keep some for validation (validation 0.2)")
     if isinstance(federation, Federation) and len(federation.parts["validation"].y) < least_samples(level):
         raise SettingError(
             f"coverage {level:g} needs at least {least_samples(level):,} validation samples across all clients, "

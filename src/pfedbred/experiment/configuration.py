@@ -348,10 +348,10 @@ def _start(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held_out(given: float | str | list[str] | None) -> float | list[str] | None:
-    """A fraction, or names of clients as a list."""
+    """A fraction, or names or numbers of clients as a list; a whole number above 1 is a client's."""
     if isinstance(given, str):
         number = settings_.values.parse_number(given)
-        if number is not None:
+        if number is not None and not (isinstance(number, int) and number > 1):
             return float(settings_.check("held_out_clients", given, settings_.Fraction))
         given = [each.strip() for each in given.split(",") if each.strip()]
     if isinstance(given, list) and not (given and all(isinstance(each, str) for each in given)):

@@ -70,6 +70,7 @@ class _Training(Generic[S]):
             self._experiment, self._backend, self._backend.init(self._experiment.seed_list)
         )
         self._progress.folder = folder
+        self._rejections = total([point.rejections for point in self._progress.points], self._experiment.seeds)
         self._asked: tuple[Pending, _Moment] | None = None  # an evaluation whose result is not available yet
         self._stopped: str | None = None  # why the run is interrupted, to be resumed
         self._finished: str | None = None  # why it is complete before the last round
@@ -145,8 +146,8 @@ class _Training(Generic[S]):
             return
         progress, result, moment = self._progress, self._asked[0].result, self._asked[1]
         self._asked = None
-        before = total([point.rejections for point in progress.points], self._experiment.seeds)
-        since = moment.rejections.since(before)
+        since = moment.rejections.since(self._rejections)
+        self._rejections = moment.rejections
         point = Point(moment.round, progress.seconds, result, since, moment.diagnostics, moment.described)
         progress.points.append(point)
         for each in self._callbacks:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
+from pfedbred.data.federation import client_number
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.history import Part, Point, Which, curve
 from pfedbred.engine.scores import Evaluation, ModelScores
@@ -107,8 +108,11 @@ class Run(Generic[S]):
         last = self.backend.global_model(self.state, seed)
         return self._whole(self._kept("global", (seed,), last) if self._is_chosen(at) else last)
 
-    def personal_model(self, client: int, seed: int = 0, *, at: When | None = None) -> Tree:
-        """The parameters of a client's P, for the seed at that position: of the same round."""
+    def personal_model(self, client: int | str, seed: int = 0, *, at: When | None = None) -> Tree:
+        """The parameters of a client's P, by its number or name, for the seed at that position: of the same round."""
+        if isinstance(client, str):
+            data = self.backend.federation
+            client = client_number(client, data.names or [str(number) for number in range(data.clients)])
         last = self.backend.personal_model(self.state, client, seed)
         return self._whole(self._kept("personal", (seed, client), last) if self._is_chosen(at) else last)
 

@@ -109,12 +109,16 @@ def run(
       >>> result.accuracy("personal").shape  # evaluations, seeds
       (2, 1)
     """
+    if not isinstance(experiment, Experiment | None):
+        raise SettingError("run takes an Experiment or keywords, such as pfedbred.run(dataset='digits')")
+    if federation is not None and options.get("dataset", Experiment.dataset) != Experiment.dataset:
+        raise SettingError("give either a dataset or a federation, not both")
     if experiment is not None and options:
         raise TypeError("give either an experiment or its fields, not both")
     if resume and overwrite:
         raise SettingError("overwrite starts again and resume continues: give one of them")
     if experiment is None:
-        given = {"dataset": federation, **options} if federation is not None else options
+        given = {**options, "dataset": federation} if federation is not None else options
         if resume and out is not None and layout.started(Path(out)):
             given = recorded_options(Path(out), given)
         experiment = Experiment.from_mapping(given)

@@ -91,7 +91,38 @@ def sweep(
       callbacks: called when a point has ended; see :meth:`pfedbred.Callback.on_point`.
       keeper: writes checkpoints; see :mod:`pfedbred.experiment.sweep_folder`.
     """
+    sweeping = prepare(
+        experiment,
+        grid,
+        federation=federation,
+        points=points,
+        sampler=sampler,
+        halving=halving,
+        choose_on_test=choose_on_test,
+        metric=metric,
+        memory=memory,
+        note=note,
+    )
+    return finish(sweeping, observe=observe, callbacks=callbacks, keeper=keeper)
+
+
+def prepare(
+    experiment: Experiment,
+    grid: Space,
+    *,
+    federation: Federation | None = None,
+    points: int | None = None,
+    sampler: str | None = None,
+    halving: bool = False,
+    choose_on_test: bool = False,
+    metric: str | None = None,
+    memory: int | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Sweeping:
+    """What :func:`sweep` does first: checks everything that is given, and reads the data."""
     started = time.perf_counter()
+    if not isinstance(experiment, Experiment):
+        raise SettingError("sweep takes an Experiment, such as pfedbred.Experiment(dataset='digits')")
     experiment = experiment.checked() if federation is None else experiment.on(federation)
     _check(experiment, grid)
     chosen = samplers.get(grid, points, sampler, experiment.seed)
@@ -101,9 +132,8 @@ def sweep(
     _check_metrics(experiment)
     if not len(backend.federation.test.y):
         raise SettingError("there are no test samples to compare the points by")
-    built = time.perf_counter() - started
     compared_by = _metric(backend.plan.metrics, metric)
-    sweeping = Sweeping(
+    return Sweeping(
         experiment,
         backend,
         tuple(grid),
@@ -112,12 +142,22 @@ def sweep(
         choose_on_test,
         compared_by,
         memory or default_memory(),
-        observe,
+        time.perf_counter() - started,
     )
+
+
+def finish(
+    sweeping: Sweeping,
+    *,
+    observe: Callable[[int, int], None] | None = None,
+    callbacks: Sequence[Callback] = (),
+    keeper: Keeper | None = None,
+) -> Sweep:
+    """What :func:`sweep` does then: runs all points."""
     if keeper:
         keeper.restore(sweeping)
-    sweeping.run(keeper, callbacks)
-    finished = sweeping.result(sweeping.seconds + built)
+    sweeping.run(keeper, callbacks, observe)
+    finished = sweeping.result(sweeping.seconds + sweeping.built)
     if np.all(np.isnan(finished.scores("personal"))):
         raise SettingError("every point of the sweep diverged: try smaller steps")
     return finished
@@ -160,6 +200,7 @@ class Sweeping:
       slots: for each place in the program, the number of its point; -1 if it is free.
       at: for each place, the round of its point.
       states: those of all places, seeds side by side.
+      built: seconds that it took to prepare.
     """
 
     def __init__(
@@ -172,9 +213,9 @@ class Sweeping:
         on_test: bool,
         metric: Metric,
         memory: int,
-        observe: Callable[[int, int], None] | None,
+        built: float,
     ) -> None:
-        self.experiment, self.backend, self._names, self._observe = experiment, backend, names, observe
+        self.experiment, self.backend, self._names, self.built = experiment, backend, names, built
         self.sampler = samplers.Logged(sampler)
         self._seeds = experiment.seed_list
         self.rounds = [*range(experiment.eval_every, experiment.rounds, experiment.eval_every), experiment.rounds]
@@ -202,7 +243,12 @@ class Sweeping:
         groups = math.ceil(total / min(room, total))
         return math.ceil(total / groups)  # groups of nearly equal size
 
-    def run(self, keeper: Keeper | None = None, callbacks: Sequence[Callback] = ()) -> None:
+    def run(
+        self,
+        keeper: Keeper | None = None,
+        callbacks: Sequence[Callback] = (),
+        observe: Callable[[int, int], None] | None = None,
+    ) -> None:
         """All points."""
         told = self._tell(callbacks, np.zeros_like(self.tables.ended))
         while self._fill():
@@ -213,8 +259,8 @@ class Sweeping:
             self.at[self.slots >= 0] += step
             self._evaluate()
             told = self._tell(callbacks, told)
-            if self._observe:
-                self._observe(self._done(), self.experiment.rounds * self.sampler.total)
+            if observe:
+                observe(self._done(), self.experiment.rounds * self.sampler.total)
             if keeper:
                 keeper.pause(self)
 

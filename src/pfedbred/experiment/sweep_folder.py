@@ -72,7 +72,7 @@ class SweepFolder:
         """Writes the outcome; checkpoints are no longer needed."""
         with writing_into(self._folder):
             write_json(self._folder / layout.SWEEP, {**record, "plan": self._plan})
-            heatmap.draw_points(record, self._folder / layout.HEATMAP)
+            heatmap.draw_points({**record, "plan": self._plan}, self._folder / layout.HEATMAP)
             for each in checkpoints.files(self._folder):
                 checkpoints.remove(each)
 

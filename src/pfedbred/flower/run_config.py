@@ -94,6 +94,8 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
     """
     if "coverage" in config:
         raise SettingError("coverage is not available on a real federation: predictions stay with the clients")
+    if config.get("posterior") == "ensemble":
+        raise SettingError("an ensemble is not available on a real federation: personal models stay with their clients")
     for key in config:
         if key not in DEFAULTS:
             raise SettingError(f"the run config has an unknown key {key!r}{nearest(key, DEFAULTS)}")

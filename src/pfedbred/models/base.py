@@ -82,11 +82,12 @@ class Model(NamedTuple):
         """The top-level keys of the head; None if there is no head, or one of its names matches no key."""
         if not self.head or not isinstance(params, dict):
             return None
-        found = {name: [key for key in params if _under(str(key), name)] for name in self.head}
+        found = {name: [key for key in params if under(str(key), name)] for name in self.head}
         if not all(found.values()):
             return None
         return [key for key in params if any(key in keys for keys in found.values())]
 
 
-def _under(key: str, name: str) -> bool:
+def under(key: str, name: str) -> bool:
+    """Whether a part of the params is the one of that name, or a part of it."""
     return key == name or key.startswith(name + ".")

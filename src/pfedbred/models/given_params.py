@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred.errors import SettingError, nearest
-from pfedbred.models.base import Model, WithStatistics
+from pfedbred.models.base import Model, WithStatistics, under
 from pfedbred.types import Array, Key, Tree
 
 _SHOWN = 3  # the most differences listed in an error
@@ -89,12 +89,12 @@ def keys_of(params: Tree, names: Sequence[str], option: str) -> list[Any]:
     if not isinstance(params, dict):
         raise SettingError(f"{option} needs a model whose params are a dict, not a {type(params).__name__}")
     for name in names:
-        if not any(_under(str(key), name) for key in params):
+        if not any(under(str(key), name) for key in params):
             raise SettingError(
                 f"{option}: the model has no part {name!r}{nearest(name, list(map(str, params)))}; it has "
                 f"{', '.join(map(str, params))}"
             )
-    return [key for key in params if any(_under(str(key), name) for name in names)]
+    return [key for key in params if any(under(str(key), name) for name in names)]
 
 
 def _filled(shapes: Tree, arrays: Mapping[str, Any], where: str, *, whole: bool = False) -> Tree:
@@ -131,8 +131,4 @@ def _named(tree: Tree) -> dict[str, Any]:
 
 def _present(names: Sequence[str], paths: Sequence[str]) -> tuple[str, ...]:
     """The names that match trained parts."""
-    return tuple(name for name in names if any(_under(path, name) for path in paths))
-
-
-def _under(key: str, name: str) -> bool:
-    return key == name or key.startswith(name + ".")
+    return tuple(name for name in names if any(under(path, name) for path in paths))

@@ -78,6 +78,7 @@ def add_record(
         {
             "name": run.algorithm,
             "dataset": run.summary["data"]["name"],
+            "tests": _tests(run),
             "model": run.summary["model"],
             "seeds": run.summary["seeds"],
             "rounds": [run.points[i].round for i in kept],
@@ -95,6 +96,13 @@ def add_record(
             },
         }
     )
+
+
+def _tests(run: RunRecord) -> dict[str, Any]:
+    """What tells the test samples of one run from those of another: only values on the same ones are comparable."""
+    of_training = ("train_samples", "validation_samples", "validation")
+    facts = {name: value for name, value in run.summary["data"].items() if name not in of_training}
+    return {**facts, "splits": run.summary.get("splits")}
 
 
 def _metric(run: RunRecord, name: str, model: Which, kept: np.ndarray, clients: np.ndarray) -> dict[str, Any]:

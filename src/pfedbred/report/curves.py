@@ -18,8 +18,8 @@ from pfedbred.runs.record import RunRecord
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
 _LINES = ("-", "--", "-.", ":")
-_MOST_INSIDE = 10  # runs whose legend leaves room for the curves inside a panel
-_LEGEND_COLUMNS = 3
+_CROWDED = 10  # runs; with more, lines are thinner and bands fainter
+_LEGEND_LINE = 0.17  # inches
 NAMES: dict[Which, str] = {
     "global": "Global model (G)",
     "personal": "Personal models (P)",
@@ -159,11 +159,11 @@ def draw_run(run: RunRecord, path: Path) -> None:
     others = run.other_metrics
     columns = 3 if len(others) in (1, 3) or len(others) > 4 else 2
     rows = math.ceil((2 + len(others)) / columns)
-    figure, panels = new_figure(columns, 4.2 * rows, rows=rows)
+    figure, panels = new_figure(columns, (4.2 + 2 * _LEGEND_LINE) * rows, rows=rows)
     left, right, *more = panels.flat
     _draw_metric(left, run, run.primary)
     left.set_title(literal(run.algorithm), fontsize=11)
-    left.legend(framealpha=0.9, edgecolor="none", loc="best", title=_about_circles(run), alignment="left")
+    _legend_below(left, title="circles: round chosen on validation" if "chosen" in run.figures else None)
     _draw_clients(right, run)
     for axes, (name, info) in zip(more, others.items(), strict=False):
         _draw_metric(axes, run, name)
@@ -175,9 +175,11 @@ def draw_run(run: RunRecord, path: Path) -> None:
     save(figure, path)
 
 
-def _about_circles(run: RunRecord) -> str | None:
-    """The legend's title where rounds were chosen."""
-    return "circles: round chosen on validation" if "chosen" in run.figures else None
+def _legend_below(axes: Any, title: str | None = None, columns: int = 2) -> None:
+    """Below the panel: inside it, a legend would hide curves."""
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": columns}
+    look = {"edgecolor": "none", "alignment": "left", "fontsize": 8, "title_fontsize": 9, "columnspacing": 1.2}
+    axes.legend(**place, **look, title=title)
 
 
 def _draw_metric(axes: Any, run: RunRecord, metric: str) -> None:
@@ -202,8 +204,8 @@ def _draw_clients(axes: Any, run: RunRecord) -> None:
     axes.vlines(place, np.minimum(g, p), np.maximum(g, p), color="#bbbbbb", linewidth=min(1.2, size / 8), zorder=1)
     axes.scatter(place, g, s=size, color=_COLOURS[0], label="G on the client's test set", zorder=2)
     axes.scatter(place, p, s=size, color=_COLOURS[1], label="the client's own P", zorder=3)
-    shown = "" if len(g) == run.summary["data"]["clients"] else f" ({len(g):,} of them)"
-    axes.set_xlabel(f"client, in order of G{shown}")
+    shown = "" if len(g) == run.summary["data"]["clients"] else f" ({len(g):,} clients)"
+    axes.set_xlabel(f"rank of the client by G{shown}")
     axes.set_ylabel(_axis_label(info))
     above, below = int(np.sum(p > g)), int(np.sum(p < g))
     gain, lose = (above, below) if info["higher_is_better"] else (below, above)
@@ -211,41 +213,46 @@ def _draw_clients(axes: Any, run: RunRecord) -> None:
     if info["percent"]:
         axes.set_ylim(max(0.0, float(min(g.min(), p.min())) - 4), 102)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(framealpha=0.9, edgecolor="none", loc="lower right" if info["higher_is_better"] else "upper left")
+    _legend_below(axes)
 
 
 def draw_comparison(runs: Sequence[RunRecord], path: Path) -> None:
     """Several runs side by side: G in one panel, P in the other; a row of panels for each metric."""
     metrics = (runs[0].primary, *runs[0].other_metrics)
-    lines = math.ceil(len(runs) / _LEGEND_COLUMNS) + 1 if len(runs) > _MOST_INSIDE else 0  # of a legend below its panel
-    figure, panels = new_figure(2, (4.2 + 0.17 * lines) * len(metrics), rows=len(metrics))
+    columns = _legend_columns(runs)
+    lines = math.ceil(len(runs) / columns) + 1
+    figure, panels = new_figure(2, (4.2 + _LEGEND_LINE * lines) * len(metrics), rows=len(metrics))
     for row, metric in zip(panels, metrics, strict=True):
         for panel, model in zip(row, NAMES, strict=True):
-            _draw_compared(panel, [run for run in runs if metric in run.metrics], metric, model)
+            _draw_compared(panel, [run for run in runs if metric in run.metrics], metric, model, columns)
         if metric != runs[0].primary:
             _share_range(row)
     _title(figure, runs[0])
     save(figure, path)
 
 
-def _draw_compared(axes: Any, runs: Sequence[RunRecord], metric: str, model: Which) -> None:
-    scale, digits, unit = (100, 1, " (%)") if runs[0].metrics[metric]["percent"] else (1, 3, "")
+def _legend_columns(runs: Sequence[RunRecord]) -> int:
+    """How many columns of a legend a panel is wide enough for."""
+    longest = max(len(literal(run.algorithm)) for run in runs)
+    return min(max(84 // (longest + 12), 1), 3)
+
+
+def _draw_compared(axes: Any, runs: Sequence[RunRecord], metric: str, model: Which, columns: int) -> None:
+    percent = runs[0].metrics[metric]["percent"]
+    scale, digits = (100, 1) if percent else (1, 3)
     figure = runs[0].figures[0]
     every = list(enumerate(runs))
     for index, run in [each for each in every if _trained(each[1], metric, model)] or every:
         best = scale * run.figure(figure, metric, model).mean()
         label = literal(f"{run.algorithm}  {'-' if np.isnan(best) else f'{best:.{digits}f}'}")
-        _draw(axes, run, metric, model, label, index, crowded=len(runs) > _MOST_INSIDE)
+        _draw(axes, run, metric, model, label, index, crowded=len(runs) > _CROWDED)
     _finish(axes, runs, metric)
     axes.set_title(NAMES[model], fontsize=11)
-    title = f"{TITLES[figure]}{unit}" + (", of each seed as a circle" if figure == "chosen" else "")
-    if len(runs) > _MOST_INSIDE:
-        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": _LEGEND_COLUMNS}
-        axes.legend(
-            **below, title=title, edgecolor="none", alignment="left", fontsize=8, title_fontsize=9, columnspacing=1.2
-        )
+    if figure == "chosen":
+        title = f"at the chosen round{', in %' if percent else ''} (circles: each seed's chosen round)"
     else:
-        axes.legend(framealpha=0.9, edgecolor="none", loc="best", title=title, alignment="left", fontsize=9)
+        title = TITLES[figure] + (" (%)" if percent else "")
+    _legend_below(axes, title, columns)
 
 
 def _share_range(panels: Sequence[Any]) -> None:

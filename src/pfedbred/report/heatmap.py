@@ -18,11 +18,12 @@ from pfedbred.runs.schema import point_figures, sweep_figure, sweep_metric
 class Points(NamedTuple):
     """The points of a sweep as arrays: their settings, the quoted figure of each model, and what it is.
 
-    ``sign`` is 1 if the higher is the better, else -1.
+    ``scales`` are those of the settings' axes; ``sign`` is 1 if the higher is the better, else -1.
     """
 
     names: tuple[str, ...]
     settings: np.ndarray
+    scales: tuple[str, ...]
     values: Mapping[str, np.ndarray]
     best: Mapping[str, float]
     words: str
@@ -33,12 +34,15 @@ def points_of(facts: Mapping[str, Any]) -> Points:
     """The points of a sweep; NaN where one diverged."""
     names, metric = tuple(facts["grid"]), sweep_metric(facts)
     settings = np.array([[point[name] for name in names] for point in facts["points"]], float)
+    plan = facts.get("plan") or {"grid": []}  # earlier sweeps have none
+    ranges = {name.strip(): given.strip() for name, _, given in (text.partition("=") for text in plan["grid"])}
+    scales = tuple(_scale(column, ranges.get(name, "")) for name, column in zip(names, settings.T, strict=True))
     figure, scale = sweep_figure(facts), 100 if metric["percent"] else 1
     values: dict[str, np.ndarray] = {
         model: scale * np.array([_quoted(point, model, figure) for point in facts["points"]]) for model in NAMES
     }
     words = f"test {metric['title']}, {TITLES[figure]}" + (" (%)" if metric["percent"] else "")
-    return Points(names, settings, values, facts["best"], words, 1 if metric["higher_is_better"] else -1)
+    return Points(names, settings, scales, values, facts["best"], words, 1 if metric["higher_is_better"] else -1)
 
 
 def _quoted(point: Mapping[str, Any], model: str, figure: Figure) -> float:
@@ -50,6 +54,8 @@ def _quoted(point: Mapping[str, Any], model: str, figure: Figure) -> float:
 def shown_range(values: np.ndarray, sign: int = 1) -> tuple[float, float]:
     """The values at both ends of the colour scale, the lower one first; a few failed points do not stretch it."""
     finite = sign * values[np.isfinite(values)]
+    if not len(finite):
+        return 0.0, 1.0
     best = float(finite.max())
     usual = max(1.0, 3 * (best - float(np.quantile(finite, 0.25))))
     low, high = sorted((sign * max(float(finite.min()), best - usual), sign * best))
@@ -58,7 +64,7 @@ def shown_range(values: np.ndarray, sign: int = 1) -> tuple[float, float]:
 
 def beyond(values: np.ndarray, low: float, high: float) -> str:
     """At which ends of the colour scale there are points beyond it, as Matplotlib says it."""
-    return "min" if np.nanmin(values) < low else "max" if np.nanmax(values) > high else "neither"
+    return "min" if np.any(values < low) else "max" if np.any(values > high) else "neither"
 
 
 def heading(facts: Mapping[str, Any]) -> str:
@@ -79,7 +85,7 @@ def draw_points(facts: Mapping[str, Any], path: Path) -> None:
             order = np.argsort(points.settings[:, 0])
             axes.plot(points.settings[order, 0], points.values[model][order], marker="o", color="#0072B2")
             axes.set_xlabel(literal(points.names[0]))
-            axes.set_xscale(_scale(points.settings[:, 0]))
+            axes.set_xscale(points.scales[0])
         elif not _is_grid(points.settings):
             _scatter(figure, axes, points, points.values[model])
         else:
@@ -94,9 +100,13 @@ def _is_grid(settings: np.ndarray) -> bool:
     return math.prod(len(np.unique(column)) for column in settings.T) == len(settings)
 
 
-def _scale(values: np.ndarray) -> str:
-    """Logarithmic for positive values of very different size that are not evenly spaced."""
-    return "log" if values.min() > 0 and values.max() > 30 * values.min() else "linear"
+def _scale(values: np.ndarray, given: str) -> str:
+    """As the range was ``given``; of values, logarithmic if they differ by factors rather than by equal steps."""
+    if ":" in given:
+        return "log" if given.startswith("log") else "linear"
+    steps = np.diff(np.unique(values))
+    factors = values.min() > 0 and values.max() >= 10 * values.min()
+    return "log" if factors and not np.allclose(steps, steps[0]) else "linear"
 
 
 def _scatter(figure: Any, axes: Any, points: Points, values: np.ndarray) -> None:
@@ -108,12 +118,9 @@ def _scatter(figure: Any, axes: Any, points: Points, values: np.ndarray) -> None
     axes.scatter(
         *([points.best[points.names[column]]] for column in (1, 0)), s=150, facecolors="none", edgecolors="#D55E00"
     )
-    for name, column, label, scale in (
-        (points.names[1], x, axes.set_xlabel, axes.set_xscale),
-        (points.names[0], y, axes.set_ylabel, axes.set_yscale),
-    ):
-        label(literal(name))
-        scale(_scale(column))
+    for column, label, scale in ((1, axes.set_xlabel, axes.set_xscale), (0, axes.set_ylabel, axes.set_yscale)):
+        label(literal(points.names[column]))
+        scale(points.scales[column])
 
 
 def _map(figure: Any, axes: Any, points: Points, values: np.ndarray) -> None:

@@ -30,8 +30,8 @@ def _draw(axes: Any, points: Points, values: np.ndarray, colours: Any) -> None:
     columns = [_evenly(values) for values in points.settings.T]
     low, high = shown_range(values, points.sign)
     heights = np.clip((values - low) / max(high - low, 1e-9), 0, 1)
-    least = f"{low:.4g}" + (" or lower" if np.nanmin(values) < low else "")
-    most = f"{high:.4g}" + (" or higher" if np.nanmax(values) > high else "")
+    least = f"{low:.4g}" + (" or lower" if np.any(values < low) else "")
+    most = f"{high:.4g}" + (" or higher" if np.any(values > high) else "")
     columns.append((heights, [(least, 0.0), (most, 1.0)]))
     places = np.column_stack([place for place, _ in columns])
     for row in np.argsort(points.sign * values):  # the best last, in front; NaN sorts to the end and is not drawn

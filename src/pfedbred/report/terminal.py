@@ -217,6 +217,7 @@ def _explained(summary: Mapping[str, Any]) -> str:
     if newcomers:
         rounds = len(newcomers["personal"]) - 1
         words += (
-            f"\nnew: the {newcomers['clients']} held-out clients at once, and after {counted(rounds, 'local round')}"
+            f"\nnew: the {counted(newcomers['clients'], 'held-out client')} at once, "
+            f"and after {counted(rounds, 'local round')}"
         )
     return words

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pfedbred.errors import SettingError, nearest
 from pfedbred.runs import model_file, saved_models, trained_model
+from pfedbred.runs.layout import EXPORTED
 from pfedbred.runs.onnx_model import write_onnx
 from pfedbred.runs.torch_state import write_torch
 from pfedbred.runs.trained_model import TrainedModel
@@ -76,6 +77,8 @@ def written(
             raise SettingError(f"{source} is in the format safetensors already: choose onnx or torch")
         arrays, about = saved_models.read_model(source)
         path = Path(out or source.with_suffix(suffixes[0]))
+    elif not source.exists():
+        raise SettingError(f"there is no {'file' if source.suffix in EXPORTED else 'folder'} {source}")
     else:
         arrays, about = saved_models.extracted(source, client=client, seed=seed)
         path = Path(out or saved_models.default_path(source, about, suffixes[0]))

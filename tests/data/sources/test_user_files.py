@@ -96,7 +96,12 @@ def test_columns_of_texts_and_of_chosen_features(tmp_path):
         ({}, {"client_column": "store"}, "has no column 'store', only shop, age, visits, bought"),
         ({}, {"label_column": "sold"}, "has no column 'sold'"),
         ({}, {"label_column": None}, "has no column 'label' or 'y', only shop, .*--label-column$"),
-        ({}, {"client_column": None}, "does not say which client each sample belongs to.*--client-column"),
+        ({}, {"client_column": None}, "belongs to: pass client for arrays, name the column .*--client-column"),
+        (
+            {},
+            {"label_column": "shop", "task": "regression"},
+            "'shop' does not hold numbers; choose the label column .*",
+        ),
         ({}, {"features": ["height"]}, "has no column 'height'"),
     ],
 )
@@ -135,6 +140,7 @@ def test_npz_mistakes(tmp_path):
     good = {"x": np.ones((4, 2)), "y": np.arange(4) % 2, "client": np.zeros(4)}
     for change, words in (
         ({"x": np.ones((3, 2))}, "one row and one label for each sample"),
+        ({"x": np.array([["a", "1"]] * 4)}, r"x of shape \(4, 2\) holds texts where numbers are expected"),
         ({"client": np.zeros(3)}, "client has shape"),
         ({"x": np.array([[1.0, 2], [np.nan, 0], [0, 0], [0, 0]])}, "mine.npz, row 1: a feature is not"),
         ({"y": np.array([0, 1, -2, 0])}, "mine.npz, row 2: label -2"),

@@ -15,8 +15,8 @@ def column(pool: Pool, *, clients: int | None = None, seed: int, test_fraction: 
     """
     if pool.owner is None or pool.owners is None:
         raise SettingError(
-            f"{pool.name} does not say which client each sample belongs to: name the column that does "
-            "(--client-column), or choose another split, such as iid"
+            f"{pool.name} does not say which client each sample belongs to: pass client for arrays, name the column of "
+            "a table (--client-column), or choose another split, such as iid"
         )
     rng = np.random.default_rng(seed)
     everyone = np.arange(len(pool.owners))

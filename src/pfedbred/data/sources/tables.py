@@ -183,23 +183,20 @@ class Table:
                 raise SettingError(f"{self.origin(row)}: column {column!r} must hold texts")
         return np.array(values, object)
 
-    def numbers(self, columns: Sequence[str]) -> np.ndarray:
-        """Columns of numbers, side by side."""
+    def numbers(self, columns: Sequence[str], hint: str = "") -> np.ndarray:
+        """Columns of numbers, side by side; ``hint`` ends the error for a column of others."""
         found = []
         for column in columns:
             values = np.asarray(self._cells(column).to_numpy())
             if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
-                raise self.no_number(column, values.tolist())
+                raise self.no_number(column, values.tolist(), hint)
             found.append(values.astype(np.float64))
         return np.stack(found, axis=1)
 
-    def no_number(self, column: str, values: Sequence[Any]) -> SettingError:
-        """The error for a column with a value that is not a number."""
+    def no_number(self, column: str, values: Sequence[Any], hint: str = "") -> SettingError:
+        """The error for a column with a value that is not a number; ``hint`` is its end."""
         row = next((row for row, value in enumerate(values) if value is not None and not is_number(value)), 0)
-        return SettingError(
-            f"{self.origin(row)}: column {column!r} does not hold numbers; choose columns with --features, or "
-            "name the client's with --client-column"
-        )
+        return SettingError(f"{self.origin(row)}: column {column!r} does not hold numbers{hint}")
 
     def vectors(self, column: str) -> np.ndarray:
         """A column of lists of numbers, all of one length."""

@@ -40,6 +40,10 @@ def pool_from_arrays(
     where = where or name
     x, y = np.asarray(x), np.asarray(y)
     texts = x.dtype.kind in "US" or (x.dtype == object and all(isinstance(each, str) for each in x.ravel()))
+    if texts and x.ndim > 1 and x.size:
+        raise SettingError(
+            f"{where}: x of shape {x.shape} holds texts where numbers are expected; texts as samples have one dimension"
+        )
     several = kind_of(task) == "sets"
     if (x.ndim != 1 if texts else x.ndim < 2) or y.ndim != 1 + several or len(x) != len(y) or not len(y):
         raise SettingError(
@@ -175,7 +179,7 @@ def pool_from_table(
     if agreed:
         found = TableInputs(numbers_of(agreed, table.rows(chosen), where), columns=tuple(agreed))
     else:
-        found = inputs_of(table, chosen, where)
+        found = inputs_of(table, chosen, where, _CHOOSE)
     return Pool(
         Path(where).stem,
         found.x,
@@ -209,9 +213,9 @@ def label_columns(table: Table, given: str | None, task: str | None, where: str)
 def _table_labels(table: Table, columns: Sequence[str], task: str | None) -> ReadLabels:
     kind = kind_of(task)
     if kind == "sets":
-        return read_labels(table.numbers(columns), task, table.name)._replace(names=tuple(columns))
+        return read_labels(table.numbers(columns, _CHOOSE_LABELS), task, table.name)._replace(names=tuple(columns))
     if kind == "numbers":
-        return read_labels(table.numbers(columns)[:, 0], task, table.name)
+        return read_labels(table.numbers(columns, _CHOOSE_LABELS)[:, 0], task, table.name)
     if task is None and (row := table.first_fraction(columns[0])) is not None:
         raise SettingError(f"{table.origin(row)}: label {table.cell(columns[0], row)!r} {FRACTION}")
     number, names = table.names(columns[0])
@@ -257,15 +261,22 @@ def _mostly_numbers(table: Table, column: str) -> bool:
     return 2 * sum(map(is_number, cells)) > len(cells)
 
 
-def inputs_of(table: Table, columns: Sequence[str], where: str) -> TableInputs:
-    """The samples in these columns: one column of images, texts or lists, or several of numbers and categories."""
+_CHOOSE = "; choose columns with --features, or name the client's with --client-column"
+_CHOOSE_LABELS = "; choose the label column with --label-column"
+
+
+def inputs_of(table: Table, columns: Sequence[str], where: str, hint: str = "") -> TableInputs:
+    """The samples in these columns: one column of images, texts or lists, or several of numbers and categories.
+
+    ``hint`` ends the error for a column that cannot be an input.
+    """
     if len(columns) == 1 and table.holds_images(columns[0]):
         return TableInputs(table.images(columns[0]), to_unit_interval)
     if len(columns) == 1 and table.holds_texts(columns[0]) and not _mostly_numbers(table, columns[0]):
         return TableInputs(table.texts(columns[0]))
     if len(columns) == 1 and table.holds_lists(columns[0]):
         return TableInputs(compact(table.vectors(columns[0]), where), standardise)
-    x, described = features_of(table, columns)
+    x, described = features_of(table, columns, hint)
     if np.isnan(x).any() or any(column.categories is not None for column in described):
         return TableInputs(x, columns=described)
     return TableInputs(compact(x, where), standardise)

@@ -19,6 +19,7 @@ const fixed = (value, digits = 2) => (value === null || value === undefined ? "â
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const narrow = () => window.innerWidth < 700;
 const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;"); // Plotly reads some markup in texts
+const short = (text, most) => (text.length > most ? text.slice(0, most - 1) + "â€¦" : text);
 const inTemplate = (text) => plain(text).replaceAll("%", "&#37;"); // else %{y} in a name would become the number y
 
 // Sections --------------------------------------------------------------------------------------------------
@@ -45,12 +46,15 @@ const showPage = () => {
 
 // Tables and controls ---------------------------------------------------------------------------------------
 
-const table = (columns, rows, caption, best = () => false) => {
+// `groups` are headings above the columns, each with the number of columns that it spans.
+const table = (columns, rows, caption, best = () => false, groups = []) => {
   const head = make("tr", {}, ...columns.map((each) => make("th", { scope: "col", text: each })));
+  const above = groups.length ? make("tr", {}, ...groups.map(([title, span]) =>
+    (title ? make("th", { scope: "colgroup", colspan: span, text: title }) : make("td", { colspan: span })))) : null;
   const body = rows.map((row, r) => make("tr", {}, ...row.map((cell, c) =>
     make(c === 0 ? "th" : "td", { scope: c === 0 ? "row" : null, text: cell, class: best(r, c) ? "best" : null }))));
   return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    make("table", {}, make("caption", { text: caption }), make("thead", {}, head), make("tbody", {}, ...body)));
+    make("table", {}, make("caption", { text: caption }), make("thead", {}, above, head), make("tbody", {}, ...body)));
 };
 
 const numbers = (columns, rows, caption) =>
@@ -63,6 +67,14 @@ const dropdown = (parent, id, label, options, selected, choose) => {
   parent.append(make("p", {}, make("label", { for: id, text: label + " " }), select));
   return select;
 };
+
+// Charts of clients -----------------------------------------------------------------------------------------
+
+const MOST_NAMED = 30; // clients whose names fit along an axis
+
+// An axis with a place for each client: their names, or only what the places are where there are too many.
+const clientAxis = (names, title, ofMany) => (names.length > MOST_NAMED ? { title: { text: ofMany } }
+  : { title: { text: title }, tickmode: "array", tickvals: names.map((_, place) => place), ticktext: names.map((name) => plain(short(name, 14))) });
 
 // Charts ----------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ const byRound = (items, metric) => {
     for (const item of having) data.push(...band(item, item[model], axesOf(panel), hovered("y", metric)), ...circles(item, item[model], axesOf(panel)));
     const suffix = panel ? "2" : "";
     layout["xaxis" + suffix] = { title: { text: "round" } };
-    layout["yaxis" + suffix] = { title: { text: plain(`test ${metric.title}${unit(metric)}`) }, ...settled(having.map((item) => item[model].mean), metric) };
+    layout["yaxis" + suffix] = { title: { text: plain(`test ${metric.title}${unit(metric)}`) }, ...settled(having.flatMap((item) => [item[model].low, item[model].high]), metric) };
   });
   return { data, layout };
 };

@@ -14,17 +14,30 @@ const metricChoice = (parent, id) => {
   }));
 };
 
-// The figure to quote of a run: at the round chosen on validation samples, if it has any, else the best one.
 const FIGURES = { chosen: "chosen round", last: "last round", best: "best on test" };
 const validated = runs.some((run) => Object.values(run.metrics).some((each) => each.P.chosen));
-const quoted = (run, model) => { const of = ofMetric(run)?.[model]; return of ? (of.figures.chosen ?? of.figures.best).mean : null; };
+const measured = (run, model, figure) => ofMetric(run)?.[model].figures[figure]; // a run without validation samples has no chosen round
 
-// The run whose quoted value is best, among those that have one.
-const leader = (model) => runs.filter((run) => quoted(run, model) !== null).reduce((a, b) => {
+// Runs are compared only with those on the same test samples, and in a figure that these have too.
+const testsOf = (run) => JSON.stringify(run.tests);
+const sameTests = [...new Set(runs.map(testsOf))].map((tests) => runs.filter((run) => testsOf(run) === tests));
+const leader = (among, model, figure) => among.filter((run) => (measured(run, model, figure)?.mean ?? null) !== null).reduce((a, b) => {
   if (!a) return b;
-  const [first, second] = [a, b].map((run) => quoted(run, model));
+  const [first, second] = [a, b].map((run) => measured(run, model, figure).mean);
   return (metric.higher_is_better ? second > first : second < first) ? b : a;
 }, null);
+const isLeader = (run, model, figure) => {
+  const rivals = sameTests.find((each) => each.includes(run)).filter((each) => measured(each, model, figure));
+  const first = leader(rivals, model, figure);
+  return rivals.length > 1 && first !== null && measured(run, model, figure)?.mean === measured(first, model, figure).mean;
+};
+
+// The leader on each test data in the figure to quote: at the chosen round, if all have it, else at the best one.
+const leaders = (model) => sameTests.map((each) => {
+  const figure = each.every((run) => measured(run, model, "chosen")) ? "chosen" : "best";
+  const run = leader(each, model, figure);
+  return run && { run, value: measured(run, model, figure).mean, rivals: each.length };
+}).filter((each) => each);
 
 addSection(() => {
   if (!runs.length) return;
@@ -35,29 +48,35 @@ addSection(() => {
   metricChoice(element, "table-metric");
   const holder = element.appendChild(make("div"));
   const shown = validated ? ["chosen", "last", "best"] : ["best"];
-  const measured = (model, figure) => {
-    const found = model?.figures[figure];
-    if (model?.diverged) return "diverged";
+  const cell = (run, model, figure) => {
+    const found = measured(run, model, figure);
+    if (ofMetric(run)?.[model].diverged) return "diverged";
     return !found || found.mean === null ? "–" : shownValue(found.mean, metric) + plusMinus(found.half, metric);
   };
-  const figures = (run, model) => shown.map((figure) => measured(ofMetric(run)?.[model], figure));
-  const titles = (model) => shown.map((figure) => (validated ? `${model}, ${FIGURES[figure]}` : model) + unit(metric));
+  const figures = (run, model) => shown.map((figure) => cell(run, model, figure));
+  const titles = (model) => shown.map((figure) => (validated ? FIGURES[figure] : model + unit(metric)));
+  // Data and model are columns only where runs differ in them.
+  const differing = ["dataset", "model"].filter((key) => runs.some((run) => run[key] !== runs[0][key]));
+  const about = (run) => differing.map((key) => run[key]);
+  const shared = ["dataset", "model"].filter((key) => !differing.includes(key)).map((key) => runs[0][key]).join(", ");
   const rejected = runs.some((run) => run.rejected);
   const show = () => {
-    const first = leader("P");
     const worst = runs.some((run) => (ofMetric(run)?.P.worst_tenth ?? null) !== null);
-    const rows = runs.map((run) => [run.name, run.dataset, run.model, ...figures(run, "G"), ...figures(run, "P"),
+    const rows = runs.map((run) => [run.name, ...about(run), ...figures(run, "G"), ...figures(run, "P"),
       ...(worst ? [shownValue(ofMetric(run)?.P.worst_tenth, metric)] : []), String(run.seeds), String(run.rounds.at(-1)),
       ...(rejected ? [String(run.rejected)] : []), run.milliseconds.toPrecision(3)]);
     // A run's ensemble is one model of all its seeds, at the figure to quote; it has no interval, and no G.
     const none = shown.map(() => "–"), primary = (run) => ofMetric(run)?.P.worst_tenth !== undefined;
-    const together = runs.filter((run) => run.ensemble && ofMetric(run)).map((run) => [`${run.name}, ensemble of its seeds${validated ? "" : " (last round)"}`, run.dataset, run.model, ...none,
+    const together = runs.filter((run) => run.ensemble && ofMetric(run)).map((run) => [`${run.name}, ensemble of its seeds${validated ? "" : " (last round)"}`, ...about(run), ...none,
       ...shown.map((_, place) => (place ? "–" : shownValue(run.ensemble.values[metric.name], metric))),
       ...(worst ? [primary(run) ? shownValue(run.ensemble.worst_tenth, metric) : "–"] : []), String(run.seeds), String(run.rounds.at(-1)), ...(rejected ? ["–"] : []), "–"]);
-    const columns = ["method", "data", "model", ...titles("G"), ...titles("P"), ...(worst ? ["worst tenth" + unit(metric)] : []),
+    const columns = ["method", ...differing.map((key) => (key === "dataset" ? "data" : "model")), ...titles("G"), ...titles("P"), ...(worst ? ["worst tenth" + unit(metric)] : []),
       "seeds", "rounds", ...(rejected ? ["rejected updates"] : []), "ms per round"];
-    const isBest = (r, c) => r < runs.length && c === 3 + shown.length && runs.length > 1 && first !== null && quoted(runs[r], "P") === quoted(first, "P");
-    holder.replaceChildren(table(columns, [...rows, ...together], `Outcome of each run: ${metric.title}`, isBest));
+    const before = 1 + differing.length, firstP = before + shown.length;
+    const isBest = (r, c) => r < runs.length && c >= firstP && c < firstP + shown.length && isLeader(runs[r], "P", shown[c - firstP]);
+    const groups = validated ? [["", before], ["G" + unit(metric), shown.length], ["P" + unit(metric), shown.length], ["", columns.length - before - 2 * shown.length]] : [];
+    const caption = `Outcome of each run${shared ? ` (${shared})` : ""}: ${metric.title}.` + (sameTests.some((each) => each.length > 1) ? " Marked: the best P of the runs on the same test samples." : "");
+    holder.replaceChildren(table(columns, [...rows, ...together], caption, isBest, groups));
   };
   onMetric.push(show);
   show();
@@ -70,10 +89,10 @@ addSection(() => {
   const shown = new Set(runs.map((run) => run.name));
   const items = () => runs.filter(ofMetric).map((run) => ({ ...run, G: ofMetric(run).G, P: ofMetric(run).P }));
   const words = () => {
-    const best = Object.keys(NAMES).map((model) => [model, leader(model)]).filter(([, run]) => run)
-      .map(([model, run]) => `best ${model}: ${run.name}, ${shownValue(quoted(run, model), metric)}${metric.percent ? " %" : ""}`);
-    const count = items().length;
-    return `Test ${metric.title} by round of ${count} run${count > 1 ? "s" : ""}; ${best.join("; ") || "all diverged"}.`;
+    const best = Object.keys(NAMES).flatMap((model) => leaders(model).filter((each) => each.rivals > 1 || runs.length === 1)
+      .map(({ run, value }) => `best ${model}${sameTests.length > 1 ? ` on ${run.dataset}` : ""}: ${run.name}, ${shownValue(value, metric)}${metric.percent ? " %" : ""}`));
+    const count = items().length, diverged = items().every((item) => item.G.diverged && item.P.diverged);
+    return [`Test ${metric.title} by round of ${count} run${count > 1 ? "s" : ""}`, ...(diverged ? ["all diverged"] : best)].join("; ") + ".";
   };
   if (runs.length > 1) filter(element, runs, shown, () => show(), "Runs shown");
   const show = chart(element, "curves-chart", words, () => byRound(items().filter((item) => shown.has(item.name)), metric),
@@ -86,7 +105,7 @@ addSection(() => {
   if (!having.length) return;
   const element = section("clients", "Client by client", "Which clients gain from personalisation and which lose: each client's own test "
     + "samples under the global model and under its personal model, at the end, mean over seeds, sorted by G.");
-  let current = having.includes(leader("P")) ? leader("P") : having[0];
+  let current = leaders("P").map((each) => each.run).find((run) => having.includes(run)) ?? having[0];
   const clients = () => {
     const values = ofMetric(current);
     if (!values) return [];
@@ -112,7 +131,7 @@ addSection(() => {
       data: [{ ...joins, mode: "lines", line: { color: style("--line"), width: sorted.length > 300 ? 0.6 : 1.4 }, hoverinfo: "skip", showlegend: false },
         dots("g", COLOURS[0], "G"), dots("p", COLOURS[1], "P")],
       layout: { height: 400, showlegend: true, legend: { orientation: "h", y: 1.12 }, hovermode: "closest",
-        xaxis: { title: { text: "client, sorted by G" } }, yaxis: { title: { text: plain(`test ${metric.title}${unit(metric)}`) } } },
+        xaxis: clientAxis(sorted.map((client) => client.name), "client, sorted by G", "rank of the client by G"), yaxis: { title: { text: plain(`test ${metric.title}${unit(metric)}`) } } },
     };
   };
   const rows = () => clients().map((client) => [client.name, shownValue(client.g, metric), shownValue(client.p, metric), shownValue(client.p - client.g, metric)]);
@@ -145,7 +164,7 @@ addSection(() => {
           colorbar: { title: { text: "lambda" }, thickness: 12, tickvals: marks, ticktext: marks.map((mark) => (10 ** mark).toPrecision(2)) } }],
         layout: { height: 320, title: { text: plain(title(name)), font: { size: 14 } }, xaxis: { title: { text: "round" }, showgrid: false, zeroline: false },
           yaxis: { title: { text: "client" }, showgrid: false, zeroline: false, showticklabels: clients.length <= 20, tickmode: "array",
-            tickvals: clients.map((_, client) => client), ticktext: clients.map((client) => plain(client.length > 10 ? client.slice(0, 9) + "…" : client)) } },
+            tickvals: clients.map((_, client) => client), ticktext: clients.map((client) => plain(short(client, 10))) } },
       }), () => numbers(["client", `lambda in round ${rounds.at(-1)}`], rows.map((row, client) => [clients[client], row.at(-1)?.toPrecision(4) ?? "–"]),
         `${title(name)}: lambda of each client at the end, ${run.name}`));
     });

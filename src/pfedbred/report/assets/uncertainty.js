@@ -14,9 +14,12 @@ addSection(() => {
   const promise = () => {
     const { own, own_samples: samples, coverage } = found();
     const alone = own.filter((each) => each).length;
-    const others = alone < own.length ? "; the others are calibrated by all clients' samples, and promised it for all of these together" : "";
-    return `${current.name}: ${Number(coverage.toFixed(2))} % of the labels should be covered. ${alone} of ${own.length} clients have the ${samples} validation `
-      + `samples to be calibrated alone, and are promised it for their own samples${others}.`;
+    const needed = `the ${samples} validation samples needed for a calibration of its own`;
+    const held = alone === 0 ? `None of the ${own.length} clients has ${needed}. All share one calibration, and the coverage holds only on average over all clients.`
+      : alone === own.length ? `Each of the ${own.length} clients has ${needed}, and the coverage holds client by client.`
+      : `Of ${own.length} clients, ${alone} ${alone === 1 ? "has" : "have"} ${alone === 1 ? needed : needed.replace("its own", "their own")}; for ${alone === 1 ? "this one" : "these"} the coverage holds `
+        + "client by client. The others share one calibration, and for them it holds only on average over all clients.";
+    return `${current.name}: ${Number(coverage.toFixed(2))} % of the labels should be covered. ${held}`;
   };
   const figures = () => table(["figure", ...models.flatMap((model) => [`${model}, before`, model, `${model}, worst tenth`])],
     found().G.figures.map((figure, place) => [figure.title + unit(figure), ...models.flatMap((model) => {
@@ -68,7 +71,7 @@ addSection(() => {
       data: [{ x: [-0.5, sorted.length - 0.5], y: [level, level], mode: "lines", line: { color: style("--ink"), width: 1.4, dash: "dash" }, name: "requested", hoverinfo: "skip" },
         dots("g", COLOURS[0], "G"), dots("p", COLOURS[1], "P")],
       layout: { height: 400, showlegend: true, legend: { orientation: "h", y: 1.12 }, hovermode: "closest",
-        xaxis: { title: { text: "client, sorted by P" } }, yaxis: { title: { text: "coverage (%)" }, range: [Math.max(0, lowest - 10), 102] } },
+        xaxis: clientAxis(sorted.map((client) => client.name), "client, sorted by P", "rank of the client by P"), yaxis: { title: { text: "coverage (%)" }, range: [Math.max(0, lowest - 10), 102] } },
     };
   };
   const rows = () => clients().map((client) => [client.name, fixed(client.g), fixed(client.p), client.own ? "its own samples" : "all clients' samples"]);
