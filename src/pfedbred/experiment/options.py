@@ -144,8 +144,8 @@ class DataOptions:
     )
     held_out_clients: Fraction | list[str] | str | None = option(
         None,
-        "clients held out of training, by name or number as in North,South, or a fraction of all; they join after the last round "
-        "and are evaluated",
+        "clients held out of training, by name or number as in North,South, or a fraction of all; they join after the "
+        "last round and are evaluated",
         flag="--hold-out",
     )
     validation: Fraction | None = option(
