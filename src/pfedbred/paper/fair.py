@@ -18,6 +18,7 @@ import numpy as np
 from pfedbred import data
 from pfedbred.data.federation import Federation
 from pfedbred.engine import metrics
+from pfedbred.engine.scores import worst_tenth
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.result import Run
@@ -184,17 +185,9 @@ def measured(table: str, name: str, split: int, row: str, contender: Contender, 
                 observe=advance,
             )
         settings = {**contender.settings, **tried.best_point()}
-        new = _NEW if federation.clients >= 20 else None
-        best = dataclasses.replace(
-            experiment,
-            settings=settings,
-            seeds=request.seeds,
-            held_out_clients=new,
-            aggregated=federation.clients - round((new or 0) * federation.clients),
-            coverage=_COVERAGE,
-        )
-        finished = run(best, federation=held)
-        return {"settings": settings, **_figures(finished, arena), "trial_scores": _plain(tried.scores("personal"))}
+        final = dataclasses.replace(experiment, settings=settings, seeds=request.seeds)
+        figures = _figures(_trained(final, held), arena)
+        return {"settings": settings, **figures, "trial_scores": _plain(tried.scores("personal"))}
 
     record, fresh = load_or_measure(record_file(request.out, table, name, f"{row}-{split}"), wanted, measure, RECORD)
     values = [each for each in record["P"] if each is not None]
@@ -219,6 +212,14 @@ def _experiment(arena: Arena, contender: Contender, rounds: int, federation: Fed
         screening="norms",  # nobody attacks
         **task,
     )
+
+
+def _trained(experiment: Experiment, federation: Federation) -> Run[Any]:
+    """A run with newcomers, if there are clients enough, and with calibrated models."""
+    new = _NEW if federation.clients >= 20 else None
+    left = federation.clients - round((new or 0) * federation.clients)
+    options: dict[str, Any] = {"held_out_clients": new, "aggregated": left, "coverage": _COVERAGE}
+    return run(dataclasses.replace(experiment, **options), federation=federation)
 
 
 def _figures(finished: Run[Any], arena: Arena) -> dict[str, Any]:
@@ -260,10 +261,9 @@ def _figures(finished: Run[Any], arena: Arena) -> dict[str, Any]:
 
 def _worst_tenth(scores: Any, seed: int, metric: str, higher: bool) -> float:
     """The mean over the worst tenth of the clients that have a value."""
-    values = np.sort(np.asarray(scores.clients[metric])[seed])
+    values = np.asarray(scores.clients[metric])[seed]
     values = values[np.isfinite(values)]
-    worst = values if higher else values[::-1]
-    return float(np.mean(worst[: max(1, len(worst) // 10)])) if len(values) else float("nan")
+    return float(worst_tenth(values, higher)) if len(values) else float("nan")
 
 
 def _plain(values: Sequence[float] | np.ndarray) -> list[float | None]:
