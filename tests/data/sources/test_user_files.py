@@ -257,7 +257,7 @@ def test_many_decimal_numbers_are_not_classes(tmp_path):
     ("arguments", "words"),
     [
         ((np.ones((0, 2)), np.ones(0), np.ones(0)), "one row and one label for each sample"),
-        ((np.array([["a"], ["b"]]), np.array([0, 1]), np.array([0, 1])), "one row and one label for each sample"),
+        ((np.array([["a"], ["b"]]), np.array([0, 1]), np.array([0, 1])), "holds texts where numbers are expected"),
         ((np.ones((2, 2)), np.array([b"\xff", b"a"]), np.array([0, 1])), "y must be names or numbers, not bytes"),
         ((np.ones((2, 2)), np.array([0, 1]), np.array(["a", None], object)), "client is empty in row 1"),
         ((np.ones((2, 2)), np.array([0, 1]), np.array([0.0, np.nan])), "client is empty in row 1"),
