@@ -187,6 +187,14 @@ def test_nothing_is_written_or_started_by_mistake(arguments, words, call, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_demo_leaves_a_folder_alone_that_is_not_empty(call, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    code, _, said = call("flower", "demo", "--out", "mine")
+    assert (code, said) == (2, "pfedbred: mine is not empty; choose another --out\n")
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["notes"]
+
+
 @pytest.mark.parametrize("writes", range(10))
 def test_a_full_disk_leaves_no_half_of_the_keys(writes, tmp_path, monkeypatch):
     """The disk is full after so many writes; the same command succeeds when there is space again."""

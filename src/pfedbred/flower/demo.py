@@ -34,7 +34,9 @@ def demo(
     federation = data.load(dataset, clients=nodes)
     experiment = Experiment(dataset=federation, algorithm=algorithm, model=model, rounds=rounds).for_data(federation)
     make_task(experiment, federation)  # a model that does not fit the data fails before anything is started
-    layout.new_folder(folder)
+    ensure_folder(folder)
+    if not layout.is_free(folder):
+        raise SettingError(f"{folder} is not empty; choose another --out")
     keys = folder / "keys"
     authority = certificates.make(keys)
     with processes.machine(folder, authority) as machine:
