@@ -191,7 +191,7 @@ def test_a_demo_leaves_a_folder_alone_that_is_not_empty(call, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").touch()
     code, _, said = call("flower", "demo", "--out", "mine")
-    assert (code, said) == (2, "pfedbred: mine is not empty; choose another --out\n")
+    assert (code, said) == (2, f"pfedbred: {tmp_path / 'mine'} is not empty; choose another --out\n")
     assert [each.name for each in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
