@@ -14,6 +14,7 @@ from pfedbred.io.atomic import write_json, write_text
 from pfedbred.report.curves import new_figure, save
 from pfedbred.runs.statistics import Estimate, estimate, paired_difference
 
+_LARGE = 1e4  # means from which powers of ten are shown: of models that diverged
 _FEWEST = 3  # the fewest data sets that ranks are averaged over
 
 Records = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -167,7 +168,7 @@ def shown(value: Estimate, scale: float, interval: bool = True) -> str:
     if value.mean is None:
         return "-"
     digits = 2 if scale == 100 else 3
-    mean = f"{scale * value.mean:.{digits}f}"
+    mean = f"{scale * value.mean:.{digits}f}" if abs(value.mean) < _LARGE else f"{value.mean:.1e}"
     return f"{mean} ± {scale * value.half_width:.{digits}f}" if interval and value.half_width is not None else mean
 
 
