@@ -11,6 +11,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment.space import Range
 from pfedbred.paper import eta, fair, fair_report
 from pfedbred.paper.fair import Arena, Contender
+from pfedbred.runs.statistics import estimate
 
 
 def test_ranks_and_their_critical_difference_by_hand():
@@ -144,3 +145,9 @@ def test_the_memorys_weight_is_compared_with_the_printed_one(tmp_path, monkeypat
     two = json.loads((tmp_path / "eta.json").read_text())["data"]
     less = np.mean([np.subtract(two["off"][s]["P"], two["0.05"][s]["P"]) for s in "01"])
     assert float(rows[1][3].split("±")[0]) == pytest.approx(100 * less, abs=0.006)
+
+
+def test_a_mean_of_models_that_diverged_is_short():
+    assert fair_report.shown(estimate([5.6e7, 5.8e7]), 1, interval=False) == "5.7e+07"
+    assert fair_report.shown(estimate([2.94, 2.96]), 1, interval=False) == "2.950"
+    assert fair_report.shown(estimate([0.5, 0.75]), 100, interval=False) == "62.50"
