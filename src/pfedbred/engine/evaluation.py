@@ -23,6 +23,7 @@ from pfedbred.data.federation import Federation, Part, Split
 from pfedbred.data.minibatches import Inputs
 from pfedbred.engine import devices, executors, metrics
 from pfedbred.engine.metrics import Metric, Predictions
+from pfedbred.engine.packing import Packed, pack, unpack
 from pfedbred.engine.scores import MODELS, Evaluation, Sums, Tallies, chosen_metrics, combine, summarise
 from pfedbred.types import Array, Tree
 
@@ -44,10 +45,6 @@ class EvaluationSet(NamedTuple):
     x: Inputs
     y: Array
     blocks: Blocks
-
-
-Packed: TypeAlias = Mapping[str, Array]
-"""Statistics of both models on all parts as one array per type of number."""
 
 
 class Outputs(NamedTuple):
@@ -113,7 +110,8 @@ class Evaluator:
         y, blocks = devices.place((split.y, blocks), self._sharding)
         return EvaluationSet(inputs, y, blocks)
 
-    def _tally_block(self, part: Part, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> tuple[Sums, Sums]:
+    def _statistics(self, part: Part, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> Sums:
+        """The metrics' statistics of a block; the models are along the first axis."""
         outputs, y = self._predict_block(part, shared, block)
         mask = jnp.arange(self._width[part]) < block.length
 
@@ -122,9 +120,11 @@ class Evaluator:
             return {metric.name: metric.sums(predictions) for metric in self.metrics[part]}
 
         if self._executor == "loop":  # for functions that cannot be traced
-            return tally(outputs[0]), tally(outputs[1])
-        both = jax.vmap(tally)(jnp.stack(outputs))  # half as many kernels on a GPU as one model after the other
-        return jax.tree.map(itemgetter(0), both), jax.tree.map(itemgetter(1), both)
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(tally, outputs))
+        return jax.vmap(tally)(jnp.stack(outputs))  # half as many kernels on a GPU as one model after the other
+
+    def _tally_block(self, part: Part, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> Packed:
+        return pack(self._statistics(part, shared, block), axes=1)
 
     def _predict_block(
         self, part: Part, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks
@@ -148,14 +148,20 @@ class Evaluator:
         tallies: dict[str, Sums] = {}
         for part, samples in zip(self.metrics, sets, strict=True):
             shared = (samples, global_, personal)
+            shapes = jax.eval_shape(functools.partial(self._statistics, part), *_one_row(shared))
             if samples.blocks.client.size:
                 chunk = self._chunk(part, shared) if self._executor == "vmap" else None
                 blocks = self._tally_blocks[part](chunk=chunk)(shared, samples.blocks)
+                packed = {
+                    name: jax.ops.segment_sum(leaf, samples.blocks.client, self._clients)
+                    for name, leaf in blocks.items()
+                }
             else:
-                shapes = jax.eval_shape(functools.partial(self._tally_block, part), *_one_row(shared))
-                blocks = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), shapes)
-            by_client = _by_client(blocks, samples.blocks.client, self._clients)
-            tallies |= {f"{model}_{part}": sums for model, sums in zip(MODELS, by_client, strict=True)}
+                empty = jax.eval_shape(functools.partial(pack, axes=1), shapes)
+                packed = jax.tree.map(lambda leaf: jnp.zeros((self._clients, *leaf.shape), leaf.dtype), empty)
+            both = unpack(packed, shapes, axes=1)
+            for place, model in enumerate(MODELS):
+                tallies[f"{model}_{part}"] = jax.tree.map(itemgetter((slice(None), place)), both)
         return tallies
 
     def evaluate(self, global_: Tree, personal: Tree) -> Evaluation:
@@ -196,40 +202,14 @@ class Evaluator:
         return Outputs(both[0], both[1], labels, offsets)
 
     def pack(self, tallies: Tallies) -> Packed:
-        """What the host needs of the statistics, as one array per type: fetching many small ones takes longer."""
-        leaves, self._structure = jax.tree.flatten(combine(tallies, self.metrics))
-        self._leaves = [(str(leaf.dtype), leaf.shape, leaf.size) for leaf in leaves]
-        groups: dict[str, list[Array]] = {}
-        for leaf in leaves:
-            groups.setdefault(str(leaf.dtype), []).append(leaf.ravel())
-        return {name: jnp.concatenate(parts) for name, parts in groups.items()}
-
-    def _unpack(self, packed: Mapping[str, np.ndarray]) -> Mapping[str, Sums]:
-        """The statistics again, each with the seeds along its first axis."""
-        used, leaves = dict.fromkeys(packed, 0), []
-        for name, shape, size in self._leaves:
-            begin, used[name] = used[name], used[name] + size
-            flat = packed[name][:, begin : used[name]]
-            leaves.append(flat.reshape(len(flat), *shape))
-        return jax.tree.unflatten(self._structure, leaves)
+        """What the host needs of the statistics."""
+        combined = combine(tallies, self.metrics)
+        self._combined = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), combined)
+        return pack(combined)
 
     def summarise(self, packed: Packed) -> Evaluation:
         """The metrics' values from packed statistics that begin with the seeds."""
-        return summarise(self._unpack(jax.device_get(dict(packed))), self.metrics)
-
-
-def _by_client(blocks: Tree, owner: Array, clients: int) -> Tree:
-    """The sums over each client's blocks, of all statistics of one type at once: on a GPU each sum is a few kernels."""
-    leaves, structure = jax.tree.flatten(blocks)
-    found: list[Any] = [None] * len(leaves)
-    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-        places = [place for place, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        widths = [math.prod(leaves[place].shape[1:]) for place in places]
-        flat = [leaves[place].reshape(len(owner), width) for place, width in zip(places, widths, strict=True)]
-        total = jax.ops.segment_sum(jnp.concatenate(flat, axis=1), owner, clients)
-        for place, part in zip(places, jnp.split(total, np.cumsum(widths)[:-1], axis=1), strict=True):
-            found[place] = part.reshape(clients, *leaves[place].shape[1:])
-    return jax.tree.unflatten(structure, found)
+        return summarise(unpack(jax.device_get(dict(packed)), self._combined), self.metrics)
 
 
 def _block_width(sizes: np.ndarray) -> int:

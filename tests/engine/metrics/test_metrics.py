@@ -33,11 +33,18 @@ def _ece(logits, labels):
     return total
 
 
+def _linear_log2(x):
+    """log2 at powers of 2, and linear between them, to the digits that a float32 of the number's bits has."""
+    mantissa, exponent = np.frexp(np.float32(x))
+    return np.float32((exponent + 2.0 * mantissa + 125) * 2**23).astype(float) / 2**23 - 127
+
+
 def _binned_log_odds(logits):
     classes = logits.shape[1]
     rest = [logsumexp(np.delete(logits, c, 1), axis=1) for c in range(classes)]
-    u = logits - np.stack(rest, -1) + np.log(classes - 1)
-    return np.floor(64 * (1 + u / (2 + np.abs(u))))
+    s = _linear_log2((classes - 1) * np.exp(logits - np.stack(rest, -1)))
+    octaves = _linear_log2(np.abs(s) + 1 / 16) + 4  # from 1/16 on: 11 up to 128
+    return np.floor(36 * (1 + np.sign(s) * octaves / 11))
 
 
 def _one_against_rest(scores, labels):
@@ -186,12 +193,14 @@ def test_auroc_is_close_to_that_of_exact_ranks(scale, within, classes, dtype):
 
 
 def test_auroc_is_exact_if_all_scores_are_in_different_bins():
-    place = (np.arange(BINS) + 0.5) / (BINS / 2) - 1  # the middle of each bin
-    scores = 2 * place / (1 - np.abs(place))
-    labels = np.random.default_rng(0).integers(0, 2, BINS)
-    logits = np.stack([np.zeros(BINS), scores], -1)
-    assert sorted(np.asarray(bins(jnp.asarray(logits)))[1]) == list(range(BINS))
-    assert _value("auroc", logits, labels) == pytest.approx(sklearn.metrics.roc_auc_score(labels, scores), abs=1e-12)
+    place = (np.arange(0, BINS, 2) + 0.5) / (BINS / 2) - 1  # the middle of every other bin
+    score = np.sign(place) * (2 ** (11 * np.abs(place)) - 1) / 16
+    labels = np.random.default_rng(0).integers(0, 2, len(score))
+    logits = np.stack([np.zeros(len(score)), np.log(2) * score], -1)
+    for one in np.asarray(bins(jnp.asarray(logits))):
+        assert len(set(one)) == len(score)
+        assert min(one) <= 1 and max(one) >= BINS - 2
+    assert _value("auroc", logits, labels) == pytest.approx(sklearn.metrics.roc_auc_score(labels, score), abs=1e-12)
 
 
 def test_auroc_tells_apart_probabilities_that_round_to_1():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from pfedbred.engine.metrics.base import Metric, Predictions, as_float64, count
@@ -25,9 +26,9 @@ def _sums(predictions: Predictions) -> Gaps:
     confidence = 1 / jnp.sum(exponentials(predictions.outputs), 0)  # the largest exponential is 1
     gap = jnp.where(mask, correct(predictions) - confidence, 0)
     bins = jnp.clip(jnp.ceil(confidence * BINS), 1, BINS)  # the interval is open below and closed above
-    # A NaN is in no bin: it goes to all of them, so that the error is NaN too.
-    inside = (bins == jnp.arange(1, BINS + 1)[:, None]) | jnp.isnan(gap)
-    return Gaps(jnp.sum(jnp.where(inside, gap, 0), -1), count(mask))
+    inside = (bins[:, None] == jnp.arange(1, BINS + 1)).astype(gap.dtype)
+    # A product, so that a NaN, which is in no bin, makes all of them NaN, and the error too.
+    return Gaps(jnp.matmul(gap, inside, precision=jax.lax.Precision.HIGHEST), count(mask))
 
 
 def _condense(sums: Gaps) -> Array:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from pfedbred.engine.metrics.base import Mean, Metric, Predictions, mean, mean_value
-from pfedbred.engine.metrics.logits import one_hot, shifted
+from pfedbred.engine.metrics.logits import finite
+from pfedbred.tasks.classification import cross_entropy
 
 
 def _sums(predictions: Predictions) -> Mean:
-    logits = shifted(predictions.outputs)
-    own = jnp.sum(jnp.where(one_hot(predictions.labels, len(logits)), logits, 0), 0)
-    return mean(jnp.log(jnp.sum(jnp.exp(logits), 0)) - own, predictions.mask)
+    outputs, labels, _, mask = predictions
+    logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+    return mean(jnp.where(finite(outputs), cross_entropy(logits, labels), jnp.nan), mask)
 
 
 def nll() -> Metric:
