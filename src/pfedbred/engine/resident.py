@@ -16,6 +16,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.engine import devices, evaluation, screening, selection
 from pfedbred.engine.backend import Saved, check_client, check_seed
 from pfedbred.engine.keys import init_key, select_key
+from pfedbred.engine.packing import Packed
 from pfedbred.engine.plan import Plan
 from pfedbred.engine.responses import Responses
 from pfedbred.engine.round import (
@@ -152,7 +153,7 @@ class ResidentBackend(Simulation[State]):
             return state
         return jax.lax.fori_loop(0, rounds, lambda _, state: self._round(shards, state), state)
 
-    def _tally_one(self, shards: Shards, sets: list[evaluation.EvaluationSet], state: State) -> evaluation.Packed:
+    def _tally_one(self, shards: Shards, sets: list[evaluation.EvaluationSet], state: State) -> Packed:
         return self._evaluator.pack(self._evaluator.tally(sets, *self._models_one(shards, (), state)))
 
     def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
@@ -237,10 +238,10 @@ class ResidentBackend(Simulation[State]):
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
         )
 
-    def trace_shapes(self) -> tuple[State, evaluation.Packed]:
+    def trace_shapes(self) -> tuple[State, Packed]:
         """Shapes and types after a round and its evaluation, without computing them."""
 
-        def both(seeds: Array) -> tuple[State, evaluation.Packed]:
+        def both(seeds: Array) -> tuple[State, Packed]:
             state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds)))
             return state, self._tally_one(self.shards, self._evaluator.sets, state)
 

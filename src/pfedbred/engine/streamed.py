@@ -25,6 +25,7 @@ from pfedbred.engine import devices, evaluation, programs, screening, selection
 from pfedbred.engine.backend import Saved, check_client, check_seed
 from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Slots
 from pfedbred.engine.keys import init_key, select_key
+from pfedbred.engine.packing import Packed
 from pfedbred.engine.plan import Plan
 from pfedbred.engine.round import ClientRecord, Outcome, Shards, Shared, new_record, shards_of
 from pfedbred.engine.scores import Evaluation
@@ -133,7 +134,7 @@ class StreamedBackend(Simulation[StreamedState]):
     def _described_of(self, shared: Shared, records: ClientRecord) -> Info:
         return self.round.described(shared, (_places(shared), records))
 
-    def _tally(self, shared: Shared, sets: list[evaluation.EvaluationSet], records: ClientRecord) -> evaluation.Packed:
+    def _tally(self, shared: Shared, sets: list[evaluation.EvaluationSet], records: ClientRecord) -> Packed:
         global_ = self.algorithm.server.model(shared.server)
         return self._evaluator.pack(self._evaluator.tally(sets, global_, self._models_of(shared, records)))
 

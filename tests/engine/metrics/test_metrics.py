@@ -199,7 +199,8 @@ def test_auroc_is_exact_if_all_scores_are_in_different_bins():
     logits = np.stack([np.zeros(len(score)), np.log(2) * score], -1)
     for one in np.asarray(bins(jnp.asarray(logits))):
         assert len(set(one)) == len(score)
-        assert min(one) <= 1 and max(one) >= BINS - 2
+        assert min(one) <= 1
+        assert max(one) >= BINS - 2
     assert _value("auroc", logits, labels) == pytest.approx(sklearn.metrics.roc_auc_score(labels, score), abs=1e-12)
 
 
