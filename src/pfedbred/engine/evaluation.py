@@ -23,7 +23,7 @@ from pfedbred.data.federation import Federation, Part, Split
 from pfedbred.data.minibatches import Inputs
 from pfedbred.engine import devices, executors, metrics
 from pfedbred.engine.metrics import Metric, Predictions
-from pfedbred.engine.packing import Packed, pack, unpack
+from pfedbred.engine.packing import Packed, pack, shapes_of, unpack
 from pfedbred.engine.scores import MODELS, Evaluation, Sums, Tallies, chosen_metrics, combine, summarise
 from pfedbred.types import Array, Tree
 
@@ -92,6 +92,7 @@ class Evaluator:
         ]
         self._offsets = {part: split.offsets for part, split in federation.parts.items()}
         self._executor = executor
+        self._shapes: dict[Part, Tree] = {}  # of a part's statistics, once they are traced
         self._tally_blocks = {
             part: functools.cache(
                 functools.partial(executors.every, functools.partial(self._tally_block, part), executor, mesh=mesh)
@@ -124,7 +125,9 @@ class Evaluator:
         return jax.vmap(tally)(jnp.stack(outputs))  # half as many kernels on a GPU as one model after the other
 
     def _tally_block(self, part: Part, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks) -> Packed:
-        return pack(self._statistics(part, shared, block), axes=1)
+        statistics = self._statistics(part, shared, block)
+        self._shapes[part] = shapes_of(statistics)
+        return pack(statistics, axes=1)
 
     def _predict_block(
         self, part: Part, shared: tuple[EvaluationSet, Tree, Tree], block: Blocks
@@ -148,7 +151,6 @@ class Evaluator:
         tallies: dict[str, Sums] = {}
         for part, samples in zip(self.metrics, sets, strict=True):
             shared = (samples, global_, personal)
-            shapes = jax.eval_shape(functools.partial(self._statistics, part), *_one_row(shared))
             if samples.blocks.client.size:
                 chunk = self._chunk(part, shared) if self._executor == "vmap" else None
                 blocks = self._tally_blocks[part](chunk=chunk)(shared, samples.blocks)
@@ -157,9 +159,9 @@ class Evaluator:
                     for name, leaf in blocks.items()
                 }
             else:
-                empty = jax.eval_shape(functools.partial(pack, axes=1), shapes)
+                empty = jax.eval_shape(functools.partial(self._tally_block, part), *_one_row(shared))
                 packed = jax.tree.map(lambda leaf: jnp.zeros((self._clients, *leaf.shape), leaf.dtype), empty)
-            both = unpack(packed, shapes, axes=1)
+            both = unpack(packed, self._shapes[part], axes=1)
             for place, model in enumerate(MODELS):
                 tallies[f"{model}_{part}"] = jax.tree.map(itemgetter((slice(None), place)), both)
         return tallies
@@ -204,7 +206,7 @@ class Evaluator:
     def pack(self, tallies: Tallies) -> Packed:
         """What the host needs of the statistics."""
         combined = combine(tallies, self.metrics)
-        self._combined = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), combined)
+        self._combined = shapes_of(combined)
         return pack(combined)
 
     def summarise(self, packed: Packed) -> Evaluation:

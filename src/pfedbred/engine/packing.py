@@ -30,6 +30,11 @@ def pack(tree: Tree, axes: int = 0) -> Packed:
     return {name: jnp.concatenate(leaves, axis=-1) for name, leaves in groups.items()}
 
 
+def shapes_of(tree: Tree) -> Tree:
+    """What :func:`unpack` needs to know of a tree that is packed."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
 def unpack(packed: Mapping[str, AnyArray], like: Tree, axes: int = 0) -> Tree:
     """The tree again: ``like`` has the shapes and types that were packed with these ``axes``."""
     shapes, structure = jax.tree.flatten(like)
