@@ -10,6 +10,7 @@ implicit in the regulariser.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from pfedbred.types import Array, Tree
 
 Loss = Callable[[Tree], Array]
 _UNROLLED = 5  # up to this many steps are unrolled: a loop would copy the params at every step
+_SHORT = 200  # equations of a loss that is unrolled: copies of a longer one take long to compile, and save little
 
 
 class Problem(NamedTuple):
@@ -186,7 +188,7 @@ def prox(problem: Problem, solve: Solver, start: Tree) -> Solution:
             personal, state = carry
             return solve.update(problem, personal, *slopes(personal), state)
 
-        unroll = solve.steps if solve.steps <= _UNROLLED and not _has_loop(problem.loss, start) else 1
+        unroll = solve.steps if solve.steps <= _UNROLLED and _is_short(problem.loss, start) else 1
         personal, _ = jax.lax.fori_loop(0, solve.steps, step, (start, solve.init(start)), unroll=unroll)
         return Solution(personal, jnp.int32(solve.steps))
 
@@ -206,14 +208,17 @@ def prox(problem: Problem, solve: Solver, start: Tree) -> Solution:
     return Solution(personal, taken)
 
 
-def _has_loop(loss: Loss, at: Tree) -> bool:
-    """Whether the loss contains a loop, as a recurrent network's does: unrolling it would take long to compile."""
+def _is_short(loss: Loss, at: Tree) -> bool:
+    """Whether the loss has few equations and no loop, as recurrent networks have."""
 
-    def within(program: Any) -> bool:
+    def equations(program: Any) -> float:
+        """Their number, infinite with a loop."""
         inner = (each for equation in program.eqns for each in jax.extend.core.jaxprs_in_params(equation.params))
-        return any(each.primitive.name in ("scan", "while") for each in program.eqns) or any(map(within, inner))
+        if any(each.primitive.name in ("scan", "while") for each in program.eqns):
+            return math.inf
+        return len(program.eqns) + sum(map(equations, inner))
 
-    return within(jax.make_jaxpr(loss)(at).jaxpr)
+    return equations(jax.make_jaxpr(loss)(at).jaxpr) <= _SHORT
 
 
 def envelope(problem: Problem, solve: Solver, start: Tree) -> Array:

@@ -39,17 +39,17 @@ def group_norm(layer: Tree, x: Array, groups: int = GROUPS) -> Array:
     References: Wu and He, "Group Normalization", 2018; Hsieh, Phanishayee, Mutlu and Gibbons, "The Non-IID Data
     Quagmire of Decentralized Machine Learning", 2020; Reddi et al., "Adaptive Federated Optimization", 2021.
     """
-    places = tuple(range(1, x.ndim - 1))
-
-    def mean(values: Array) -> Array:
-        # Positions first, then the few channels: one sum over both would not run along memory.
-        by_channel = jnp.mean(values, axis=places, keepdims=True)
-        by_group = by_channel.reshape(*by_channel.shape[:-1], groups, -1)
-        return jnp.broadcast_to(by_group.mean(-1, keepdims=True), by_group.shape).reshape(by_channel.shape)
-
     wide = _wide(x)
-    center = mean(wide)
-    return _affine(layer, wide, center, mean(jnp.square(wide - center))).astype(x.dtype)
+    pivot, mean, variance = _moments(wide, tuple(range(1, x.ndim - 1)))
+
+    def of_group(channels: Array) -> Array:
+        by_group = channels.reshape(*channels.shape[:-1], groups, -1)
+        return jnp.broadcast_to(by_group.mean(-1, keepdims=True), by_group.shape).reshape(channels.shape)
+
+    # First by channel, then over the few channels: one mean over both would not run along memory.
+    center = of_group(pivot + mean)
+    variance = of_group(variance + jnp.square(pivot + mean - center))
+    return _scaled(layer, wide, pivot, center - pivot, variance).astype(x.dtype)
 
 
 def layer_norm(layer: Tree, x: Array) -> Array:
@@ -65,15 +65,16 @@ def batch_norm(layer: Tree, x: Array, statistics: Tree | None = None) -> Array:
     References: Ioffe and Szegedy, "Batch Normalization", 2015.
     """
     wide = _wide(x)
-    mean, variance = _moments(wide) if statistics is None else (statistics["mean"], statistics["variance"])
-    return _affine(layer, wide, mean, variance).astype(x.dtype)
+    if statistics is None:
+        return _scaled(layer, wide, *_moments(wide, tuple(range(x.ndim - 1)))).astype(x.dtype)
+    return _affine(layer, wide, statistics["mean"], statistics["variance"]).astype(x.dtype)
 
 
 def observed(x: Array) -> Tree:
     """The mean of each channel and its variance, unbiased as in PyTorch (except of a single number)."""
-    mean, variance = _moments(_wide(x))
+    pivot, mean, variance = _moments(_wide(x), tuple(range(x.ndim - 1)))
     count = x.size // x.shape[-1]
-    return {"mean": mean, "variance": variance * count / max(count - 1, 1)}
+    return {"mean": (pivot + mean).ravel(), "variance": variance.ravel() * count / max(count - 1, 1)}
 
 
 def with_norm(
@@ -136,11 +137,23 @@ def _wide(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _moments(x: Array) -> tuple[Array, Array]:
-    """The mean and the biased variance of each channel."""
-    axes = tuple(range(x.ndim - 1))
-    mean = x.mean(axes)
-    return mean, jnp.square(x - mean).mean(axes)
+def _moments(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    """A value of x, the mean along these axes minus that value, and the biased variance; the axes stay, of length 1.
+
+    Both sums take one pass over x. About a value of x, the mean of squares minus the squared mean is accurate: over n
+    numbers, the variance is at least the squared mean over n - 1.
+    """
+    first = tuple(slice(1) if axis in axes else slice(None) for axis in range(x.ndim))
+    pivot = jax.lax.stop_gradient(x[first])  # the moments do not depend on it
+    offsets = x - pivot
+    mean = offsets.mean(axes, keepdims=True)
+    return pivot, mean, jnp.square(offsets).mean(axes, keepdims=True) - jnp.square(mean)
+
+
+def _scaled(layer: Tree, x: Array, pivot: Array, mean: Array, variance: Array) -> Array:
+    """The affine map of moments from :func:`_moments`, whose gradient needs one pass for all its sums."""
+    factor = layer["scale"] * jax.lax.rsqrt(variance + _EPSILON)
+    return (x - pivot) * factor + (layer["shift"] - mean * factor)
 
 
 def _affine(layer: Tree, x: Array, mean: Array, variance: Array) -> Array:

@@ -59,7 +59,10 @@ ARTIFACTS: dict[str, Artifact] = {
         tracked=True,
     ),
     "fair": Artifact(
-        "Beyond the paper: many methods and data sets, each tuned alike on validation samples", run_fair, runs=True
+        "Beyond the paper: many methods and data sets, each tuned alike on validation samples",
+        run_fair,
+        runs=True,
+        in_jobs=True,
     ),
     "eta": Artifact(
         "Beyond the paper: mg with eta off, as printed, or chosen on validation samples", run_eta, runs=True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -27,6 +28,7 @@ from pfedbred.experiment.space import Range, Space
 from pfedbred.experiment.sweep import sweep
 from pfedbred.io.shapes import NUMBER, Maybe, Some
 from pfedbred.paper.fair_report import write_report
+from pfedbred.paper.jobs import run_jobs
 from pfedbred.paper.records import Request, chosen, load_or_measure, read_measured, record_file, rounded
 from pfedbred.runs.figures import places
 
@@ -134,14 +136,21 @@ def run_fair(request: Request) -> None:
     arenas = chosen("column", ARENAS, request.columns)
     rows = chosen("row", CONTENDERS, request.rows)
     if request.run:
-        for arena, split, row in product(arenas, SPLITS, rows):
-            try:
-                measured("fair", arena, split, row, CONTENDERS[row], request)
-            except SettingError as problem:  # the others may still run
-                request.say(f"fair {arena} {row}, split {split}: cannot be run: {problem}")
+        cells = product(arenas, SPLITS, rows)
+        run_jobs([partial(_run_cell, arena, split, row) for arena, split, row in cells], request)
     found = {arena: {row: recorded("fair", arena, row, request) for row in CONTENDERS} for arena in ARENAS}
     arenas_found = {name: (ARENAS[name], records) for name, records in found.items()}
     write_report(request.out, arenas_found, len(SPLITS), request.say)
+
+
+def _run_cell(arena: str, split: int, row: str, request: Request) -> list[SettingError]:
+    """Measures one row on one split of an arena, or says why it cannot be run."""
+    try:
+        measured("fair", arena, split, row, CONTENDERS[row], request)
+    except SettingError as problem:  # the others may still run
+        request.say(f"fair {arena} {row}, split {split}: cannot be run: {problem}")
+        return [problem]
+    return []
 
 
 def recorded(table: str, name: str, row: str, request: Request) -> dict[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Several trainings of a table at once, each in its own process: one compiles while another uses the GPU."""
+"""Several cells of a table at once, each in its own process: one compiles while another uses the GPU."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import dataclasses
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from pfedbred.data.sources.hub import cache_folder
 from pfedbred.engine import keep_programs, use_all_cores
 from pfedbred.errors import SettingError
 from pfedbred.experiment.callbacks import Interruption, Stopped
 from pfedbred.paper.records import Request
-from pfedbred.paper.rows import Table
-from pfedbred.paper.running import Training, run_training
 from pfedbred.report.terminal import progress_lines
 
 _POLL = 0.5  # seconds between checks whether to stop
@@ -32,8 +30,14 @@ class _Outcome(NamedTuple):
     stopped: tuple[str, str] | None
 
 
-def run_jobs(table: Table, trainings: Sequence[Training], request: Request, jobs: int) -> list[SettingError]:
-    """Runs the trainings, ``jobs`` at a time; returns why some cannot be run."""
+Job: TypeAlias = Callable[[Request], list[SettingError]]
+"""Some cells of a table: runs what is missing of them, and returns why some cannot be run. It can be pickled."""
+
+
+def run_jobs(jobs: Sequence[Job], request: Request) -> list[SettingError]:
+    """Runs the jobs, as many at a time as the request says; returns why some cells cannot be run."""
+    if request.jobs == 1:
+        return [problem for job in jobs for problem in job(request)]
     share_memory()
     context = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
     stop, problems, stopped = context.Event(), list[SettingError](), list[Stopped]()
@@ -41,8 +45,8 @@ def run_jobs(table: Table, trainings: Sequence[Training], request: Request, jobs
     plain = dataclasses.replace(request, interruption=None, say=print, progress=progress_lines)
     listening = interruption.listening() if request.interruption else nullcontext()
     start = (stop, interruption.end)
-    with listening, ProcessPoolExecutor(jobs, context, _prepare, start) as pool:
-        waiting: set[Future[_Outcome]] = {pool.submit(_work, table, each, plain) for each in trainings}
+    with listening, ProcessPoolExecutor(request.jobs, context, _prepare, start) as pool:
+        waiting: set[Future[_Outcome]] = {pool.submit(_work, each, plain) for each in jobs}
         while waiting:
             done, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
             if interruption.check():
@@ -88,7 +92,7 @@ class _Follower(Interruption):
         return super().check(needed)
 
 
-_following: list[_Follower] = []  # this process's follower, if it runs trainings for another process
+_following: list[_Follower] = []  # this process's follower, if it runs jobs for another process
 
 
 def _prepare(stop: Any, end: float | None) -> None:
@@ -100,12 +104,12 @@ def _prepare(stop: Any, end: float | None) -> None:
     _following.append(_Follower(stop, end))
 
 
-def _work(table: Table, training: Training, request: Request) -> _Outcome:
-    """Runs a training in this process."""
+def _work(job: Job, request: Request) -> _Outcome:
+    """Runs a job in this process."""
     lines: list[str] = []
     request = dataclasses.replace(request, say=lines.append, interruption=_following[0])
     try:
-        problems = run_training(table, training, request)
+        problems = job(request)
     except Stopped as stopped:
         return _Outcome(lines, [], (stopped.reason, str(stopped)))
     return _Outcome(lines, list(map(str, problems)), None)

@@ -9,6 +9,7 @@ record holds the checkpoints.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 
 from pfedbred.errors import SettingError
@@ -39,13 +40,10 @@ def run_table(table: Table, request: Request) -> list[Cell]:
 
 
 def _run_missing(table: Table, columns: Sequence[str], rows: Sequence[str], request: Request) -> None:
-    trainings = [
-        Training(column, split, first, tuple(also))
+    jobs = [
+        partial(run_training, table, Training(column, split, first, tuple(also)))
         for column, split, (first, *also) in product(columns, table.splits, table.trainings(rows))
     ]
-    if request.jobs > 1:
-        problems = run_jobs(table, trainings, request, request.jobs)
-    else:
-        problems = [problem for each in trainings for problem in run_training(table, each, request)]
+    problems = run_jobs(jobs, request)
     if len(problems) == len(columns) * len(table.splits) * len(rows):
         raise problems[0]
