@@ -77,11 +77,15 @@ def _cores() -> int:
 
 
 def compiler_options() -> dict[str, Any]:
-    """Options for XLA. On GPUs: do not merge matrix products that share an operand.
+    """Options for XLA, on GPUs.
 
-    To join them it copies the other factors, which for clients' params are most of the memory that a step reads.
+    Do not merge matrix products that share an operand: to join them it copies the other factors, which for clients'
+    params are most of the memory that a step reads. Do not recompute values to save memory: of a program that does not
+    fit this takes minutes to compile, and fewer clients at a time save more.
     """
-    return {"xla_gpu_dot_merger_threshold_mb": 0} if jax.default_backend() == "gpu" else {}
+    if jax.default_backend() != "gpu":
+        return {}
+    return {"xla_gpu_dot_merger_threshold_mb": 0, "xla_disable_hlo_passes": "rematerialization"}
 
 
 class TooLarge(SettingError):

@@ -105,7 +105,7 @@ class Convolution(NamedTuple):
         rhs = self.dimension_numbers.rhs_spec
         plain = self.feature_group_count == 1 and set(self.lhs_dilation) == {1}
         return plain and convolution_kernels.faster(
-            wanted, (*self.window, self.k[rhs[1]], self.k[rhs[0]]), self.window_strides, dtype
+            wanted, (*self.window, self.k[rhs[1]], self.k[rhs[0]]), self.window_strides, dtype, self.precision
         )
 
     def by_kernels(self, a: Array, b: Array, wanted: str) -> Array:
@@ -114,7 +114,7 @@ class Convolution(NamedTuple):
         order = {"x": (lhs[0], *lhs[2:], lhs[1]), "k": (*rhs[2:], rhs[1], rhs[0]), "y": (out[0], *out[2:], out[1])}
         a, b = (each.transpose(order[name]) for each, name in zip((a, b), GIVEN[wanted], strict=True))
         before = tuple(low for low, _ in self.padding)
-        how: Any = (self.sides(wanted), self.window, self.window_strides, self.rhs_dilation, before, self.precision)
+        how: Any = (self.sides(wanted), self.window, self.window_strides, self.rhs_dilation, before)
         found = convolution_kernels.compute(wanted, a, b, *how)
         return found.transpose(np.argsort(order[wanted]))
 

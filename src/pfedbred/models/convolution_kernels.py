@@ -68,7 +68,6 @@ def compute(
     strides: tuple[int, int],
     dilation: tuple[int, int],
     padding: tuple[int, int],
-    precision: Any = None,
 ) -> Array:
     """y of (x, k), x' of (y', k) or k' of (x, y'); x and y are (n, height, width, channels), k is (*window, c, o).
 
@@ -81,52 +80,64 @@ def compute(
       strides: s.
       dilation: d, of the kernel.
       padding: p, before the first row and column.
-      precision: the precision of the products.
     """
+    if a.dtype == jnp.float32:
+        (a, one), (b, other) = _as_half(a), _as_half(b)
+        return compute(wanted, a, b, sides, window, strides, dilation, padding) * one * other
     there = Reading(strides, dilation, (-padding[0], -padding[1]), (1, 1))
     back = Reading((1, 1), (-dilation[0], -dilation[1]), padding, strides)
     if wanted == "k":
         pixels = b.shape[0] * b.shape[1] * b.shape[2]
-        found = correlated(a, b, window, there, *_cut_sum(pixels, a.shape[3], b.shape[3], a.dtype), precision)
+        found = correlated(a, b, window, there, *_cut_sum(pixels, a.shape[3], b.shape[3]))
         return found.reshape(*window, *found.shape[1:])
     kernel = b.reshape(-1, *b.shape[2:])
     kernel = kernel.transpose(0, 2, 1) if wanted == "y" else kernel
     read = there if wanted == "y" else back
-    return gathered(a, kernel, sides, window, read, _cut(kernel.shape[1], kernel.shape[2], a.dtype), precision)
+    return gathered(a, kernel, sides, window, read, _cut(kernel.shape[1], kernel.shape[2]))
 
 
-def faster(wanted: str, k: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> bool:
+def _as_half(x: Array) -> tuple[Array, Array]:
+    """x in half precision, scaled by a power of two so that its largest number is nearly as large as it can be.
+
+    Half precision has the digits that GPUs keep of float32 in products, but not its range: numbers below 2^-29 of the
+    largest lose digits, those below 2^-40 are lost. Also returns the factor that undoes the scaling.
+    """
+    exponent = jnp.maximum(jnp.frexp(jnp.max(jnp.abs(x)))[1], -111)  # so that no power of two is out of range
+    return (x * jnp.ldexp(jnp.float32(1), 15 - exponent)).astype(jnp.float16), jnp.ldexp(jnp.float32(1), exponent - 15)
+
+
+def faster(wanted: str, k: tuple[int, ...], strides: tuple[int, ...], dtype: Any, precision: Any = None) -> bool:
     """Whether the kernels are faster than slices, for a kernel of shape (*window, channels, outputs).
 
     As measured layer by layer on an H200 with 20 clients: 3x3 layers of ResNet-18 and ResNet-8 with 20 samples, the
-    second layer of PFLlib's CNN with 10. Where this is true, the kernels took 0.1 to 1.05 of the time of slices;
-    elsewhere mostly more: with more outputs, the copies they save matter less, and with strides, x' multiplies by
-    zeros.
+    second layer of PFLlib's CNN with 10. Where this is true, the kernels took 0.2 to 1 of the time of slices; elsewhere
+    mostly more: with more outputs, the copies they save matter less, and with strides, x' multiplies by zeros. Not for
+    float32 whose products must not be rounded.
     """
     *window, channels, outputs = k
-    columns, strided = channels if wanted == "x" else outputs, max(strides) > 1
     if len(window) != 2 or min(window) == 1 or max(window) > 5 or min(channels, outputs) < _SMALLEST:
         return False
-    if dtype == jnp.float32:
-        return columns <= 128 and (not strided or wanted == "y")
-    return dtype == jnp.bfloat16 and columns <= 256 and not (strided and wanted == "x")
+    if dtype != jnp.bfloat16 and not (dtype == jnp.float32 and _may_round(precision)):
+        return False
+    return (channels if wanted == "x" else outputs) <= 256 and not (wanted == "x" and max(strides) > 1)
 
 
-def _cut(outputs: int, channels: int, dtype: Any) -> Tile:
+def _may_round(precision: Any) -> bool:
+    """Whether factors of float32 may be rounded, as GPUs do unless they are told not to."""
+    return all(each in (None, jax.lax.Precision.DEFAULT) for each in jax.tree.leaves(precision))
+
+
+def _cut(outputs: int, channels: int) -> Tile:
     """The tiles of y and x'."""
-    if dtype == jnp.float32:
-        return Tile(128, _side(outputs, 64), _side(channels, 32), 4, 3)
-    rows, columns = (128, 64) if outputs < 128 else (64, 128)
-    return Tile(rows, _side(outputs, columns), _side(channels, 64), 4, 3)
+    return Tile(128, _side(outputs, 128), _side(channels, 64), 8, 3)
 
 
-def _cut_sum(pixels: int, channels: int, outputs: int, dtype: Any) -> tuple[Tile, int, bool]:
-    """The tiles of k', the number of parts of its sum, and whether the sum runs along memory."""
-    single = dtype == jnp.float32
-    parts = min(4, max(1, pixels // (2560 if single else 5120)))
+def _cut_sum(pixels: int, channels: int, outputs: int) -> tuple[Tile, int]:
+    """The tiles of k', and the number of parts of its sum."""
+    parts = min(4, max(1, pixels // 2560))
     if min(channels, outputs) < 128:
-        return Tile(_side(channels, 64), _side(outputs, 64), 64, 4, 3), parts, single
-    return Tile(128, 128, 32 if single else 64, 8, 3), parts, single
+        return Tile(_side(channels, 64), _side(outputs, 64), 64, 4, 4), parts
+    return Tile(128, 128, 64, 8, 3), parts
 
 
 def _side(size: int, largest: int) -> int:
@@ -141,7 +152,6 @@ def gathered(
     window: tuple[int, int],
     read: Reading,
     tile: Tile,
-    precision: Any = None,
 ) -> Array:
     """out[n, i, o] = sum_q sum_c x[n, read(i, q), c] kernel[q, o, c], of shape (n, *sides, o).
 
@@ -152,13 +162,12 @@ def gathered(
       window: height and width of the window.
       read: where to read.
       tile: how to tile the product.
-      precision: of the products.
     """
     outputs = kernel.shape[1]
     rows = x.shape[0] * sides[0] * sides[1]
     call = pallas.pallas_call(
-        partial(_gathered_kernel, x.shape, outputs, sides, window, read, tile, precision),
-        out_shape=jax.ShapeDtypeStruct((rows, outputs), x.dtype),
+        partial(_gathered_kernel, x.shape, outputs, sides, window, read, tile),
+        out_shape=jax.ShapeDtypeStruct((rows, outputs), _result(x.dtype)),
         grid=(pallas.cdiv(rows, tile.rows), pallas.cdiv(outputs, tile.columns)),
         interpret=jax.default_backend() == "cpu",
         compiler_params=triton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
@@ -169,6 +178,11 @@ def gathered(
 def _wide(dtype: Any) -> Any:
     """The type of sums."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def _result(dtype: Any) -> Any:
+    """The type of results: half precision stands for float32, and its range is too small for sums."""
+    return jnp.float32 if dtype == jnp.float16 else dtype
 
 
 def _split(number: Array, by: int) -> tuple[Array, Array]:
@@ -196,7 +210,6 @@ def _gathered_kernel(
     window: tuple[int, int],
     read: Reading,
     tile: Tile,
-    precision: Any,
     x: Any,
     kernel: Any,
     out: Any,
@@ -219,7 +232,7 @@ def _gathered_kernel(
         left = triton.load(x.at[sample[:, None], i[:, None], j[:, None], channel[None]], mask=mask, other=0)
         mask = (column < outputs)[:, None] & (channel < channels)[None]
         right = triton.load(kernel.at[element, column[:, None], channel[None]], mask=mask, other=0)
-        return sums + jnp.dot(left, right.T, precision=precision, preferred_element_type=sums.dtype)
+        return sums + jnp.dot(left, right.T, preferred_element_type=sums.dtype)
 
     start = jnp.zeros((tile.rows, tile.columns), _wide(out.dtype))
     sums = jax.lax.fori_loop(0, window[0] * window[1] * pieces, step, start)
@@ -227,36 +240,21 @@ def _gathered_kernel(
     triton.store(out.at[row[:, None], column[None]], sums.astype(out.dtype), mask=inside)
 
 
-def correlated(
-    x: Array,
-    y: Array,
-    window: tuple[int, int],
-    read: Reading,
-    tile: Tile,
-    parts: int,
-    pixels_last: bool = False,
-    precision: Any = None,
-) -> Array:
+def correlated(x: Array, y: Array, window: tuple[int, int], read: Reading, tile: Tile, parts: int) -> Array:
     """out[q, c, o] = sum_n sum_i x[n, read(i, q), c] y[n, i, o], of shape (elements of the window, channels, outputs).
 
     The sum is split into ``parts``: one tile per element, with a long sum, would leave most of a GPU idle.
-    ``pixels_last`` copies x and y so that the sum runs along memory, as products of float32 need it on these GPUs.
     """
-    samples, height, width, channels = x.shape
-    elements, outputs = window[0] * window[1], y.shape[3]
-    shapes = (samples, height, width, channels), (y.shape[1], y.shape[2]), outputs
-    y = y.reshape(-1, outputs)
-    if pixels_last:
-        x, y = x.transpose(3, 0, 1, 2), y.T
+    channels, elements, outputs = x.shape[3], window[0] * window[1], y.shape[3]
     across, along = pallas.cdiv(channels, tile.rows), pallas.cdiv(outputs, tile.columns)
     call = pallas.pallas_call(
-        partial(_correlated_kernel, *shapes, window, read, tile, parts, across, pixels_last, precision),
+        partial(_correlated_kernel, x.shape, (y.shape[1], y.shape[2]), outputs, window, read, tile, parts, across),
         out_shape=jax.ShapeDtypeStruct((parts, elements, channels, outputs), _wide(x.dtype)),
         grid=(elements * across, along, parts),
         interpret=jax.default_backend() == "cpu",
         compiler_params=triton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
     )
-    return jnp.sum(call(x, y), axis=0).astype(x.dtype)
+    return jnp.sum(call(x, y.reshape(-1, outputs)), axis=0).astype(_result(x.dtype))
 
 
 def _correlated_kernel(
@@ -268,8 +266,6 @@ def _correlated_kernel(
     tile: Tile,
     parts: int,
     across: int,
-    pixels_last: bool,
-    precision: Any,
     x: Any,
     y: Any,
     out: Any,
@@ -290,17 +286,11 @@ def _correlated_kernel(
         i, above = _source(read, 0, vertical, down, height)
         j, beside = _source(read, 1, horizontal, aside, width)
         inside = above & beside & (row < pixels)
-        if pixels_last:
-            mask = inside[None] & (channel < channels)[:, None]
-            left = triton.load(x.at[channel[:, None], sample[None], i[None], j[None]], mask=mask, other=0)
-            mask = (row < pixels)[None] & (column < outputs)[:, None]
-            right = triton.load(y.at[column[:, None], row[None]], mask=mask, other=0).T
-        else:
-            mask = inside[:, None] & (channel < channels)[None]
-            left = triton.load(x.at[sample[:, None], i[:, None], j[:, None], channel[None]], mask=mask, other=0).T
-            mask = (row < pixels)[:, None] & (column < outputs)[None]
-            right = triton.load(y.at[row[:, None], column[None]], mask=mask, other=0)
-        return sums + jnp.dot(left, right, precision=precision, preferred_element_type=sums.dtype)
+        mask = inside[:, None] & (channel < channels)[None]
+        left = triton.load(x.at[sample[:, None], i[:, None], j[:, None], channel[None]], mask=mask, other=0)
+        mask = (row < pixels)[:, None] & (column < outputs)[None]
+        right = triton.load(y.at[row[:, None], column[None]], mask=mask, other=0)
+        return sums + jnp.dot(left.T, right, preferred_element_type=sums.dtype)
 
     start = jnp.zeros((tile.rows, tile.columns), out.dtype)
     sums = jax.lax.fori_loop(0, steps, step, start)
