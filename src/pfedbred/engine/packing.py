@@ -26,7 +26,7 @@ def pack(tree: Tree, axes: int = 0) -> Packed:
     """The leaves side by side, after the first ``axes``, which they have in common."""
     groups: dict[str, list[Array]] = {}
     for leaf in jax.tree.leaves(tree):
-        groups.setdefault(str(leaf.dtype), []).append(leaf.reshape(*leaf.shape[:axes], math.prod(leaf.shape[axes:])))
+        groups.setdefault(leaf.dtype.name, []).append(leaf.reshape(*leaf.shape[:axes], math.prod(leaf.shape[axes:])))
     return {name: jnp.concatenate(leaves, axis=-1) for name, leaves in groups.items()}
 
 
@@ -41,7 +41,8 @@ def unpack(packed: Mapping[str, AnyArray], like: Tree, axes: int = 0) -> Tree:
     used = dict.fromkeys(packed, 0)
     leaves = []
     for leaf in shapes:
-        flat, begin = packed[str(leaf.dtype)], used[str(leaf.dtype)]
-        end = used[str(leaf.dtype)] = begin + math.prod(leaf.shape[axes:])
+        name = leaf.dtype.name
+        flat, begin = packed[name], used[name]
+        end = used[name] = begin + math.prod(leaf.shape[axes:])
         leaves.append(flat[..., begin:end].reshape(*flat.shape[:-1], *leaf.shape[axes:]))
     return jax.tree.unflatten(structure, leaves)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pfedbred.data.sources.hub import cache_folder
 from pfedbred.engine import keep_programs, use_all_cores
+from pfedbred.engine.devices import is_out_of_memory
 from pfedbred.errors import SettingError
 from pfedbred.experiment.callbacks import Interruption, Stopped
 from pfedbred.paper.records import Request
@@ -109,7 +110,12 @@ def _work(job: Job, request: Request) -> _Outcome:
     lines: list[str] = []
     request = dataclasses.replace(request, say=lines.append, interruption=_following[0])
     try:
-        problems = job(request)
+        problems = list(map(str, job(request)))
     except Stopped as stopped:
         return _Outcome(lines, [], (stopped.reason, str(stopped)))
-    return _Outcome(lines, list(map(str, problems)), None)
+    except Exception as problem:
+        if not is_out_of_memory(problem):
+            raise
+        problems = ["out of memory: use fewer --jobs, and run the same command again"]
+        lines += problems  # the other jobs may still run
+    return _Outcome(lines, problems, None)
