@@ -13,7 +13,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from pfedbred.engine import metrics
 from pfedbred.engine.metrics import METRICS, Predictions
-from pfedbred.engine.metrics.auroc import BINS, bins
+from pfedbred.engine.metrics.auroc import bins, count_of_bins
 from pfedbred.errors import SettingError
 
 BLOCKS, WIDTH, CLIENTS = 6, 8, 3
@@ -39,12 +39,19 @@ def _linear_log2(x):
     return np.float32((exponent + 2.0 * mantissa + 125) * 2**23).astype(float) / 2**23 - 127
 
 
+def _linear_exp2(x):
+    """Its inverse."""
+    whole = np.floor(x)
+    return 2**whole * (1 + x - whole)
+
+
 def _binned_log_odds(logits):
     classes = logits.shape[1]
     rest = [logsumexp(np.delete(logits, c, 1), axis=1) for c in range(classes)]
     s = _linear_log2((classes - 1) * np.exp(logits - np.stack(rest, -1)))
     octaves = _linear_log2(np.abs(s) + 1 / 16) + 4  # from 1/16 on: 11 up to 128
-    return np.floor(36 * (1 + np.sign(s) * octaves / 11))
+    half = {2: 384, 3: 256, 5: 152, 10: 72}[classes] / 2
+    return np.floor(half * (1 + np.sign(s) * octaves / 11))
 
 
 def _one_against_rest(scores, labels):
@@ -192,15 +199,34 @@ def test_auroc_is_close_to_that_of_exact_ranks(scale, within, classes, dtype):
     assert _value("auroc", logits, labels) == pytest.approx(exact, abs=within)
 
 
+@pytest.mark.parametrize(("positive", "spread", "within"), [(0.06, 0.3, 0.005), (0.06, 1, 0.001), (0.2, 0.3, 0.001)])
+def test_auroc_of_rare_positives_is_close_to_that_of_exact_ranks(positive, spread, within):
+    rng = np.random.default_rng(0)
+    labels = (rng.random(4000) < positive).astype(int)
+    score = np.log(positive / (1 - positive)) + spread * (rng.normal(size=4000) + labels)
+    exact = sklearn.metrics.roc_auc_score(labels, score)
+    assert _value("auroc", np.stack([np.zeros(4000), score], -1), labels) == pytest.approx(exact, abs=within)
+
+
+def test_auroc_has_more_bins_for_fewer_classes():
+    assert {classes: count_of_bins(classes) for classes in (2, 3, 5, 10, 62)} == {
+        2: 384,
+        3: 256,
+        5: 152,
+        10: 72,
+        62: 48,
+    }
+
+
 def test_auroc_is_exact_if_all_scores_are_in_different_bins():
-    place = (np.arange(0, BINS, 2) + 0.5) / (BINS / 2) - 1  # the middle of every other bin
-    score = np.sign(place) * (2 ** (11 * np.abs(place)) - 1) / 16
+    count = count_of_bins(2)
+    place = (np.arange(0, count, 2) + 0.5) / (count / 2) - 1  # the middle of every other bin
+    score = np.sign(place) * (_linear_exp2(11 * np.abs(place) - 4) - 1 / 16)
     labels = np.random.default_rng(0).integers(0, 2, len(score))
-    logits = np.stack([np.zeros(len(score)), np.log(2) * score], -1)
-    for one in np.asarray(bins(jnp.asarray(logits))):
-        assert len(set(one)) == len(score)
-        assert min(one) <= 1
-        assert max(one) >= BINS - 2
+    logits = np.stack([np.zeros(len(score)), np.log(_linear_exp2(score))], -1)
+    each = np.asarray(bins(jnp.asarray(logits)))
+    assert len(set(each[0])) == len(score)
+    assert sorted(each[1]) == list(range(0, count, 2))
     assert _value("auroc", logits, labels) == pytest.approx(sklearn.metrics.roc_auc_score(labels, score), abs=1e-12)
 
 
