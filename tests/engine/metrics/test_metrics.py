@@ -220,13 +220,13 @@ def test_auroc_has_more_bins_for_fewer_classes():
 
 def test_auroc_is_exact_if_all_scores_are_in_different_bins():
     count = count_of_bins(2)
-    place = (np.arange(0, count, 2) + 0.5) / (count / 2) - 1  # the middle of every other bin
+    place = (np.arange(0, count, 4) + 0.5) / (count / 2) - 1  # the middle of every fourth bin
     score = np.sign(place) * (_linear_exp2(11 * np.abs(place) - 4) - 1 / 16)
     labels = np.random.default_rng(0).integers(0, 2, len(score))
     logits = np.stack([np.zeros(len(score)), np.log(_linear_exp2(score))], -1)
     each = np.asarray(bins(jnp.asarray(logits)))
     assert len(set(each[0])) == len(score)
-    assert sorted(each[1]) == list(range(0, count, 2))
+    assert sorted(each[1]) == list(range(0, count, 4))
     assert _value("auroc", logits, labels) == pytest.approx(sklearn.metrics.roc_auc_score(labels, score), abs=1e-12)
 
 
