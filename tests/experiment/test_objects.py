@@ -168,16 +168,11 @@ def test_importable_parts_are_recorded_by_their_path_and_run_again(call, tmp_pat
 
 def test_a_dataset_is_recorded_by_its_path_and_run_again(call, tmp_path):
     """As an object, from its config.yaml, from the shell, and resumed: always with the options of a named dataset."""
-
     options = {**NAMED, "model": "mclr", "dataset": custom.small, "split": "iid", "clients": 3}
     pfedbred.run(**options, out=tmp_path / "first")
     said = yaml.safe_load((tmp_path / "first" / "config.yaml").read_text())
-    assert (said["dataset"], said["split"], said["clients"], said["split_seed"]) == (
-        "support.custom:small",
-        "iid",
-        3,
-        5,
-    )
+    assert said["dataset"] == "support.custom:small"
+    assert (said["split"], said["clients"], said["split_seed"]) == ("iid", 3, 5)
     summary = json.loads((tmp_path / "first" / "summary.json").read_text())
     assert summary["dataset"] == "small"
     code, _, err = call("run", "first/config.yaml")

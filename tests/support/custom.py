@@ -16,6 +16,10 @@ def federation():
     return small_federation()
 
 
+def on_demand():
+    return pfedbred.data.population("synthetic", clients=3)
+
+
 def rows(data_dir, clients, seed):
     """The samples of :func:`federation` before they are split."""
     whole = federation()

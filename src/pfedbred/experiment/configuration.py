@@ -95,8 +95,9 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         if not data_elsewhere:
             experiment = experiment._with_data_defaults()
         experiment = experiment._with_metrics()
-        ready = isinstance(experiment.dataset, Federation | Population)  # a Dataset's own number is only a default
-        experiment._check_selection((experiment.dataset if ready else experiment).clients)
+        # A Dataset has a number of clients too, but that is only a default.
+        fixed = experiment.dataset if isinstance(experiment.dataset, Federation | Population) else experiment
+        experiment._check_selection(fixed.clients)
         experiment = experiment._with_aggregated(experiment.clients)
         return experiment._checked_from(self)
 
