@@ -137,3 +137,18 @@ def test_the_picture_fits_any_number_of_clients(clients, tmp_path):
     image = np.asarray(Image.open(tmp_path / "x.png").convert("L"))
     assert image.shape[1] <= 2400
     assert 0.002 < np.mean(image < 250) < 0.6
+
+
+def test_a_dataset_by_its_import_path(call, tmp_path):
+    code, out, err = call(
+        "data", "prepare", "support.custom:small", "--split", "iid", "--clients", "3", "--out", "s.fed"
+    )
+    assert code == 0, err
+    assert "small: 3 clients" in out
+    assert pfedbred.load(tmp_path / "s.fed").clients == 3
+    code, _, err = call("data", "show", "support.custom:on_demand")
+    assert code == 2
+    assert err == (
+        "pfedbred: the clients of support.custom:on_demand are generated on demand: there is no data to show or "
+        "to write\n"
+    )

@@ -73,7 +73,7 @@ def test_objects_are_accepted_like_names(prepared):
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [
-        (3, "dataset must be a name, a path, a Federation, a Population or a function returning one, not 3"),
+        (3, "dataset must be a name, a path, a Dataset, a Federation, a Population or a function .*, not 3"),
         (None, "dataset must be .*, not None"),
         (lambda: [1, 2], "the dataset function must return a Federation, not a list"),
         (Path("digits"), "there is no file digits"),
@@ -128,6 +128,32 @@ def test_a_new_dataset_is_one_entry_of_the_table(monkeypatch):
 
     monkeypatch.setitem(data.DATASETS, "mine", data.Dataset(pool, every_third, clients=2))
     assert pfedbred.load("mine(6)").train.x.argmax(axis=1).tolist() == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"split": "iid", "clients": 5, "seed": 3, "test_fraction": 0.5},
+        {"clients": 4, "labels_per_client": 2, "task": "classification", "data_dir": "none"},
+    ],
+)
+def test_a_dataset_can_be_an_object(options):
+    named, given = (pfedbred.load(each, **options) for each in ("digits", data.DATASETS["digits"]))
+    assert given.facts == named.facts
+    assert given.about == named.about
+    np.testing.assert_array_equal(given.train.x, named.train.x)
+    np.testing.assert_array_equal(given.test.y, named.test.y)
+
+
+def test_a_dataset_object_has_the_rules_of_a_name():
+    digits = data.DATASETS["digits"]
+    assert data.find(digits) == (digits, {})
+    assert data.find(data.DATASETS["synthetic"])[1] == {"alpha": 1, "beta": 1}
+    assert data.population(data.DATASETS["synthetic"], clients=3).clients == 3
+    assert data.population(digits) is None
+    with pytest.raises(pfedbred.SettingError, match="label_column is for your own files and hub"):
+        pfedbred.load(digits, label_column="y")
 
 
 def test_arrays_with_names_for_clients_and_labels():

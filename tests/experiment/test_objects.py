@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ from support import custom
 
 import pfedbred
 from pfedbred import aggregation, means, priors
+from pfedbred.engine import devices
 from pfedbred.engine import selection as custom_selection
 from pfedbred.experiment.building import build, load_data
+from pfedbred.experiment.command import command
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
 from pfedbred.runs.config_file import write_config
@@ -138,11 +141,13 @@ def test_a_split_as_a_function():
     np.testing.assert_array_equal(named.test.x, given.test.x)
 
 
-def test_importable_parts_are_recorded_by_their_path_and_run_again(call, tmp_path):
-    def lines(folder):
-        found = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
-        return [{name: value for name, value in line.items() if name != "seconds"} for line in found]
+def lines(folder):
+    """What was measured in a run folder, but not when."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in found]
 
+
+def test_importable_parts_are_recorded_by_their_path_and_run_again(call, tmp_path):
     pfedbred.run(**NAMED | custom.builders(), out=tmp_path / "first")
     said = yaml.safe_load((tmp_path / "first" / "config.yaml").read_text())
     assert {name: said[name] for name in custom.builders()} == {
@@ -157,13 +162,62 @@ def test_importable_parts_are_recorded_by_their_path_and_run_again(call, tmp_pat
     assert names == ("local-sgd", "federation", "support.custom:network")
     code, out, err = call("run", "first/config.yaml")
     assert code == 0, err
-    assert lines("runs/federation-support.custom-network-local-sgd") == lines("first")
+    assert lines(tmp_path / "runs/federation-support.custom-network-local-sgd") == lines(tmp_path / "first")
     assert "local-sgd" in out
+
+
+def test_a_dataset_is_recorded_by_its_path_and_run_again(call, tmp_path):
+    """As an object, from its config.yaml, from the shell, and resumed: always with the options of a named dataset."""
+    options = {**NAMED, "model": "mclr", "dataset": custom.small, "split": "iid", "clients": 3}
+    pfedbred.run(**options, out=tmp_path / "first")
+    said = yaml.safe_load((tmp_path / "first" / "config.yaml").read_text())
+    assert said["dataset"] == "support.custom:small"
+    assert (said["split"], said["clients"], said["split_seed"]) == ("iid", 3, 5)
+    summary = json.loads((tmp_path / "first" / "summary.json").read_text())
+    assert summary["dataset"] == "small"
+    code, _, err = call("run", "first/config.yaml")
+    assert code == 0, err
+    assert lines(tmp_path / "runs/rows-mclr-fedavg") == lines(tmp_path / "first")
+    shell = command(summary["experiment"])
+    assert shell is not None
+    code, _, err = call(*shlex.split(shell)[1:], "--out", "shell")
+    assert code == 0, err
+    assert lines(tmp_path / "shell") == lines(tmp_path / "first")
+    pfedbred.run(**options | {"rounds": 3}, out=tmp_path / "first", resume=True)
+    assert lines(tmp_path / "first")[:-1] == lines(tmp_path / "shell")
+
+
+def test_a_dataset_of_a_program_is_marked_and_resumed_from_it(tmp_path):
+    local = custom.small._replace(clients=3, seed=2)
+    options = {**NAMED, "dataset": local, "split": "iid"}
+    pfedbred.run(**options, out=tmp_path)
+    said = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert (said["dataset"], said["clients"], said["split_seed"]) == ("<dataset, not importable>", 3, 2)
+    assert pfedbred.run(**options | {"rounds": 3}, out=tmp_path, resume=True).points[-1].round == 3
+    with pytest.raises(pfedbred.SettingError, match="dataset was 'dataset', an object that only existed"):
+        pfedbred.run(rounds=4, out=tmp_path, resume=True)
+
+
+def test_a_dataset_brings_its_defaults():
+    checked = Experiment(dataset=pfedbred.DATASETS["digits"]).checked()
+    named = Experiment(dataset="digits").checked()
+    assert checked.plain() == {**named.plain(), "dataset": "pfedbred.data.datasets.digits:DATASET"}
+    assert Experiment.from_mapping(checked.plain()).dataset is pfedbred.DATASETS["digits"]
+    assert checked.dataset_name == "digits"
+
+
+def test_clients_of_a_dataset_are_generated_on_demand(monkeypatch):
+    monkeypatch.setattr(devices, "device_memory", lambda: 1)
+    options = {"clients": 3, "participation": "sample"}
+    assert isinstance(
+        load_data(Experiment(dataset=pfedbred.DATASETS["synthetic"], **options)), pfedbred.data.Population
+    )
 
 
 def test_what_cannot_be_imported_is_marked_and_not_run_again(call, tmp_path):
     given = {"algorithm": lambda task: custom.local_sgd(task), "model": custom.objects()["model"]}
-    for name, part in {**given, "dataset": custom.federation(), "metrics": [custom.sure()]}.items():
+    given |= {"dataset": custom.small._replace(seed=1), "metrics": [custom.sure()]}
+    for name, part in [*given.items(), ("dataset", custom.federation())]:
         plain = Experiment(**{name: part}).checked().plain()
         assert "not importable" in str(plain[name])
         write_config(tmp_path / f"{name}.yaml", plain, "run")
@@ -224,8 +278,18 @@ KINDS = {
         ([custom.confident._replace(name="a b")], "a metric's name must be a plain word"),
     ],
     "dataset": [
-        (3, "dataset must be a name, a Federation, a Population or a function, not 3"),
+        (3, "dataset must be a name, a Dataset, a Federation, a Population or a function, not 3"),
         (lambda: 3, "the dataset function must return a Federation, not a int"),
+        (pfedbred.Dataset, "a function given as dataset takes no arguments: missing a required argument: 'pool'"),
+        (custom.small._replace(pool=3), "a Dataset's pool must be a function of data_dir, clients and seed: 3 is not"),
+        (
+            custom.small._replace(pool=lambda: 3),
+            "a Dataset's pool must be a function of data_dir, clients and seed: too",
+        ),
+        (custom.small._replace(pool=lambda *given: 3), "the pool of the Dataset lambda must return a Pool, not a int"),
+        (custom.small._replace(paper="iid"), "the paper of the Dataset rows must be a function, not 'iid'"),
+        (custom.small._replace(clients=0), "the clients of the Dataset rows must be a whole number >= 1"),
+        (custom.small._replace(task="x"), "unknown task 'x'"),
     ],
     "split": [
         (3, "split must be a name or a function, not 3"),
@@ -264,7 +328,9 @@ def test_an_algorithm_object_takes_no_settings():
         (("--algorithm", "os:path"), "algorithm must be a name, an Algorithm or a function that builds one, not"),
         (("--algorithm", "nowhere_at_all:x"), "algorithm: cannot import nowhere_at_all:x: No module named"),
         (("--model", "support.custom:nothing"), "model: cannot import support.custom:nothing: module"),
-        (("--dataset", "support.custom:confident"), "dataset must be a name, a Federation"),
+        (("--dataset", "support.custom:confident"), "dataset must be a name, a Dataset, a Federation"),
+        (("--dataset", "support.custom:smal"), "dataset: cannot import support.custom:smal: module"),
+        (("--dataset", "support.custom:small", "--clients", "100"), "small has 58 samples, too few for 100 clients"),
         (("--metrics", "support.custom:nothing,f1"), "metrics: cannot import support.custom:nothing: module"),
         (("--set", "prior=support.custom:confident"), "prior must be a name, a Prior or a function, not"),
     ],

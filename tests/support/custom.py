@@ -16,6 +16,27 @@ def federation():
     return small_federation()
 
 
+def on_demand():
+    return pfedbred.data.population("synthetic", clients=3)
+
+
+def rows(data_dir, clients, seed):
+    """The samples of :func:`federation` before they are split."""
+    whole = federation()
+    x, y = (np.concatenate([getattr(part, name) for part in (whole.train, whole.test)]) for name in "xy")
+    return pfedbred.Pool("small", x, y, whole.classes)
+
+
+def as_they_were(pool):
+    """The split of :func:`federation`."""
+    whole, (first, last) = federation(), np.split(np.arange(len(pool.y)), [len(federation().train.y)])
+    return pfedbred.Assignment(np.split(first, whole.train.offsets[1:-1]), np.split(last, whole.test.offsets[1:-1]))
+
+
+small = pfedbred.Dataset(rows, as_they_were, clients=4, seed=5)
+"""A dataset that no table names, which is split like :func:`federation`."""
+
+
 def local_sgd(task, *, alpha: Positive = 0.01, R: Count = 20):
     return fedavg(task, alpha=alpha, R=R)
 
@@ -96,7 +117,7 @@ def objects():
         "model": models.mclr((6,), 3),
         "select": uniform_pair,
         "aggregate": weighted,
-        "dataset": federation(),
+        "dataset": small,
     }
 
 

@@ -16,6 +16,7 @@ from pfedbred.data.federation import Federation
 from pfedbred.data.label_table import label_table
 from pfedbred.data.labels import in_words
 from pfedbred.errors import SettingError, file_name, printable
+from pfedbred.experiment import references
 from pfedbred.experiment.options import DataOptions
 from pfedbred.io.atomic import write_json
 from pfedbred.report.console import console
@@ -26,7 +27,8 @@ app = typer.Typer(help="Prepare data as one file, and inspect it.", no_args_is_h
 Name = Annotated[
     str,
     typer.Argument(
-        help="a dataset by name, hub:OWNER/NAME, pfllib:FOLDER, or your own .npz, .csv, .parquet, .fed or folder"
+        help="a dataset by name, hub:OWNER/NAME, pfllib:FOLDER, your own .npz, .csv, .parquet, .fed or folder, or a "
+        "Dataset of your own as module:name"
     ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="the file to write")]
@@ -119,8 +121,11 @@ def _load(name: str, *, split_seed: int | None, validation: Any, **options: Any)
     for option, value in {**options, "split_seed": split_seed}.items():
         settings_.check(option, value, hints.get(option, Any))
     held = settings_.check("validation", validation, hints["validation"])
+    source = name if data.address(name)[0] else references.resolve(name, "dataset")
     with console.status(f"reading {name}") if console.is_terminal else nullcontext():
-        federation = data.load(name, seed=split_seed, **options)
+        federation = data.load(source, seed=split_seed, **options)
+    if not isinstance(federation, Federation):
+        raise SettingError(f"the clients of {name} are generated on demand: there is no data to show or to write")
     return federation.with_validation(held, federation.about.get("seed", 0)) if held else federation
 
 

@@ -18,7 +18,6 @@ from pfedbred import algorithms, data
 from pfedbred import settings as settings_
 from pfedbred.cli import help_pages
 from pfedbred.errors import SettingError, file_name, printable
-from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.options import (
     DataOptions,
@@ -232,8 +231,7 @@ def note_ignored(asked: Experiment, used: Experiment) -> None:
 
 def run_name(experiment: Experiment, what: str) -> str:
     """A name for a folder: dataset, model and method."""
-    dataset = references.object_name(experiment.dataset)
-    return f"{file_name(data.short_name(dataset))}-{experiment.model_name}-{what}"
+    return f"{file_name(data.short_name(experiment.dataset_name))}-{experiment.model_name}-{what}"
 
 
 _scratch: tempfile.TemporaryDirectory[str] | None = None

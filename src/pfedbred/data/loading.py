@@ -22,17 +22,36 @@ from pfedbred.data.sources.pfllib import pfllib_federation
 from pfedbred.data.sources.user_files import pool_from_arrays, pool_from_dataset, pool_from_file
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io.memory import host_memory
+from pfedbred.settings.signatures import build_part
 
 Name = str | os.PathLike[str]
 Data = Federation | Population
 
 
-def find(dataset: str) -> tuple[Dataset, dict[str, Any]]:
-    """The named dataset and the checked arguments in parentheses after its name, as in ``synthetic(1, 1)``."""
+def find(dataset: str | Dataset) -> tuple[Dataset, dict[str, Any]]:
+    """The dataset of that name and the checked arguments in parentheses after it, as in ``synthetic(1, 1)``.
+
+    A :class:`Dataset` is checked and returned as it is, with the default arguments.
+    """
+    if isinstance(dataset, Dataset):
+        _check_dataset(dataset)
+        return dataset, settings_.resolve_call(dataset.name, dataset.pool, [])
     name, arguments = settings_.parse_call("dataset", dataset)
     if name not in DATASETS:
         raise SettingError(f"unknown dataset {name!r}{nearest(name, DATASETS)}")
     return DATASETS[name], settings_.resolve_call(name, DATASETS[name].pool, arguments)
+
+
+def _check_dataset(dataset: Dataset) -> None:
+    """Rejects a user's dataset that cannot be loaded, before anything is read."""
+    try:
+        inspect.signature(dataset.pool).bind(None, None, 0)
+    except (TypeError, ValueError) as problem:
+        raise SettingError(f"a Dataset's pool must be a function of data_dir, clients and seed: {problem}") from None
+    if not callable(dataset.paper):
+        raise SettingError(f"the paper of the Dataset {dataset.name} must be a function, not {dataset.paper!r}")
+    for name, hint in settings_.hints(Dataset).items():
+        settings_.check(f"the {name} of the Dataset {dataset.name}", getattr(dataset, name), hint)
 
 
 def find_split(
@@ -47,7 +66,7 @@ def find_split(
     name, arguments = settings_.parse_call("split", split)
     if name == "paper":
         if dataset is None:
-            raise SettingError("the split paper is for named datasets only")
+            raise SettingError("the split paper is for named datasets and Dataset objects only")
         function = dataset.paper
     elif name in SPLITS:
         function = SPLITS[name]
@@ -79,11 +98,11 @@ class Options(TypedDict, total=False):
 
 
 @overload
-def load(dataset: Name | Federation | Callable[[], Federation], **options: Unpack[Options]) -> Federation: ...
+def load(dataset: Name | Dataset | Federation | Callable[[], Federation], **options: Unpack[Options]) -> Federation: ...
 @overload
 def load(dataset: Population | Callable[[], Population], **options: Unpack[Options]) -> Population: ...
 @overload
-def load(dataset: Name | Data | Callable[[], Data], **options: Unpack[Options]) -> Data: ...
+def load(dataset: Name | Dataset | Data | Callable[[], Data], **options: Unpack[Options]) -> Data: ...
 def load(
     dataset: Any,
     *,
@@ -107,11 +126,12 @@ def load(
     Args:
       dataset: a name, which may have arguments as in ``synthetic(1, 1)``; ``hub:owner/name`` for any dataset of the
         public hub; ``pfllib:FOLDER`` for the files that PFLlib writes; the path of a prepared file (.fed) or of your
-        own data; or a Federation, a Population, or a function without arguments that returns one. Objects, prepared
-        files and PFLlib's files are already split, so they take no options about the split.
+        own data; a :class:`Dataset`, with the options of a named one; or a Federation, a Population, or a function
+        without arguments that returns one. These last, prepared files and PFLlib's files are already split, so they
+        take no options about the split.
       split: ``paper``, ``column``, ``iid``, ``dirichlet(0.5)``, ``labels(3)``, ``quantity(0.5)``, or a function
-        ``(pool, *, clients, seed, ...) -> Assignment``; by default ``paper`` for a named dataset and ``column`` for
-        your own data.
+        ``(pool, *, clients, seed, ...) -> Assignment``; by default ``paper`` for a named dataset or a
+        Dataset, and ``column`` for your own files.
       clients: number of clients; by default the dataset's.
       labels_per_client: number of labels per client in the split ``paper``; by default the dataset's.
       seed: seed of the split; by default the dataset's.
@@ -152,7 +172,7 @@ def load(
         _refuse_options(dataset.name, given)
         return dataset.for_task(task) if task else dataset
     if callable(dataset):
-        made = dataset()
+        made = build_part("dataset", dataset, {})
         if not isinstance(made, Federation | Population):
             raise SettingError(f"the dataset function must return a Federation, not a {type(made).__name__}")
         _refuse_options(made.name, given)
@@ -174,19 +194,23 @@ def load(
         pool = hub_pool(rest, data_dir, **columns, task=task)
         _check_images(pool, image_column)
         return _split(pool, None, seed=seed or 0, **options)
-    if not isinstance(dataset, str):
+    if not isinstance(dataset, str | Dataset):
         raise SettingError(
-            f"dataset must be a name, a path, a Federation, a Population or a function returning one, not {dataset!r}"
+            "dataset must be a name, a path, a Dataset, a Federation, a Population or a function returning one of the "
+            f"last two, not {dataset!r}"
         )
+    shown = dataset if isinstance(dataset, str) else dataset.name
     for name, value in columns.items():
         if value is not None:
-            raise SettingError(f"{name} is for your own files and hub:OWNER/NAME, not for the dataset {dataset!r}")
+            raise SettingError(f"{name} is for your own files and hub:OWNER/NAME, not for the dataset {shown!r}")
     known, arguments = find(dataset)
     seed = known.seed if seed is None else seed
     count = known.clients if clients is None else settings_.check("clients", clients, settings_.Count)
     if known.population:
         _refuse_too_large(known.population(count, seed, **arguments))
     pool = known.pool(data_dir, count, seed, **arguments)
+    if not isinstance(pool, Pool):
+        raise SettingError(f"the pool of the Dataset {shown} must return a Pool, not a {type(pool).__name__}")
     federation = _split(pool, known, seed=seed, **options)
     return federation.for_task(task) if task else federation
 
@@ -223,7 +247,7 @@ def population(
     """The clients of :func:`load`, generated on demand, if the data and the options allow it; None otherwise."""
     if isinstance(dataset, Population):
         return dataset
-    if not isinstance(dataset, str) or is_file(dataset) or address(dataset)[0]:
+    if not isinstance(dataset, str | Dataset) or is_file(dataset) or address(dataset)[0]:
         return None
     if any(value is not None for value in others.values()):
         return None

@@ -20,7 +20,7 @@ from pfedbred.algorithms.exchange import state_bytes
 from pfedbred.algorithms.kept_optimizers import keep_optimizers
 from pfedbred.algorithms.local_steps import drawn
 from pfedbred.algorithms.posterior import with_posterior
-from pfedbred.data import augmentation
+from pfedbred.data import Dataset, augmentation
 from pfedbred.data.federation import Federation
 from pfedbred.data.minibatches import Batch
 from pfedbred.data.population import Population
@@ -100,7 +100,8 @@ def load_data(experiment: Experiment) -> Federation | Population:
     task = _data_task(experiment)
     options: dict[str, Any] = {name: getattr(experiment, name) for name in field_names(load=True)}
     options["seed"] = options.pop("split_seed")
-    if isinstance(experiment.dataset, str) and experiment.participation == "sample" and experiment.store != "device":
+    named = isinstance(experiment.dataset, str | Dataset)
+    if named and experiment.participation == "sample" and experiment.store != "device":
         found = data.population(experiment.dataset, **options)
         # Loading takes three times the memory of the data.
         if found and _choose_store(experiment, found, states=2 * found.bytes) != "device":

@@ -17,7 +17,7 @@ from pfedbred import aggregation, algorithms, data, models, tasks
 from pfedbred import settings as settings_
 from pfedbred.algorithms import local_optimizers
 from pfedbred.algorithms.base import Algorithm
-from pfedbred.data import augmentation
+from pfedbred.data import Dataset, augmentation
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
 from pfedbred.engine import executors, metrics, selection
@@ -95,7 +95,9 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         if not data_elsewhere:
             experiment = experiment._with_data_defaults()
         experiment = experiment._with_metrics()
-        experiment._check_selection(experiment.clients or getattr(experiment.dataset, "clients", None))
+        # A Dataset has a number of clients too, but that is only a default.
+        fixed = experiment.dataset if isinstance(experiment.dataset, Federation | Population) else experiment
+        experiment._check_selection(fixed.clients)
         experiment = experiment._with_aggregated(experiment.clients)
         return experiment._checked_from(self)
 
@@ -173,7 +175,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         experiment = dataclasses.replace(self, **paths)
         if isinstance(self.dataset, Federation | Population):
             return dataclasses.replace(experiment, task=self.task or self.dataset.task)
-        if not isinstance(self.dataset, str):
+        if not isinstance(self.dataset, str | Dataset):
             return experiment
         kind, rest = data.address(self.dataset)
         if kind == data.HUB:
@@ -242,6 +244,11 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
     def algorithm_name(self) -> str:
         """What the algorithm is called in tables and file names."""
         return "custom" if isinstance(self.algorithm, Algorithm) else references.object_name(self.algorithm)
+
+    @property
+    def dataset_name(self) -> str:
+        """What the dataset is called in file names, and before it is loaded."""
+        return getattr(self.dataset, "name", None) or references.object_name(self.dataset)
 
     @property
     def model_name(self) -> str:

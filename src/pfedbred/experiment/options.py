@@ -27,6 +27,7 @@ import optax
 from pfedbred.aggregation import RULES
 from pfedbred.algorithms.batch_statistics import BatchNorm
 from pfedbred.algorithms.posterior import Posterior
+from pfedbred.data.datasets import Dataset
 from pfedbred.data.federation import Federation
 from pfedbred.data.partition import SPLITS
 from pfedbred.data.population import Population
@@ -75,7 +76,7 @@ def option(
 class DataOptions:
     """Which samples each client has."""
 
-    dataset: str | Federation | Population | Callable[..., Any] = option(
+    dataset: str | Dataset | Federation | Population | Callable[..., Any] = option(
         "digits", "dataset by name (see 'pfedbred list datasets'), hub:OWNER/NAME, pfllib:FOLDER, or your own file"
     )
     split: str | Callable[..., Any] | None = option(

@@ -13,7 +13,6 @@ from pfedbred.data.federation import Part
 from pfedbred.engine.history import Which, best_places
 from pfedbred.engine.metrics import METRICS, Metric
 from pfedbred.errors import SettingError
-from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.io.strict import finite_or_none
 from pfedbred.runs.figures import Figure
@@ -105,9 +104,8 @@ class Sweep:
         if not np.isnan(self.scores("personal")).all():
             found = ", ".join(f"{name}={value:g}" for name, value in self.best_point().items())
             best = f"best on {self.chosen_on} samples: {found}"
-        data = getattr(experiment.dataset, "name", None) or references.object_name(experiment.dataset)
         tried = f"{len(self.points)} points of {', '.join(self.names)}"
-        return f"Sweep({experiment.algorithm_name} on {data}, {tried}; {best})"
+        return f"Sweep({experiment.algorithm_name} on {experiment.dataset_name}, {tried}; {best})"
 
     def best_accuracy(self, model: Which) -> np.ndarray:
         """For each point, the best on test over the rounds, averaged over seeds; NaN where a run diverged."""
