@@ -65,6 +65,39 @@ def get(select: str | Sequence[int] | Select | Callable[[int], Select], count: i
     return made
 
 
+def among(select: Select, clients: int, sizes: Array | None) -> Callable[[Key], Array]:
+    """The selection among these clients; without ``sizes``, one that reads more of them than their number is rejected.
+
+    Nobody knows the sizes of clients that are generated on demand.
+    """
+    if sizes is None:
+        _check_unread(select, clients)
+    # Not read, the ones cost nothing in a compiled program.
+    return lambda key: select(key, jnp.ones(clients, jnp.int32) if sizes is None else sizes)
+
+
+def _check_unread(select: Select, clients: int) -> None:
+    key, problem = jax.random.key(0), None
+    try:
+        program = jax.make_jaxpr(select)(key, jax.ShapeDtypeStruct((clients,), np.int32)).jaxpr
+        used = [*program.outvars, *(each for equation in program.eqns for each in equation.invars)]
+        if all(each is not program.invars[-1] for each in used):
+            return
+    except _READS_NUMBERS as found:
+        known: Any = np.ones(clients, np.int32)  # not a JAX array: its entries are numbers while a function is traced
+        jax.eval_shape(lambda key: select(key, known), key)  # raises it again if it is not about the sizes
+        problem = found
+    raise SettingError("the selection needs the sizes of all clients, but these are generated on demand") from problem
+
+
+_READS_NUMBERS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""What a function raises that reads the numbers in an array while it is traced."""
+
+
 def check_kind(select: Any) -> None:
     """Rejects what cannot be a selection: an unknown name, or neither client numbers nor a function."""
     if callable(select):

@@ -259,10 +259,11 @@ def _decide_store(
         states = federation.clients * experiment.seeds * state_bytes(algorithm)
     store: Any = _choose_store(experiment, federation, states)
     if isinstance(federation, Population):
-        cohort, room = (experiment.aggregated or 0) * federation.client_bytes, devices.host_memory()
-        if cohort > room:
+        room = devices.host_memory()
+        trained = (experiment.aggregated or 0) * federation.client_bytes
+        if trained > room:
             raise SettingError(
-                f"the {experiment.aggregated:,} clients of a round need about {cohort / 1e9:,.1f} GB, but only "
+                f"the {experiment.aggregated:,} clients of a round need about {trained / 1e9:,.1f} GB, but only "
                 f"{room / 1e9:,.1f} GB are available: average fewer clients per round (aggregated)"
             )
         scored = (experiment.scored_clients or 0) * federation.client_bytes
@@ -271,8 +272,6 @@ def _decide_store(
                 f"evaluating {experiment.scored_clients:,} clients needs about {scored / 1e9:,.1f} GB, but only "
                 f"{room / 1e9:,.1f} GB are available: evaluate fewer (scored_clients)"
             )
-        if experiment.select == "by-data":
-            raise SettingError("select by-data needs the sizes of all clients, but these are generated on demand")
         if experiment.store == "device":
             raise SettingError("clients generated on demand cannot all be on the device: use store memory or file")
         return "memory" if store == "device" else store
