@@ -22,6 +22,7 @@ from pfedbred.data.sources.pfllib import pfllib_federation
 from pfedbred.data.sources.user_files import pool_from_arrays, pool_from_dataset, pool_from_file
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io.memory import host_memory
+from pfedbred.settings.signatures import building
 
 Name = str | os.PathLike[str]
 Data = Federation | Population
@@ -152,7 +153,8 @@ def load(
         _refuse_options(dataset.name, given)
         return dataset.for_task(task) if task else dataset
     if callable(dataset):
-        made = dataset()
+        with building("dataset", dataset):
+            made = dataset()
         if not isinstance(made, Federation | Population):
             raise SettingError(f"the dataset function must return a Federation, not a {type(made).__name__}")
         _refuse_options(made.name, given)
@@ -303,10 +305,9 @@ def _split(
     }
     options = {key: value for key, value in options.items() if key in parameters and value is not None}
     try:
-        assignment = function(pool, **options, **arguments)
+        with building("split", chosen):
+            assignment = function(pool, **options, **arguments)
     except ModuleNotFoundError as absent:
-        if callable(split):
-            raise
         raise SettingError(f"the split {shown} needs {absent.name}: pip install 'pfedbred[data]'") from None
     if not isinstance(assignment, Assignment):
         raise SettingError(f"the split {shown} must return an Assignment, not a {type(assignment).__name__}")

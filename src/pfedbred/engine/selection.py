@@ -11,7 +11,7 @@ import numpy as np
 
 from pfedbred.data.minibatches import permute
 from pfedbred.errors import SettingError, nearest
-from pfedbred.settings.signatures import parameters
+from pfedbred.settings.signatures import building, parameters
 from pfedbred.types import Array, Key
 
 Select = Callable[[Key, Array], Array]
@@ -59,7 +59,8 @@ def get(select: str | Sequence[int] | Select | Callable[[int], Select], count: i
         return SELECTIONS[select](count)
     if not callable(select):
         return fixed([int(each) for each in select])
-    made: Any = select(count) if len(parameters(select)) == 1 else select  # type: ignore[call-arg, arg-type]
+    with building("selection", select):
+        made: Any = select(count) if len(parameters(select)) == 1 else select  # type: ignore[call-arg, arg-type]
     if not callable(made):
         raise SettingError(f"a function that builds a selection must return one, not a {type(made).__name__}")
     return made
