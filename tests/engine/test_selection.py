@@ -67,3 +67,41 @@ def test_what_is_no_selection_is_rejected(given):
 def test_clients_that_do_not_exist_are_rejected(chosen):
     with pytest.raises(SettingError, match="a selection must be"):
         selection.check(chosen, 4)
+
+
+@jax.jit
+def compiled(key, sizes):
+    return jnp.argsort(-sizes)[:2]
+
+
+READ_SIZES = {
+    "by-data": selection.by_data(2),
+    "operator": lambda key, sizes: jnp.arange(2) + (sizes > 3)[:2],
+    "entry": lambda key, sizes: jnp.arange(2) if sizes[0] > 3 else jnp.arange(3),
+    "numpy": lambda key, sizes: np.argsort(sizes)[:2],
+    "primitive": lambda key, sizes: jax.lax.top_k(sizes, 2)[1],
+    "compiled": compiled,
+    "itself": lambda key, sizes: sizes,
+}
+
+
+@pytest.mark.parametrize("name", READ_SIZES)
+def test_a_selection_that_reads_unknown_sizes_is_rejected_in_one_line(name):
+    assert len(selection.among(READ_SIZES[name], 4, SIZES)(KEY)) > 0
+    with pytest.raises(SettingError, match=r"^the selection needs the sizes of all clients, but .* on demand$"):
+        selection.among(READ_SIZES[name], 4, None)
+
+
+def test_a_selection_may_read_the_number_of_clients_alone():
+    for select in (selection.uniform(2), lambda key, sizes: jnp.arange(len(sizes))[-2:], selection.fixed([2, 3])):
+        expected = select(KEY, SIZES).tolist()
+        assert (
+            selection.among(select, 4, None)(KEY).tolist()
+            == expected
+            == selection.among(select, 4, SIZES)(KEY).tolist()
+        )
+
+
+def test_what_else_a_selection_raises_is_its_own():
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        selection.among(lambda key, sizes: np.asarray(jax.random.key_data(key)), 4, None)

@@ -230,6 +230,15 @@ REFUSED = {
     (*SMALL, "--scored-clients", "5"): "on the device all are evaluated",
     (*SMALL, "--store", "file", "--store-dir", "/nowhere"): "/nowhere",
     (*SMALL, "--dataset", "synthetic", "--store", "memory", "--select", "by-data"): "generated on demand",
+    (
+        *SMALL,
+        "--dataset",
+        "synthetic",
+        "--store",
+        "memory",
+        "--select",
+        "pfedbred.engine.selection:by_data",
+    ): "on demand",
     (*SMALL, "--dataset", "synthetic", "--store", "memory", "--held-out-clients", "0.2"): "generated on demand",
 }
 

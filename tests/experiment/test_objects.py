@@ -367,6 +367,55 @@ def test_objects_that_cannot_work_are_one_line(options, problem):
         pfedbred.run(**{"rounds": 1, "dataset": custom.federation(), **options})
 
 
+def broken(*arguments, **settings):
+    """A builder of any part, with a fault in it."""
+    raise ZeroDivisionError("no shops today")
+
+
+BROKEN = {
+    "algorithm": (lambda task: broken(), "algorithm"),
+    "model": (lambda shape, classes: broken(), "model"),
+    "prior": (lambda: broken(), "prior"),
+    "mean": (lambda eta: broken(), "mean"),
+    "select": (lambda count: broken(), "selection"),
+    "aggregate": (lambda: broken(), "aggregation rule"),
+    "metrics": (lambda: broken(), "metric"),
+    "task": (lambda: broken(), "task"),
+    "dataset": (lambda: broken(), "dataset"),
+    "split": (lambda pool, *, clients, seed: broken(), "split"),
+}
+
+
+@pytest.mark.parametrize("option", BROKEN)
+def test_what_a_builder_raises_is_one_line_that_names_it(option):
+    build_part, what = BROKEN[option]
+    build_part.__name__ = "shops"
+    given = {"settings": {option: build_part}} if option in ("prior", "mean") else {option: build_part}
+    with pytest.raises(pfedbred.SettingError) as refused:
+        pfedbred.run(**{"dataset": "digits", "algorithm": "pfedbred", "clients": 4, "rounds": 1, **given})
+    assert str(refused.value) == f"the {what} shops cannot be built: ZeroDivisionError: no shops today"
+    assert isinstance(refused.value.__cause__, ZeroDivisionError)
+
+
+def test_a_builder_given_by_its_path_is_one_line_in_the_shell(call):
+    code, _, err = call("run", "--clients", "4", "--model", "test_objects:broken")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the model broken cannot be built: ZeroDivisionError: no shops today" in err
+
+
+def test_what_a_part_raises_while_it_is_used_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError, match="no shops today"):
+        pfedbred.run(dataset=custom.federation(), rounds=1, aggregate=lambda gathered: broken())
+
+
+def test_that_memory_is_exhausted_is_told_as_such():
+    def large(shape, classes):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        pfedbred.run(dataset=custom.federation(), rounds=1, model=large)
+
+
 def test_paths_are_not_import_paths():
     assert Experiment(store_dir="ab:cd").checked().store_dir.endswith("ab:cd")
 

@@ -13,7 +13,7 @@ from pfedbred.aggregation.mean import mean, weighted_mean
 from pfedbred.aggregation.median import median
 from pfedbred.aggregation.trimmed import trimmed
 from pfedbred.errors import SettingError, nearest
-from pfedbred.settings.signatures import declared, parameters, parse_call, resolve_call
+from pfedbred.settings.signatures import building, declared, parameters, parse_call, resolve_call
 
 __all__ = ["RULES", "Gathered", "Rule", "builder", "get", "weighted_mean"]
 
@@ -35,7 +35,8 @@ def get(rule: str | Callable[..., Any], **defaults: Any) -> Rule:
     build, settings = builder(rule, **defaults)
     if build is None:
         return rule  # type: ignore[return-value]
-    made = build(**settings)
+    with building("aggregation rule", rule):
+        made = build(**settings)
     if not callable(made):
         raise SettingError(f"a function that builds an aggregation rule must return one, not a {type(made).__name__}")
     return made

@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from pfedbred import settings as settings_
 from pfedbred.algorithms.apfl import apfl
 from pfedbred.algorithms.base import Algorithm, Task
@@ -39,6 +37,7 @@ from pfedbred.algorithms.scaffold import scaffold
 from pfedbred.algorithms.server_optimizers import fedadagrad, fedadam, fedavgm, fedyogi
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.errors import SettingError, nearest
+from pfedbred.settings.signatures import building
 
 Factory = Callable[..., Algorithm]
 
@@ -156,14 +155,8 @@ def build(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[st
     """The same, from a complete set of settings that have been checked."""
     if isinstance(algorithm, Algorithm):
         return algorithm
-    try:
+    with building("algorithm", algorithm):
         made = factory(algorithm)(task, **settings)
-    except Exception as problem:
-        # That a setting which varies decides how the algorithm is built is told where settings vary.
-        if isinstance(problem, SettingError | jax.errors.ConcretizationTypeError) or isinstance(algorithm, str):
-            raise
-        name = getattr(algorithm, "__name__", algorithm)
-        raise SettingError(f"the algorithm {name} cannot be built: {type(problem).__name__}: {problem}") from problem
     if not isinstance(made, Algorithm):
         raise SettingError(f"a function given as algorithm must return an Algorithm, not a {type(made).__name__}")
     return made

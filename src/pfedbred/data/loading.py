@@ -22,7 +22,7 @@ from pfedbred.data.sources.pfllib import pfllib_federation
 from pfedbred.data.sources.user_files import pool_from_arrays, pool_from_dataset, pool_from_file
 from pfedbred.errors import SettingError, nearest
 from pfedbred.io.memory import host_memory
-from pfedbred.settings.signatures import build_part
+from pfedbred.settings.signatures import build_part, building
 
 Name = str | os.PathLike[str]
 Data = Federation | Population
@@ -327,10 +327,9 @@ def _split(
     }
     options = {key: value for key, value in options.items() if key in parameters and value is not None}
     try:
-        assignment = function(pool, **options, **arguments)
+        with building("split", chosen):
+            assignment = function(pool, **options, **arguments)
     except ModuleNotFoundError as absent:
-        if callable(split):
-            raise
         raise SettingError(f"the split {shown} needs {absent.name}: pip install 'pfedbred[data]'") from None
     if not isinstance(assignment, Assignment):
         raise SettingError(f"the split {shown} must return an Assignment, not a {type(assignment).__name__}")

@@ -309,6 +309,10 @@ class ResidentBackend(Simulation[State]):
         found = self._described(self.shards, (), states)
         return {name: np.asarray(devices.fetch(values), np.float64) for name, values in found.items()}
 
+    def servers(self, states: State) -> Servers:
+        """The server's side of the state."""
+        return Servers(states.key, states.server, states.settings)
+
     def participated(self, states: State) -> None:
         """All clients are evaluated."""
         return

@@ -11,7 +11,7 @@ import numpy as np
 
 from pfedbred.data.minibatches import permute
 from pfedbred.errors import SettingError, nearest
-from pfedbred.settings.signatures import parameters
+from pfedbred.settings.signatures import building, parameters
 from pfedbred.types import Array, Key
 
 Select = Callable[[Key, Array], Array]
@@ -59,10 +59,44 @@ def get(select: str | Sequence[int] | Select | Callable[[int], Select], count: i
         return SELECTIONS[select](count)
     if not callable(select):
         return fixed([int(each) for each in select])
-    made: Any = select(count) if len(parameters(select)) == 1 else select  # type: ignore[call-arg, arg-type]
+    with building("selection", select):
+        made: Any = select(count) if len(parameters(select)) == 1 else select  # type: ignore[call-arg, arg-type]
     if not callable(made):
         raise SettingError(f"a function that builds a selection must return one, not a {type(made).__name__}")
     return made
+
+
+def among(select: Select, clients: int, sizes: Array | None) -> Callable[[Key], Array]:
+    """The selection among these clients; without ``sizes``, one that reads more of them than their number is rejected.
+
+    Nobody knows the sizes of clients that are generated on demand.
+    """
+    if sizes is None:
+        _check_unread(select, clients)
+    # Not read, the ones cost nothing in a compiled program.
+    return lambda key: select(key, jnp.ones(clients, jnp.int32) if sizes is None else sizes)
+
+
+def _check_unread(select: Select, clients: int) -> None:
+    key, problem = jax.random.key(0), None
+    try:
+        program = jax.make_jaxpr(select)(key, jax.ShapeDtypeStruct((clients,), np.int32)).jaxpr
+        used = [*program.outvars, *(each for equation in program.eqns for each in equation.invars)]
+        if all(each is not program.invars[-1] for each in used):
+            return
+    except _READS_NUMBERS as found:
+        known: Any = np.ones(clients, np.int32)  # not a JAX array: its entries are numbers while a function is traced
+        jax.eval_shape(lambda key: select(key, known), key)  # raises it again if it is not about the sizes
+        problem = found
+    raise SettingError("the selection needs the sizes of all clients, but these are generated on demand") from problem
+
+
+_READS_NUMBERS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""What a function raises that reads the numbers in an array while it is traced."""
 
 
 def check_kind(select: Any) -> None:

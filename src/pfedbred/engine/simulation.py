@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
 import jax
@@ -15,10 +14,10 @@ from pfedbred.data.federation import Federation, Part
 from pfedbred.engine import devices, evaluation, executors, programs
 from pfedbred.engine.backend import Pending
 from pfedbred.engine.plan import Plan
-from pfedbred.engine.round import Round, Servers
+from pfedbred.engine.round import Round
 from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.varying import Varying
-from pfedbred.types import Array, Key, Tree
+from pfedbred.types import Key, Tree
 
 
 class RunState(Protocol):
@@ -31,10 +30,6 @@ class RunState(Protocol):
     @property
     def server(self) -> Tree:
         """The servers' states."""
-
-    @property
-    def settings(self) -> Mapping[str, Array]:
-        """The hyper-parameters that differ between the runs."""
 
     @property
     def info(self) -> Info:
@@ -110,10 +105,6 @@ class Simulation(abc.ABC, Generic[S]):
     def diagnostics(self, states: S) -> dict[str, np.ndarray]:
         """The last round's diagnostics by seed."""
         return {name: np.asarray(values, np.float64) for name, values in jax.device_get(dict(states.info)).items()}
-
-    def servers(self, states: S) -> Servers:
-        """The server's side of the state."""
-        return Servers(states.key, states.server, states.settings)
 
     def announce(self, states: S, round_: int, last: bool = False) -> None:
         """Nothing to do: all clients are in this process."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
@@ -27,7 +27,7 @@ from pfedbred.engine.client_store import ClientStore, FileSlots, MemorySlots, Sl
 from pfedbred.engine.keys import init_key, select_key
 from pfedbred.engine.packing import Packed
 from pfedbred.engine.plan import Plan
-from pfedbred.engine.round import ClientRecord, Outcome, Shards, Shared, new_record, shards_of
+from pfedbred.engine.round import ClientRecord, Outcome, Servers, Shards, Shared, new_record, shards_of
 from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.simulation import Simulation
 from pfedbred.engine.varying import Varying
@@ -49,7 +49,6 @@ class StreamedState(NamedTuple):
     clients: list[ClientStore]
     skipped: Array
     skipped_in_row: Array
-    settings: Mapping[str, Array] = {}  # a sweep needs all clients on the device
     info: Info = {}  # noqa: RUF012  (never changed)
 
 
@@ -103,10 +102,9 @@ class StreamedBackend(Simulation[StreamedState]):
                 f"are too many, at most {_MOST_KNOWN:,} are supported"
             )
         super().__init__(algorithm, task, population if isinstance(population, Federation) else None, plan, varying)
-        sizes: Any = jax.ShapeDtypeStruct((population.clients,), np.int32)  # a population does not have them
-        if self.samples:
-            sizes = jnp.asarray(self.samples.train.sizes)
-        self._select = jax.jit(lambda key, round_: plan.select(select_key(key, round_), sizes))
+        sizes = jnp.asarray(self.samples.train.sizes) if self.samples else None
+        select = selection.among(plan.select, population.clients, sizes)
+        self._select = jax.jit(lambda key, round_: select(select_key(key, round_)))
         chosen = self._select(jax.random.key(0), 0)
         selection.check(chosen, population.clients)
         self._each_round = len(chosen)
@@ -258,6 +256,10 @@ class StreamedBackend(Simulation[StreamedState]):
             records = store.read(self.evaluated.tolist())
             tallies.append(self._run(self._tally, shared, self._evaluator.sets, records))
         return self._evaluator.summarise(jax.tree.map(lambda *leaves: np.stack(leaves), *tallies))
+
+    def servers(self, states: StreamedState) -> Servers:
+        """The server's side of the state; no settings differ between the seeds."""
+        return Servers(states.key, states.server, {})
 
     def participated(self, states: StreamedState) -> list[int]:
         """The number of evaluated clients that have taken part so far, by seed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,17 @@ from pfedbred.data import Dataset, augmentation
 from pfedbred.data.federation import Federation
 from pfedbred.data.minibatches import Batch
 from pfedbred.data.population import Population
-from pfedbred.engine import Backend, Plan, ResidentBackend, StreamedBackend, client_store, devices, metrics, selection
+from pfedbred.engine import (
+    Backend,
+    Plan,
+    ResidentBackend,
+    Simulated,
+    StreamedBackend,
+    client_store,
+    devices,
+    metrics,
+    selection,
+)
 from pfedbred.engine.backend import DataInfo
 from pfedbred.engine.varying import Varying
 from pfedbred.errors import SettingError
@@ -52,10 +62,10 @@ class Built(NamedTuple, Generic[S]):
     newcomers: Federation | None = None
 
 
-def build(experiment: Experiment, federation: Federation | Population | None = None) -> Built[Any]:
+def build(experiment: Experiment, federation: Federation | Population | None = None) -> Built[Simulated]:
     """The experiment, ready to run on ``federation`` or on its own dataset. What cannot work fails here."""
     experiment, federation, newcomers, task, algorithm, plan, store = _prepare(experiment, federation)
-    backend: Backend[Any]
+    backend: ResidentBackend | StreamedBackend
     if store == "device":
         assert isinstance(federation, Federation)
         backend = ResidentBackend(algorithm, task, federation, plan, varying(experiment, task, federation))
@@ -73,7 +83,9 @@ def build(experiment: Experiment, federation: Federation | Population | None = N
     _check_memory(experiment, backend)
     backend.trace(experiment.seeds)
     where: Any = backend.store
-    return Built(dataclasses.replace(experiment, store=where), backend, newcomers)
+    # A backend takes its own state alone, which is the only one that a run gives it.
+    runs = cast("Backend[Simulated]", backend)
+    return Built(dataclasses.replace(experiment, store=where), runs, newcomers)
 
 
 def build_sweep(experiment: Experiment, federation: Federation | None) -> tuple[Experiment, ResidentBackend]:
@@ -260,10 +272,11 @@ def _decide_store(
         states = federation.clients * experiment.seeds * state_bytes(algorithm)
     store: Any = _choose_store(experiment, federation, states)
     if isinstance(federation, Population):
-        cohort, room = (experiment.aggregated or 0) * federation.client_bytes, devices.host_memory()
-        if cohort > room:
+        room = devices.host_memory()
+        trained = (experiment.aggregated or 0) * federation.client_bytes
+        if trained > room:
             raise SettingError(
-                f"the {experiment.aggregated:,} clients of a round need about {cohort / 1e9:,.1f} GB, but only "
+                f"the {experiment.aggregated:,} clients of a round need about {trained / 1e9:,.1f} GB, but only "
                 f"{room / 1e9:,.1f} GB are available: average fewer clients per round (aggregated)"
             )
         scored = (experiment.scored_clients or 0) * federation.client_bytes
@@ -272,8 +285,6 @@ def _decide_store(
                 f"evaluating {experiment.scored_clients:,} clients needs about {scored / 1e9:,.1f} GB, but only "
                 f"{room / 1e9:,.1f} GB are available: evaluate fewer (scored_clients)"
             )
-        if experiment.select == "by-data":
-            raise SettingError("select by-data needs the sizes of all clients, but these are generated on demand")
         if experiment.store == "device":
             raise SettingError("clients generated on demand cannot all be on the device: use store memory or file")
         return "memory" if store == "device" else store

@@ -12,7 +12,7 @@ import jax
 
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
-from pfedbred.engine import devices
+from pfedbred.engine import Simulated, devices
 from pfedbred.errors import SettingError
 from pfedbred.experiment.building import Built, build
 from pfedbred.experiment.callbacks.base import Callback
@@ -86,7 +86,7 @@ def run(
     checkpoint_every: int | None = None,
     keep_models: bool | None = None,
     **options: Any,
-) -> Run[Any]:
+) -> Run[Simulated]:
     """Runs an experiment.
 
     Args:

@@ -22,6 +22,7 @@ from pfedbred.models.precision import with_precision
 from pfedbred.models.resnet import resnet8, resnet18
 from pfedbred.models.transformer import transformer
 from pfedbred.models.vit import vit
+from pfedbred.settings.signatures import building
 from pfedbred.types import Words
 
 __all__ = [
@@ -109,7 +110,8 @@ def get(
     given: dict[str, Any] = {} if words is None else {"words": words}
     if _takes(build, "norm"):
         given["norm"] = "group" if grouped else "batch"
-    made = build(shape, classes, **given)
+    with building("model", model):
+        made = build(shape, classes, **given)
     if not isinstance(made, Model):
         raise SettingError(f"a function given as model must return a Model, not a {type(made).__name__}")
     made = _grouped(made) if grouped else made

@@ -14,8 +14,11 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
+
+import jax
 
 from pfedbred.errors import SettingError, nearest
 from pfedbred.settings.schedules import check_schedule, is_schedule, may_vary
@@ -88,7 +91,27 @@ def build_part(what: str, function: Callable[..., Any], available: Mapping[str, 
     except TypeError as problem:
         may = f"may take {' and '.join(available)}" if available else "takes no arguments"
         raise SettingError(f"a function given as {what} {may}: {problem}") from None
-    return function(**taken)
+    with building(what, function):
+        return function(**taken)
+
+
+@contextmanager
+def building(what: str, given: object) -> Iterator[None]:
+    """Makes what a user's function raises while it builds its ``what`` one line that names it.
+
+    What is given by name is this package's own, whose faults keep their traceback.
+    """
+    try:
+        yield
+    # Where settings vary it is told that one of them decides how something is built; where a run is started, that
+    # memory is exhausted.
+    except (SettingError, MemoryError, jax.errors.JaxRuntimeError, jax.errors.ConcretizationTypeError):
+        raise
+    except Exception as problem:
+        if isinstance(given, str):
+            raise
+        name = getattr(given, "__name__", given)
+        raise SettingError(f"the {what} {name} cannot be built: {type(problem).__name__}: {problem}") from problem
 
 
 def hints(owner: Any) -> dict[str, Any]:

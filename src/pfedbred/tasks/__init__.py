@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pfedbred.errors import SettingError, nearest
+from pfedbred.settings.signatures import building
 from pfedbred.tasks.base import Labels, Losses, Target, TaskKind, per_sample
 from pfedbred.tasks.binary import BINARY
 from pfedbred.tasks.classification import CLASSIFICATION, cross_entropy
@@ -39,7 +40,8 @@ def get(task: str | TaskKind | Callable[[], TaskKind]) -> TaskKind:
         if task not in TASKS:
             raise SettingError(f"unknown task {task!r}{nearest(task, TASKS)}")
         return TASKS[task]
-    made = task if isinstance(task, TaskKind) else task() if callable(task) else None
+    with building("task", task):
+        made = task if isinstance(task, TaskKind) else task() if callable(task) else None
     if not isinstance(made, TaskKind):
         raise SettingError(f"task must be a name, a TaskKind or a function that makes one, not {task!r}")
     return made
