@@ -258,9 +258,9 @@ def test_a_rejected_clients_state_is_restored(prepared, tmp_path, algorithm):
     grid = Loopback(nodes_of(path, 3, tmp_path), spoil_upload(to_nan))
     run(grid, tmp_path / "run", algorithm=algorithm, **ALL)
     rejected, valid = (kept(tmp_path, i, made, algorithm) for i in (1, 0))
-    assert not rejected.before.met
+    assert not rejected.before.participated
     assert int(rejected.before.drawn) > 0
-    assert bool(valid.before.met)
+    assert bool(valid.before.participated)
 
 
 # Statistics and facts that are refused ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""pFedBayes: a distribution over weights for every client, with the global distribution as its prior."""
+"""pFedBayes: a distribution over params for every client, with the global distribution as its prior."""
 
 from __future__ import annotations
 

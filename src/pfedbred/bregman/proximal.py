@@ -1,6 +1,6 @@
 r"""The Bregman proximal map and the Bregman-Moreau envelope (Eq. equ_def_pmbme), for any family.
 
-With params v for theta and m for mu (see :mod:`pfedbred.priors` for the coordinates),
+With params v for theta and m for mu (see :mod:`pfedbred.bregman.priors` for the coordinates),
 
     prox(m) = argmin_v  f(v) + lam D_{g*}(theta(v), mu(m)),        env(m) = the minimum.
 

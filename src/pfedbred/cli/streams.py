@@ -49,7 +49,7 @@ class Stream:
             yield
         except OSError as problem:
             self.problem = problem
-            # What is left in its buffer goes nowhere, or Python would complain about it at the end.
+            # Discards what is left in its buffer: Python would report at exit that it cannot be flushed.
             with suppress(OSError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 

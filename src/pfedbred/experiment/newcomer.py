@@ -94,7 +94,7 @@ def _personal(given: TrainedModel, x: np.ndarray, y: np.ndarray, rounds: int, ba
     servers = backend.servers(backend.init([0]))
     like = jax.tree.map(lambda leaf: leaf[0], servers.server)
     server = _with_model(given.algorithm, like, given.params, about["algorithm"])
-    states = backend.meet(servers._replace(server=jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], server)))
+    states = backend.init_from(servers._replace(server=jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], server)))
     return backend.personal_model(backend.advance(states, rounds), 0)
 
 
