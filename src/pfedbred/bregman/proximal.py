@@ -231,7 +231,7 @@ def envelope_gradient(problem: Problem, personal: Tree, *, exact: bool = True) -
 
     Exact, by the envelope theorem: lam grad_m D_{g*}(theta, mu(m)), which in natural coordinates is
     lam (grad g(m) - grad g(v)) and in mean coordinates lam Hess g*(mu) (mu - theta) (Eq. equ_def_pmbme).
-    First-order: lam (m - v), the paper's lam (mu - theta) with params in place of means. The two coincide for
+    First-order: lam (m - v), the paper's lam (mu - theta) with params instead of means. The two coincide for
     the spherical Gaussian, the prior of the paper's experiments.
     """
     if exact:

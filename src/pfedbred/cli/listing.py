@@ -1,4 +1,4 @@
-"""``pfedbred list``: everything that can be named."""
+"""``pfedbred list``: the names that options accept, and the settings of an algorithm."""
 
 from __future__ import annotations
 

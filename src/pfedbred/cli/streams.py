@@ -1,4 +1,4 @@
-"""Standard output that breaks, such as a closed pipe or a full disk, does not end a run: it is reported at the end."""
+"""A broken standard output, such as a closed pipe or a full disk, does not end a run: it is reported at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stream:
     """A text stream that ignores writes once one has failed.
 
     Attributes:
-      problem: why it cannot.
+      problem: the first failure; None so far.
     """
 
     def __init__(self, stream: Any) -> None:

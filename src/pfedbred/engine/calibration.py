@@ -1,4 +1,4 @@
-r"""Calibration: probabilities that mean what they say, and sets or intervals that hold the truth as often as promised.
+r"""Calibration: probabilities that match frequencies, and sets or intervals that contain the label as often as asked.
 
 Both are fitted on validation samples after training: a temperature for the logits, and a threshold for conformal
 prediction. They are for one model on one client's samples, or on the pooled samples of all clients.

@@ -310,7 +310,7 @@ class ResidentBackend(Simulation[State]):
         return {name: np.asarray(devices.fetch(values), np.float64) for name, values in found.items()}
 
     def participated(self, states: State) -> None:
-        """All clients are evaluated."""
+        """None: all clients are evaluated."""
         return
 
     def models(self, states: State) -> tuple[Tree, Tree]:

@@ -134,7 +134,7 @@ def _labels(given: TrainedModel, y: Sequence[Any] | np.ndarray) -> np.ndarray:
 
 
 def _write(source: Path, given: TrainedModel, personal: Tree, out: Path, name: str) -> None:
-    """The model's file, with the client's params in place of the global ones; inputs are encoded as before."""
+    """The model's file, with the client's params instead of the global ones; inputs are encoded as before."""
     file, about = model_file.read(source, model_file.EXPORTED, "")
     old = tensors.named(given.params)
     kept = {each: file.get_tensor(each) for each in file.keys() if each not in old}  # noqa: SIM118  (not a mapping)

@@ -1,6 +1,6 @@
 """The layers of transformer encoders.
 
-Flax's attention is one of its modules, which manage params and keys themselves; the networks here are plain functions of a
+Flax's attention is one of its modules, which manage params and keys themselves; the networks here are functions of a
 pytree, and start as PyTorch's do.
 """
 
