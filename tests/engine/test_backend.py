@@ -98,7 +98,7 @@ def read_back(saved):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_loaded_state_goes_on_as_the_saved_one(streamed):
+def test_a_loaded_state_continues_as_the_saved_one(streamed):
     made, state = trained("mg-meta", streamed=streamed, rounds=2, **OPTIONS)
     saved = made.save(state)
     loaded = made.load(Saved(read_back(saved), saved.facts), 1)

@@ -95,7 +95,7 @@ SPOILT = {
 }
 
 
-def test_bad_uploads_are_rejected_and_the_rounds_go_on(prepared, tmp_path, capsys):
+def test_bad_uploads_are_rejected_and_the_rounds_continue(prepared, tmp_path, capsys):
     """In each round the second client's upload is spoilt in another way."""
     _, path = prepared
     ways = [how for how, _ in SPOILT.values()]
