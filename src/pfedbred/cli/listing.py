@@ -57,7 +57,7 @@ def list_command(
         typer.Argument(help=f"one of {', '.join(_LISTS)}, by default all; or an algorithm, to describe its settings"),
     ] = None,
 ) -> None:
-    """List the available algorithms, models, datasets and so on, or describe one algorithm.
+    """List algorithms, datasets and so on, or describe one algorithm.
 
     \b
     pfedbred list algorithms
