@@ -2,9 +2,9 @@
 
     python benchmarks/batch_statistics.py [--model resnet8] [--rounds 40] [--seeds 3] [--data-dir FOLDER]
 
-CIFAR-10 by Dirichlet(0.1) among 20 clients, 20 steps of 0.05 on minibatches of 20, all clients averaged. The weights
+CIFAR-10 by Dirichlet(0.1) among 20 clients, 20 steps of 0.05 on minibatches of 20, all clients averaged. The params
 are the same in all rows. ``averaged`` and ``own`` are this library's G and, with ``--batch-norm local``, P; ``initial``
-is what a server has that averages weights alone and never sees data: mean 0, variance 1; ``minibatch`` is a network
+is what a server has that averages params alone and never sees data: mean 0, variance 1; ``minibatch`` is a network
 that was left in training mode, on the clients' test samples in minibatches of 20.
 """
 
@@ -75,7 +75,7 @@ def main() -> None:
         rows["initial"].append(accuracy(lambda x, start=start: network.apply(start, x), federation))
         rows["minibatch"].append(accuracy(lambda x, params=params: network.train(params, x, key), federation))
     facts = federation.facts
-    print("accuracy of G's weights in percent, and the half-width of its 95 % interval over seeds")
+    print("accuracy of G's params in percent, and the half-width of its 95 % interval over seeds")
     print(f"{jax.devices()[0].device_kind}, {options.model}, {options.rounds} rounds, {options.seeds} seeds; {facts}")
     for name, values in rows.items():
         found = estimate(np.asarray(values))

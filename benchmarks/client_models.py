@@ -1,4 +1,4 @@
-"""Ways to compute a gradient step of the networks when every client has its own weights, side by side.
+"""Ways to compute a gradient step of the networks when every client has its own params, side by side.
 
     python benchmarks/client_models.py [--quick] [--json FILE] [--torch]
                                        [--only cnn|pfllib-cnn|resnet18|cnn1d|lstm|charlstm]
@@ -6,10 +6,10 @@
 Each row runs the same SGD steps, for all clients at once (``vmap``) or one client after another (``in-turn``), inside
 one compiled program as in a round; the way that the library has is marked. Repeats go through all rows in turn, so that
 a busy machine slows all of them; the time is the least of them. ``difference`` shows that all rows compute the same:
-how far the weights end from the first row's, over how far they went. Shapes are CIFAR-10's (20 clients, batch 20; 10
+how far the params end from the first row's, over how far they went. Shapes are CIFAR-10's (20 clients, batch 20; 10
 for pfllib-cnn), UCI HAR's (30 clients, batch 20), Sent140's (10 clients, batch 400, 25 words) and Shakespeare's (10
 clients, batch 20, 80 characters); ``--quick`` takes fewer clients and steps, and on a CPU a quarter of ResNet-18's
-channels. Rows ``in bfloat16``, on GPUs alone, cast weights and images inside the loss; gradients and weights stay
+channels. Rows ``in bfloat16``, on GPUs alone, cast params and images inside the loss; gradients and params stay
 float32. ``--torch`` adds a PyTorch loop of pfllib-cnn and resnet18, in bfloat16 by its autocast.
 """
 
@@ -49,20 +49,20 @@ class Row(NamedTuple):
     apply: Apply
 
 
-# cnn: weights as in models.cnn, images (n, height, width, channels) ------------------------------------------------
+# cnn: params as in models.cnn, images (n, height, width, channels) ------------------------------------------------
 
 
-def cnn_with(conv: Callable[[Array, Array], Array], weights: Tree, x: Array) -> Array:
+def cnn_with(conv: Callable[[Array, Array], Array], params: Tree, x: Array) -> Array:
     """The cnn by another convolution ``conv(kernel, x)``."""
     for name in ("conv1", "conv2"):
-        y = conv(weights[name]["weight"], x)
+        y = conv(params[name]["weight"], x)
         n, height, width, filters = y.shape
         y = y.reshape(n, height // 2, 2, width // 2, 2, filters).max((2, 4))
-        x = jax.nn.relu(y + weights[name]["bias"])
+        x = jax.nn.relu(y + params[name]["bias"])
     x = x.reshape(x.shape[0], -1)
     for name in ("hidden1", "hidden2"):
-        x = jax.nn.relu(dense(weights[name], x))
-    return dense(weights["output"], x)
+        x = jax.nn.relu(dense(params[name], x))
+    return dense(params["output"], x)
 
 
 def lax_conv(kernel: Array, x: Array) -> Array:
@@ -100,21 +100,21 @@ def cnn_rows(model: models.Model) -> list[Row]:
 # pfllib-cnn and resnet18: as cnn -----------------------------------------------------------------------------------
 
 
-def pfllib_with(conv: Callable[[Array, Array], Array], weights: Tree, x: Array) -> Array:
+def pfllib_with(conv: Callable[[Array, Array], Array], params: Tree, x: Array) -> Array:
     """The pfllib-cnn by another convolution ``conv(kernel, x)``."""
     for name in ("conv1", "conv2"):
-        y = conv(weights[name]["weight"], x.astype(weights[name]["weight"].dtype))
+        y = conv(params[name]["weight"], x.astype(params[name]["weight"].dtype))
         n, height, width, filters = y.shape
-        x = jax.nn.relu(y.reshape(n, height // 2, 2, width // 2, 2, filters).max((2, 4)) + weights[name]["bias"])
-    return dense(weights["output"], jax.nn.relu(dense(weights["hidden"], x.reshape(x.shape[0], -1))))
+        x = jax.nn.relu(y.reshape(n, height // 2, 2, width // 2, 2, filters).max((2, 4)) + params[name]["bias"])
+    return dense(params["output"], jax.nn.relu(dense(params["hidden"], x.reshape(x.shape[0], -1))))
 
 
 def half(apply: Apply) -> Apply:
-    """The same in bfloat16, from float32 weights and to float32 logits."""
+    """The same in bfloat16, from float32 params and to float32 logits."""
 
-    def run(weights: Tree, x: Array) -> Array:
-        weights, x = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (weights, x))
-        return apply(weights, x).astype(jnp.float32)
+    def run(params: Tree, x: Array) -> Array:
+        params, x = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x))
+        return apply(params, x).astype(jnp.float32)
 
     return run
 
@@ -129,7 +129,7 @@ def image_rows(ways: dict[str, Apply], on_gpu: bool) -> list[Row]:
 
 
 def image_items(model: models.Model, clients: int, batch: int) -> Any:
-    """Weights and random images for every client."""
+    """Params and random images for every client."""
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (clients, batch, 32, 32, 3))
     y = jax.random.randint(keys[1], (clients, batch), 0, 10)
@@ -175,17 +175,17 @@ def image_network(name: str, quick: bool, with_torch: bool, on_gpu: bool, repeat
     return results
 
 
-# cnn1d: weights as in models.cnn1d, signals (n, length, channels) ---------------------------------------------------
+# cnn1d: params as in models.cnn1d, signals (n, length, channels) ---------------------------------------------------
 
 
-def cnn1d_with(conv: Callable[[Array, Array], Array], weights: Tree, x: Array) -> Array:
+def cnn1d_with(conv: Callable[[Array, Array], Array], params: Tree, x: Array) -> Array:
     """The cnn1d by another convolution ``conv(kernel, x)``."""
     for name in ("conv1", "conv2"):
-        y = conv(weights[name]["weight"], x)
+        y = conv(params[name]["weight"], x)
         n, length, filters = y.shape
         y = y[:, : length // 2 * 2].reshape(n, length // 2, 2, filters).max(2)
-        x = jax.nn.relu(y + weights[name]["bias"])
-    return dense(weights["output"], jax.nn.relu(dense(weights["hidden"], x.reshape(x.shape[0], -1))))
+        x = jax.nn.relu(y + params[name]["bias"])
+    return dense(params["output"], jax.nn.relu(dense(params["hidden"], x.reshape(x.shape[0], -1))))
 
 
 def lax_conv1d(kernel: Array, x: Array) -> Array:
@@ -217,7 +217,7 @@ def cnn1d_rows(model: models.Model) -> list[Row]:
     return [Row(clients, way, apply) for clients in ("vmap", "in-turn") for way, apply in ways.items()]
 
 
-# lstm: weights as in models.lstm, word ids (n, length) --------------------------------------------------------------
+# lstm: params as in models.lstm, word ids (n, length) --------------------------------------------------------------
 
 
 class Way(NamedTuple):
@@ -264,16 +264,16 @@ def column(way: Way, bias: Array) -> Array:
     return bias[..., :, None] if way.batch_last else bias[..., None, :]
 
 
-def scan_directions(way: Way, weights: Tree, x: tuple[Array, ...], real: tuple[Array, ...]) -> Array:
+def scan_directions(way: Way, params: Tree, x: tuple[Array, ...], real: tuple[Array, ...]) -> Array:
     """The directions whose inputs are in x, along the second axis of the result."""
     axis = -2 if way.batch_last else -1
-    bias = column(way, weights["input_bias"] + weights["recurrent_bias"])
+    bias = column(way, params["input_bias"] + params["recurrent_bias"])
     step_cell = jax.checkpoint(partial(cell, axis)) if way.again else partial(cell, axis)
     if way.hoisted:
-        inputs = tuple(times(way, kernel, each) + b for kernel, each, b in zip(weights["input"], x, bias, strict=True))
-        kernel, bias = weights["recurrent"], jnp.zeros_like(bias)
+        inputs = tuple(times(way, kernel, each) + b for kernel, each, b in zip(params["input"], x, bias, strict=True))
+        kernel, bias = params["recurrent"], jnp.zeros_like(bias)
     else:
-        inputs, kernel = x, jnp.concatenate([weights["input"], weights["recurrent"]], axis=-1)
+        inputs, kernel = x, jnp.concatenate([params["input"], params["recurrent"]], axis=-1)
 
     def step(state: tuple[Array, Array], item: Any) -> tuple[tuple[Array, Array], Array]:
         (h, c), (x, real) = state, item
@@ -284,7 +284,7 @@ def scan_directions(way: Way, weights: Tree, x: tuple[Array, ...], real: tuple[A
         state = step_cell(sums, c, real)
         return state, state[0]
 
-    hidden = weights["recurrent"].shape[-1]
+    hidden = params["recurrent"].shape[-1]
     batch = x[0].shape[-1] if way.batch_last else x[0].shape[1]
     start = jnp.zeros((len(x), hidden, batch) if way.batch_last else (len(x), batch, hidden), x[0].dtype)
     mask = jnp.stack(real, axis=1)
@@ -292,34 +292,34 @@ def scan_directions(way: Way, weights: Tree, x: tuple[Array, ...], real: tuple[A
     return jax.lax.scan(step, (start, start), (inputs, mask), unroll=way.unroll)[1]
 
 
-def lstm_layer(way: Way, weights: Tree, x: Array, real: Array) -> Array:
+def lstm_layer(way: Way, params: Tree, x: Array, real: Array) -> Array:
     """Both directions of a layer."""
     if way.fused:
-        out = scan_directions(way, weights, (x, x[::-1]), (real, real[::-1]))
+        out = scan_directions(way, params, (x, x[::-1]), (real, real[::-1]))
         forward, backward = out[:, 0], out[::-1, 1]
     else:
-        one = [jax.tree.map(lambda leaf, d=d: leaf[d : d + 1], weights) for d in range(2)]
+        one = [jax.tree.map(lambda leaf, d=d: leaf[d : d + 1], params) for d in range(2)]
         forward = scan_directions(way, one[0], (x,), (real,))[:, 0]
         backward = scan_directions(way, one[1], (x[::-1],), (real[::-1],))[::-1, 0]
     return jnp.concatenate([forward, backward], axis=1 if way.batch_last else 2)
 
 
-def lstm_with(layer: Callable[..., Array], batch_last: bool, vectors: Array, weights: Tree, x: Array) -> Array:
+def lstm_with(layer: Callable[..., Array], batch_last: bool, vectors: Array, params: Tree, x: Array) -> Array:
     """The lstm by another layer."""
     ids = x.T
     place = jnp.arange(1, ids.shape[0] + 1)[:, None]
     length = jnp.max(jnp.where(ids != 0, place, 0), axis=0)
     embedded = vectors[ids].transpose(0, 2, 1) if batch_last else vectors[ids]
-    layers = [layer(weights["layer1"], embedded, place <= length)]
-    layers.append(layer(weights["layer2"], layers[0], place <= length))
+    layers = [layer(params["layer1"], embedded, place <= length)]
+    layers.append(layer(params["layer2"], layers[0], place <= length))
     at_end = (place == length)[:, None] if batch_last else (place == length)[..., None]
     turn = (lambda y: y.T) if batch_last else (lambda y: y)
     ends = [turn(jnp.sum(jnp.where(at_end, out, 0), axis=0)) for out in layers]
-    hidden = weights["layer1"]["recurrent"].shape[-1]
+    hidden = params["layer1"]["recurrent"].shape[-1]
     starts = [turn(out[0]) for out in layers]
     states = (ends[0][:, :hidden], starts[0][:, hidden:], ends[1][:, :hidden], starts[1][:, hidden:])
     features = jnp.concatenate([ends[1], *states], axis=1)
-    return dense(weights["output"], jax.nn.leaky_relu(dense(weights["hidden"], features), 0.1))
+    return dense(params["output"], jax.nn.leaky_relu(dense(params["hidden"], features), 0.1))
 
 
 def lstm_rows(model: models.Model, vectors: Array, quick: bool) -> list[Row]:
@@ -342,15 +342,15 @@ def lstm_rows(model: models.Model, vectors: Array, quick: bool) -> list[Row]:
     return rows
 
 
-def charlstm_with(way: Way, weights: Tree, x: Array) -> Array:
+def charlstm_with(way: Way, params: Tree, x: Array) -> Array:
     """The charlstm by another layer, of samples without padding."""
-    vectors = weights["embedding"][x.T]
+    vectors = params["embedding"][x.T]
     out = vectors.transpose(0, 2, 1) if way.batch_last else vectors
     real = jnp.ones(x.T.shape, bool)
     for name in ("layer1", "layer2"):
-        one = jax.tree.map(lambda leaf: leaf[None], weights[name])
+        one = jax.tree.map(lambda leaf: leaf[None], params[name])
         out = scan_directions(way, one, (out,), (real,))[:, 0]
-    return dense(weights["output"], out[-1].T if way.batch_last else out[-1])
+    return dense(params["output"], out[-1].T if way.batch_last else out[-1])
 
 
 def charlstm_rows(model: models.Model) -> list[Row]:
@@ -369,36 +369,36 @@ def program(row: Row, steps: int) -> Callable[..., Tree]:
     """``steps`` steps of every client, as one compiled program."""
 
     def client(_: Any, item: tuple[Tree, Array, Array]) -> Tree:
-        weights, x, y = item
+        params, x, y = item
 
-        def loss(weights: Tree) -> Array:
-            return jnp.mean(cross_entropy(row.apply(weights, x), y))
+        def loss(params: Tree) -> Array:
+            return jnp.mean(cross_entropy(row.apply(params, x), y))
 
-        def step(_: Any, weights: Tree) -> Tree:
-            return optax.tree.add_scale(weights, -0.01, jax.grad(loss)(weights))
+        def step(_: Any, params: Tree) -> Tree:
+            return optax.tree.add_scale(params, -0.01, jax.grad(loss)(params))
 
-        return jax.lax.fori_loop(0, steps, step, weights)
+        return jax.lax.fori_loop(0, steps, step, params)
 
     every = executors.every(client, row.clients)
     return jax.jit(lambda items: every((), items))
 
 
 def distance(a: Tree, b: Tree) -> float:
-    """Euclidean, between two sets of weights."""
+    """Euclidean, between two sets of params."""
     return float(optax.tree.norm(optax.tree.sub(a, b)))
 
 
 def measure(rows: list[Row], items: Any, steps: int, repeats: int) -> list[dict[str, Any]]:
-    """Milliseconds of a step of all clients, and of one, for each row; how far its weights moved from the first's."""
+    """Milliseconds of a step of all clients, and of one, for each row; how far its params moved from the first's."""
     programs, results, first = [], [], None
     for row in rows:
         begun = time.perf_counter()
         programs.append(program(row, steps).lower(items).compile())
         compiling = time.perf_counter() - begun
-        weights = jax.block_until_ready(programs[-1](items))
-        first = weights if first is None else first
+        params = jax.block_until_ready(programs[-1](items))
+        first = params if first is None else first
         result = {"clients": row.clients, "way": row.way, "compile_s": round(compiling, 2), "ms": float("inf")}
-        results.append({**result, "difference": distance(weights, first) / distance(first, items[0])})
+        results.append({**result, "difference": distance(params, first) / distance(first, items[0])})
     for _ in range(repeats):
         for run, result in zip(programs, results, strict=True):
             begun = time.perf_counter()

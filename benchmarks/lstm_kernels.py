@@ -33,17 +33,17 @@ from pfedbred.types import Array, Tree, Words
 
 _INPUTS = {"first layer": 50, "second layer": 100}
 _HIDDEN, _TIME = 50, 25
-_NAMES = ("outputs", "gradient by the weights", "gradient by the inputs")
+_NAMES = ("outputs", "gradient by the params", "gradient by the inputs")
 
 
-def results(layer: Callable[..., Array], weights: Tree, x: Array, length: Array) -> tuple[Array, Tree, Array]:
+def results(layer: Callable[..., Array], params: Tree, x: Array, length: Array) -> tuple[Array, Tree, Array]:
     """Outputs and the gradients of a function of all of them."""
 
-    def loss(weights: Tree, x: Array) -> tuple[Array, Array]:
-        out = layer(weights, x, length)
+    def loss(params: Tree, x: Array) -> tuple[Array, Array]:
+        out = layer(params, x, length)
         return jnp.sum(jnp.sin(3 * out + jnp.arange(out.size, dtype=out.dtype).reshape(out.shape) % 7)), out
 
-    (_, out), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(weights, x)
+    (_, out), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
     return out, *gradients
 
 
@@ -102,10 +102,10 @@ def main() -> int:
     for name, inputs in _INPUTS.items():
         keys = jax.random.split(jax.random.key(0), 3)
         start = jax.vmap(lambda key, inputs=inputs: _layer_init(key, inputs, _HIDDEN, jnp.float64))
-        weights = start(jax.random.split(keys[0], clients))
+        params = start(jax.random.split(keys[0], clients))
         x = jax.random.normal(keys[1], (clients, _TIME, batch, inputs), jnp.float64)
         length = jax.random.randint(keys[2], (clients, batch), 0, _TIME + 1)
-        arguments = (weights, x, length)
+        arguments = (params, x, length)
         narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, arguments)
 
         def run(layer: Callable[..., Array], arguments: Any) -> Any:

@@ -2,6 +2,7 @@
 
 The command really runs, and what it prints is drawn as a terminal of that size would show it. Two things differ from
 what one would see: the typing is made up, and the rest is played faster, in ``PLAYED`` seconds.
+It needs a pseudo-terminal, and so Unix.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors for the person who made the mistake."""
+"""Errors for the user."""
 
 from __future__ import annotations
 

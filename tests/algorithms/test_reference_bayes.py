@@ -77,7 +77,7 @@ class Sampled(Run):
         agree(self.vector(self.shared()), expected, "global model")
         for i in range(self.federation.clients):
             agree(self.vector(self.personal(i)), personal[i], f"personal model of client {i}")
-            if self.states.clients.met[0, i]:
+            if self.states.clients.participated[0, i]:
                 rho = jax.tree.map(lambda leaf, i=i: leaf[0, i], self.states.clients.state.rho)
                 agree(as_vector(rho), kept[i].rho, f"rho of client {i}")
         assert max(np.ptp(each.rho) for each in kept) > 0.01  # deviations are learned

@@ -42,7 +42,7 @@ def broken(reason, monkeypatch):
 
 
 @pytest.mark.parametrize("reason", BROKEN)
-def test_a_run_goes_on_and_is_saved(reason, call, monkeypatch, tmp_path):
+def test_a_run_continues_and_is_saved(reason, call, monkeypatch, tmp_path):
     with broken(reason, monkeypatch):
         code, _, err = call(*RUN)
     assert (

@@ -86,7 +86,7 @@ def test_results_have_the_types_of_the_protocol(runs):
     (resident, on_device), (streamed, stored) = runs
     assert (resident.store, streamed.store) == ("device", "memory")
     assert resident.participated(on_device) is None
-    assert streamed.participated(stored) == np.asarray(on_device.clients.met).sum(axis=1).tolist()
+    assert streamed.participated(stored) == np.asarray(on_device.clients.participated).sum(axis=1).tolist()
 
 
 def read_back(saved):
@@ -98,7 +98,7 @@ def read_back(saved):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_loaded_state_goes_on_as_the_saved_one(streamed):
+def test_a_loaded_state_continues_as_the_saved_one(streamed):
     made, state = trained("mg-meta", streamed=streamed, rounds=2, **OPTIONS)
     saved = made.save(state)
     loaded = made.load(Saved(read_back(saved), saved.facts), 1)
@@ -108,17 +108,31 @@ def test_a_loaded_state_goes_on_as_the_saved_one(streamed):
 
 
 def test_checkpoints_of_version_1_are_loaded():
-    """They call the count of rejected updates ``sick``."""
+    """They call the count of rejected updates ``sick``, and ``met`` what is ``participated`` now."""
     made, state = trained("mg-meta", rounds=1, **OPTIONS)
     rejected = jax.numpy.arange(len(SIZES), dtype=np.uint32)[None]
     state = state._replace(clients=state.clients._replace(rejected=rejected))
     arrays = read_back(made.save(state))
-    assert "clients.rejected" in arrays
-    old = {name.replace("clients.rejected", "clients.sick"): array for name, array in arrays.items()}
+    earlier = {"clients.rejected": "clients.sick", "clients.participated": "clients.met"}
+    assert earlier.keys() < arrays.keys()
+    old = {earlier.get(name, name): array for name, array in arrays.items()}
     loaded = made.load(Saved(old, {}), 1)
     assert made.rejections(loaded) == made.rejections(state)
     assert made.rejections(loaded).rejected == [{str(i): i for i in range(1, len(SIZES))}]
+    assert made.participated(loaded) == made.participated(state) != [0]
     assert_close(loaded.server, state.server)
+
+
+def test_streamed_checkpoints_of_earlier_versions_are_loaded():
+    """They call the counts of rejected updates ``left_out``."""
+    made, state = trained("mg-meta", streamed=True, rounds=1, **OPTIONS)
+    state.clients[0].rejected.update([2, 4, 4])
+    arrays = read_back(made.save(state))
+    assert arrays["rejected.0"].tolist() == [[2, 1], [4, 2]]
+    old = {name.replace("rejected.", "left_out."): array for name, array in arrays.items()}
+    assert old.keys() != arrays.keys()
+    loaded = made.load(Saved(old, {}), 1)
+    assert made.rejections(loaded).rejected == [{"2": 1, "4": 2}]
 
 
 def test_a_checkpoint_of_another_run_is_rejected():

@@ -282,7 +282,7 @@ def test_reversed_clients_cost_as_much_as_absent_ones(federation):
 
 
 @pytest.mark.full
-def test_they_are_found_in_small_cohorts_too(federation):
+def test_they_are_found_among_few_selected_clients_too(federation):
     """Five of twenty are averaged: a response is known of a client that is selected again, however much later."""
     backend = backend_for(federation, 5)
     states, early = rejections(backend, backend.init([0]), 30)

@@ -268,7 +268,7 @@ def test_an_update_of_nan_that_does_not_count_disturbs_nobody():
     assert in_line(updates, np.arange(8) != 2) == [i != 2 for i in range(8)]
 
 
-def test_large_cohorts_are_compared_with_some():
+def test_many_updates_are_compared_with_some():
     updates = np.ones(40) + 0.5 * np.random.default_rng(4).normal(size=(150, 40))
     reversed_ = [3, 40, 41, 100]  # not among those compared with, except by chance
     updates[reversed_] *= -1
@@ -310,22 +310,22 @@ def test_a_claim_of_many_samples_counts_for_so_much(sizes, valid, expected):
     np.testing.assert_allclose(weights("uniform"), np.array(valid) / sum(valid), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("cohort", "limit"), [([5, 1], 0.7 * 3), ([5, 1, 2, 0], 0.7 * 4)])
+@pytest.mark.parametrize(("aggregated", "limit"), [([5, 1], 0.7 * 3), ([5, 1, 2, 0], 0.7 * 4)])
 @pytest.mark.parametrize("participation", ["all", "sample"])
-def test_a_small_cohort_is_bounded_by_the_median_of_all_clients(cohort, limit, participation):
+def test_few_aggregated_clients_are_bounded_by_the_median_of_all_clients(aggregated, limit, participation):
     """Client 5 holds 200 samples, the others 10: with one step on all of them, G is the average of the updates."""
     federation = small_federation((10, 10, 10, 10, 10, 200))
     algorithm, task = make("fedavg", federation)
     given = {"batch_size": 200, "participation": participation, "screening": "norms"}
-    backend = ResidentBackend(algorithm, task, federation, pfedbred.Plan(selection.fixed(cohort), **given))
+    backend = ResidentBackend(algorithm, task, federation, pfedbred.Plan(selection.fixed(aggregated), **given))
     start = backend.init([0])
     before, kept = backend.global_model(start), copy(start)
     found = backend.global_model(backend.advance(start, 1))
     alone = []
-    for client in cohort:
+    for client in aggregated:
         one = ResidentBackend(algorithm, task, federation, pfedbred.Plan(selection.fixed([client]), **given))
         alone.append(arrays(one.global_model(one.advance(one.init([0]), 1))))
-    weights = np.array([10 * limit] + [10] * (len(cohort) - 1))
+    weights = np.array([10 * limit] + [10] * (len(aggregated) - 1))
     for place, leaf in enumerate(arrays(found)):
         expected = sum(w * each[place] for w, each in zip(weights / weights.sum(), alone, strict=True))
         np.testing.assert_allclose(leaf, expected, rtol=1e-6, atol=1e-8)
@@ -412,7 +412,7 @@ def test_a_client_rejected_in_its_first_round_has_not_taken_part():
     """Under sampling it starts from the first message after which its update is valid."""
     backend, start = simulate("mg-meta", [0, 1, 3], [1], participation="sample")
     states = backend.advance(faulty(start), 1)
-    assert np.asarray(states.clients.met).tolist() == [[True, False, False, True, False]]
+    assert np.asarray(states.clients.participated).tolist() == [[True, False, False, True, False]]
     assert same(backend.personal_model(states, 1), backend.global_model(states))
 
 
@@ -504,7 +504,7 @@ def test_streamed_clients_are_rejected_alike(name):
     told = streamed.rejections(found)
     assert all(set(each) == {"1", "4"} for each in told.rejected)
     assert 0 < sum(told.skipped) < 14  # some of the rounds, not all
-    met = np.asarray(expected.clients.met).sum(axis=1).tolist()
+    met = np.asarray(expected.clients.participated).sum(axis=1).tolist()
     assert streamed.participated(found) == met == [4, 4]
 
 

@@ -318,7 +318,7 @@ def test_a_wrong_kind_is_one_line(name, given, words):
 
 
 def test_an_algorithm_object_takes_no_settings():
-    with pytest.raises(pfedbred.SettingError, match="an Algorithm object is built already: it takes no settings"):
+    with pytest.raises(pfedbred.SettingError, match="an Algorithm object is already built: it takes no settings"):
         Experiment(algorithm=custom.objects()["algorithm"], settings={"R": 2}).checked()
 
 

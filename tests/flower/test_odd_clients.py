@@ -111,7 +111,7 @@ def test_a_lost_request_does_not_change_the_verdict(prepared, tmp_path, algorith
     run(grid, tmp_path / "run", algorithm=algorithm, deadline=0.2, eval_every=3, **ALL)
     found = kept(tmp_path, 1, made, algorithm)
     assert found.round == 3
-    assert bool(found.before.met) == valid
+    assert bool(found.before.participated) == valid
     assert int(found.before.drawn) > 0
 
 

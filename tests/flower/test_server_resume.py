@@ -181,7 +181,8 @@ def _made_old(folder):
     (out / "metrics.jsonl").write_text("".join(old_lines))
     for number, path in enumerate(checkpoints.files(out)):
         _, round_, facts, arrays = checkpoints.read(path)
-        old = {name: facts[name] for name in ("run", "given", "roster", "left_out", "skipped", "in_row", "verdicts")}
+        old = {name: facts[name] for name in ("run", "given", "roster", "skipped", "in_row", "verdicts")}
+        old["left_out"] = facts["rejected"]
         del old["roster"]["schema"]["features"]  # and the first of all had no names for columns
         for i, member in old["roster"]["members"].items():  # it kept the clients' identities
             del member["fingerprint"]
@@ -196,7 +197,8 @@ def _made_old(folder):
         checkpoints.write(out, round_, old, {name: np.array(array) for name, array in arrays.items()})
     for path in folder.glob("home-*/*/record.safetensors"):
         facts, arrays = tensors.load(client_home._KIND, path)
-        old_arrays = {name.replace(".rejected", ".sick"): np.array(array) for name, array in arrays.items()}
+        names = {name: name.replace(".rejected", ".sick").replace(".participated", ".met") for name in arrays}
+        old_arrays = {names[name]: np.array(array) for name, array in arrays.items()}
         assert old_arrays.keys() != arrays.keys()
         tensors.save(client_home._KIND, path, facts, old_arrays)
 

@@ -95,7 +95,7 @@ SPOILT = {
 }
 
 
-def test_bad_uploads_are_rejected_and_the_rounds_go_on(prepared, tmp_path, capsys):
+def test_bad_uploads_are_rejected_and_the_rounds_continue(prepared, tmp_path, capsys):
     """In each round the second client's upload is spoilt in another way."""
     _, path = prepared
     ways = [how for how, _ in SPOILT.values()]
@@ -258,9 +258,9 @@ def test_a_rejected_clients_state_is_restored(prepared, tmp_path, algorithm):
     grid = Loopback(nodes_of(path, 3, tmp_path), spoil_upload(to_nan))
     run(grid, tmp_path / "run", algorithm=algorithm, **ALL)
     rejected, valid = (kept(tmp_path, i, made, algorithm) for i in (1, 0))
-    assert not rejected.before.met
+    assert not rejected.before.participated
     assert int(rejected.before.drawn) > 0
-    assert bool(valid.before.met)
+    assert bool(valid.before.participated)
 
 
 # Statistics and facts that are refused ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pfedbred.report.terminal import show_federation
 
 
 @pytest.mark.parametrize(
-    ("sizes", "cohort", "weights", "said"),
+    ("sizes", "aggregated", "weights", "said"),
     [
         (
             [8] * 9 + [60],
@@ -29,12 +29,12 @@ from pfedbred.report.terminal import show_federation
         ([8] * 9 + [60], 10, "uniform", None),
     ],
 )
-def test_clients_that_count_for_less_than_they_hold(sizes, cohort, weights, said, capsys):
+def test_clients_that_count_for_less_than_they_hold(sizes, aggregated, weights, said, capsys):
     federation = small_federation(sizes)
     backend = SimpleNamespace(
         federation=federation, samples=federation, evaluated=None, plan=SimpleNamespace(weights=weights)
     )
-    show_federation(backend, cohort=cohort)
+    show_federation(backend, aggregated=aggregated)
     out = capsys.readouterr().out
     assert out.count("\n") == (1 if said is None else 2)
     assert (said or "") in out

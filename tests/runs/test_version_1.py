@@ -1,6 +1,7 @@
 """Run folders of before metrics were open: metrics.jsonl without a schema, other names for rejected updates."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,12 @@ def without(values, *names):
     return {name: value for name, value in values.items() if name not in names}
 
 
+def _before(name: str) -> str:
+    """An array's name in a checkpoint of version 1."""
+    name = re.sub(r"^rejected\.", "left_out.", name)
+    return name.replace(".rejected", ".sick").replace(".participated", ".met")
+
+
 def to_version_1(folder: Path) -> None:
     """Rewrites the files of a run as they were before."""
     config = without(read_config(folder / "config.yaml"), *NEW_OPTIONS)
@@ -37,7 +44,7 @@ def to_version_1(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     for path in checkpoints.files(folder):
         found = checkpoints.read(path)
-        arrays = {name.replace(".rejected", ".sick"): np.array(array) for name, array in found.arrays.items()}
+        arrays = {_before(name): np.array(array) for name, array in found.arrays.items()}
         facts = without(found.facts, "metrics_sha256") | {"metrics": (folder / "metrics.jsonl").stat().st_size}
         facts["experiment"] = without(facts["experiment"], *NEW_OPTIONS)
         checkpoints.write(folder, found.round, facts, arrays)
@@ -76,7 +83,8 @@ def test_an_interrupted_run_is_resumed(options, tmp_path):
     assert run(tmp_path / "half", StopAfterThird()).round == 3
     to_version_1(tmp_path / "half")
     (saved,) = checkpoints.files(tmp_path / "half")
-    assert ("clients.sick" in checkpoints.read(saved).arrays) == (not options)  # streamed ones have kept their names
+    arrays = checkpoints.read(saved).arrays
+    assert ("left_out.0" if options else "clients.sick") in arrays
     resumed = run(tmp_path / "half", resume=True)
     ours, theirs = (resumed.backend.save(each.state).arrays for each in (resumed, whole))
     assert ours.keys() == theirs.keys()

@@ -12,7 +12,7 @@ from pfedbred.types import Array, Key, Tree
 
 
 class Gathered(NamedTuple):
-    """What a rule sees of a round. All but ``center`` and ``key`` have one entry per client of the cohort (first axis).
+    """What a rule sees of a round. All but ``center`` and ``key`` have one entry per selected client (first axis).
 
     Attributes:
       uploads: what the clients sent; zeros where an upload was rejected.

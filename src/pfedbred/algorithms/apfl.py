@@ -49,7 +49,7 @@ def apfl(
       alpha: step size of both models.
       eta_mixing: step size of a_i; 0 keeps it fixed.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
 
     References: Deng, Kamani and Mahdavi, arXiv 2003.13461, Algorithm 1.
     """

@@ -40,9 +40,9 @@ def ditto(
       lam: lambda, how strongly v_i is held at w; in the paper each client chooses 0.1, 1 or 2 by validation, or uses 1.
       alpha: step size of both models.
       R: steps for the global model.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
       R_personal: steps for the personal model, the paper's s.
-      epochs_personal: passes, in place of R_personal.
+      epochs_personal: passes, instead of R_personal.
 
     References: Li, Hu, Beirami and Smith, ICML 2021, Algorithm 1.
     """

@@ -63,7 +63,7 @@ def fedamp(
         beyond sigma / N diverges.
       alpha: the clients' step size.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
 
     References: Huang et al., AAAI 2021, Algorithm 1, Eqs. (2) to (5).
     """
@@ -92,7 +92,7 @@ def heurfedamp(
     R: Count = 20,
     epochs: Epochs = None,
 ) -> Algorithm:
-    r"""HeurFedAMP: FedAMP with cosines in place of distances, for deep networks.
+    r"""HeurFedAMP: FedAMP with cosines instead of distances, for deep networks.
 
         xi_ii = self_weight;   xi_ij = (1 - self_weight) e^{sigma cos(w_i, w_j)} / sum_{h != i} e^{sigma cos(w_i, w_h)}
         client:  w_i <- w_i - alpha (grad f_i(w_i) + lam (w_i - u_i)),  R steps from its own w_i
@@ -106,7 +106,7 @@ def heurfedamp(
       self_weight: xi_ii.
       alpha: the clients' step size.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
 
     References: Huang et al., AAAI 2021, Section "HeurFedAMP", Eqs. (7) and (8).
     """

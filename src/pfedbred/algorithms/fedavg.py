@@ -31,7 +31,7 @@ def fedavg(
       task: model and loss f.
       alpha: local step size.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
       beta: coefficient of the new average; 2 is the paper's aggregation momentum.
 
     References: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",

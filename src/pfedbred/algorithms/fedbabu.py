@@ -40,9 +40,9 @@ def fedbabu(
       task: model and loss f.
       alpha: step size.
       R: local steps of the body.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
       tune_steps: steps from G to P.
-      tune_epochs: passes from G to P, in place of tune_steps; five in the paper.
+      tune_epochs: passes from G to P, instead of tune_steps; five in the paper.
 
     References: Oh, Kim and Yun, ICLR 2022, Algorithm 1.
     """

@@ -34,7 +34,7 @@ def fedbn(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epoch
       task: model and loss f.
       alpha: local step size.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
 
     References: Li, Jiang, Zhang, Kamp and Dou, ICLR 2021, Algorithm 1.
     """
@@ -43,7 +43,7 @@ def fedbn(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epoch
         raise SettingError("fedbn needs a model that names its normalisation layers: Model(norms=...)")
 
     def part(params: Tree, norms: bool) -> Tree:
-        """The params of the normalisation layers, or all other params, with None in place of the rest."""
+        """The params of the normalisation layers, or all other params, with None instead of the rest."""
 
         def choose(path: Any, leaf: Any) -> Any:
             named = model.is_norm(jax.tree_util.keystr(path, simple=True, separator="."))

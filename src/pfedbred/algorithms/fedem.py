@@ -45,7 +45,7 @@ def fedem(task: Task, *, M: Few = 3, alpha: NonNegative = 0.01, R: Count = 20, e
       M: number of components; 3 in the paper.
       alpha: step size.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
 
     References: Marfoq, Neglia, Bellet, Kameni and Vidal, NeurIPS 2021, Algorithm 1.
     """

@@ -31,7 +31,7 @@ def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epoc
       task: model and loss f.
       alpha: step size of both parts.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
 
     References: Arivazhagan, Aggarwal, Singh and Choudhary, arXiv 1912.00818, Algorithms 1 and 2.
     """

@@ -27,7 +27,7 @@ def fedprox(
       mu: coefficient of the proximal term; the paper tries 0.001 to 1.
       alpha: local step size.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
 
     References: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2.
     """

@@ -39,9 +39,9 @@ def fedrep(
       task: model and loss f.
       alpha: step size of both parts.
       R_head: steps of the head; the paper takes many, and few for the body.
-      epochs_head: passes over the client's samples for the head, in place of R_head; ten in the paper.
+      epochs_head: passes over the client's samples for the head, instead of R_head; ten in the paper.
       R: steps of the body.
-      epochs: passes for the body, in place of R; one in the paper.
+      epochs: passes for the body, instead of R; one in the paper.
 
     References: Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, Algorithm 1.
     """

@@ -44,7 +44,7 @@ def fedu(
       lam: coefficient of the Laplacian, the paper's eta.
       alpha: the clients' step size, the paper's mu.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R; the server then uses each client's own number of steps.
+      epochs: passes over the client's samples, instead of R; the server then uses each client's own number of steps.
 
     References: Dinh, Vu, Tran, Dao and Zhang, IEEE TNNLS 2022, Algorithm 1.
     """

@@ -21,7 +21,7 @@ def local(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epoch
       task: model and loss f.
       alpha: step size.
       R: steps per round, each on one minibatch.
-      epochs: passes over the client's samples per round, in place of R.
+      epochs: passes over the client's samples per round, instead of R.
     """
     work = Work(R, epochs)
 

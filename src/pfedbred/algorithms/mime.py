@@ -41,7 +41,7 @@ def mime(
       alpha: step size.
       momentum: the paper's beta; it tries 0, 0.9 and 0.99.
       R: local steps, the paper's K.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
 
     References: Karimireddy et al., NeurIPS 2021 (arXiv 2008.03606), Algorithm 1 (Mime) with SGD and momentum.
     """

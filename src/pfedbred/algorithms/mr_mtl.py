@@ -34,7 +34,7 @@ def mr_mtl(
       lam: lambda, how strongly theta_i is held at the mean; the paper tunes it.
       alpha: step size.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
 
     References: Liu, Hu, Wu and Smith, NeurIPS 2022.
     """

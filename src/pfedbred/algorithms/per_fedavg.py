@@ -49,7 +49,7 @@ def per_fedavg(
       alpha: the inner step size.
       alpha_m: the outer step size, the paper's beta.
       R: local steps, the paper's tau.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
       adapt_steps: steps from w to a personal model, the first of size alpha and the others of size alpha_m.
       order: how the Hessian is treated.
       delta: step of the finite difference.

@@ -1,4 +1,4 @@
-"""pFedBayes: a distribution over weights for every client, with the global distribution as its prior."""
+"""pFedBayes: a distribution over params for every client, with the global distribution as its prior."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pfedbayes(
       alpha: step size of q_i.
       alpha_m: step size of w_i.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
       beta: coefficient of the new average.
 
     References: Zhang, Li, Li, Guo and Shao, ICML 2022, Algorithm 1.

@@ -106,7 +106,7 @@ def pfedbred(
       eta: the mean's step along (memory - theta).
       K: proximal steps.
       R: local steps, each on one minibatch.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
       beta: coefficient of the new average; 2 is the paper's aggregation momentum.
       w_init: where w_i starts a round (line 5); the paper: the global model.
       theta_init: where theta_i starts a round (line 6); the paper: where it ended the previous one.

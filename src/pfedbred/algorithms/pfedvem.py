@@ -67,9 +67,9 @@ def pfedvem(
       alpha_head: step size of q_i.
       alpha: step size of the body.
       R_head: steps of the head; ten in the authors' code.
-      epochs_head: passes over the client's samples for the head, in place of R_head.
+      epochs_head: passes over the client's samples for the head, instead of R_head.
       R: steps of the body.
-      epochs: passes for the body, in place of R; five in the authors' code.
+      epochs: passes for the body, instead of R; five in the authors' code.
 
     References: Zhu, Ma and Blaschko, CVPR 2023.
     """

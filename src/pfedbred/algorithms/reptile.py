@@ -33,9 +33,9 @@ def reptile(
       epsilon: the outer step size; the paper starts near 1 and decays it.
       alpha: local step size.
       R: local steps, the paper's k.
-      epochs: passes over the client's samples, in place of R.
+      epochs: passes over the client's samples, instead of R.
       adapt_steps: steps from w to a personal model; the paper's experiments use 5 to 100.
-      adapt_epochs: passes, in place of adapt_steps.
+      adapt_epochs: passes, instead of adapt_steps.
 
     References: Nichol, Achiam and Schulman, arXiv 1803.02999, Algorithm 2 (batched).
     """

@@ -50,7 +50,7 @@ def scaffold(
       alpha: local step size, the paper's eta_l.
       alpha_server: global step size, the paper's eta_g.
       R: local steps, the paper's K.
-      epochs: passes over the client's samples, in place of R, which is then the number of steps they take.
+      epochs: passes over the client's samples, instead of R, which is then the number of steps they take.
 
     References: Karimireddy et al., ICML 2020, Algorithm 1.
     """

@@ -1,4 +1,4 @@
-"""Tricks that wrap any algorithm, named by suffix as in the paper's table: ``mg-meta+am``, ``per-fedavg+ft``."""
+"""Wrappers of any algorithm, named by suffix as in the paper's table: ``mg-meta+am``, ``per-fedavg+ft``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Inverses and roots of small dense matrices, by LAPACK on a CPU one matrix at a time.
 
 Given a batch of matrices, LAPACK's calls in jaxlib wait for help from the threads that run the program. With several
-devices on a CPU all of these can be waiting, each for another, and the program stands still for ever.
+devices on a CPU all of these can be waiting, each for another, and the program hangs.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ s, for a Gaussian its variance: the likelihood is exp(-n f / s), and
 
     s = 2 sum_i n_i f_i / sum_i (n_i - gamma_i),        lam = s tau / n_i.
 
-With H_i the curvature of n_i f_i, all formulas above then hold for s tau in place of tau, if D is divided by s.
+With H_i the curvature of n_i f_i, all formulas above then hold for s tau instead of tau, if D is divided by s.
 
 References: MacKay, "Bayesian Interpolation", Neural Computation 1992; Tipping, "Sparse Bayesian Learning", JMLR 2001.
 """

@@ -27,7 +27,7 @@ class FirstLayer(NamedTuple):
     Attributes:
       name: the layer's key in the params, which holds ``weight`` (outputs, inputs) and ``bias``.
       x: the minibatch's samples, one per row.
-      loss: ``loss(params, z)``, with z = x W^T + b in place of x.
+      loss: ``loss(params, z)``, with z = x W^T + b instead of x.
     """
 
     name: str

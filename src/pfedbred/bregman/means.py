@@ -1,7 +1,7 @@
 r"""Mean strategies: how a client chooses the mean of its personal prior, mu_i(w) = w - eta grad Phi_i(w).
 
 A strategy maps the local model w and the client's context C_{i,r} to the prior's mean (Eq. equ_ime_ms). All of them
-work on params, that is, in natural coordinates (see :mod:`pfedbred.priors`).
+work on params, that is, in natural coordinates (see :mod:`pfedbred.bregman.priors`).
 
 | name     | mean                                                                   | Phi       |
 |----------|------------------------------------------------------------------------|-----------|
@@ -111,7 +111,9 @@ def from_phi(phi: Callable[[Tree, Context], Array], eta: Any, *, batches: int = 
 
     Example:
       >>> from pfedbred import means
-      >>> fo = means.from_phi(lambda w, context: context.loss(w, 0), eta=0.01)
+      >>> fo = means.from_phi(lambda w, context: context.loss(w, 0), eta=0.25)
+      >>> float(fo.choose(3.0, means.Context(lambda w, batch: w**2, 0.0, 0.0)).mean)
+      1.5
     """
 
     def choose(w: Tree, context: Context) -> Chosen:

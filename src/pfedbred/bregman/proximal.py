@@ -1,6 +1,6 @@
 r"""The Bregman proximal map and the Bregman-Moreau envelope (Eq. equ_def_pmbme), for any family.
 
-With params v for theta and m for mu (see :mod:`pfedbred.priors` for the coordinates),
+With params v for theta and m for mu (see :mod:`pfedbred.bregman.priors` for the coordinates),
 
     prox(m) = argmin_v  f(v) + lam D_{g*}(theta(v), mu(m)),        env(m) = the minimum.
 
@@ -231,7 +231,7 @@ def envelope_gradient(problem: Problem, personal: Tree, *, exact: bool = True) -
 
     Exact, by the envelope theorem: lam grad_m D_{g*}(theta, mu(m)), which in natural coordinates is
     lam (grad g(m) - grad g(v)) and in mean coordinates lam Hess g*(mu) (mu - theta) (Eq. equ_def_pmbme).
-    First-order: lam (m - v), the paper's lam (mu - theta) with params in place of means. The two coincide for
+    First-order: lam (m - v), the paper's lam (mu - theta) with params instead of means. The two coincide for
     the spherical Gaussian, the prior of the paper's experiments.
     """
     if exact:

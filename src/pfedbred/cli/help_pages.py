@@ -23,7 +23,7 @@ class Grouped(typer.core.TyperCommand):
     """A command whose help page has a heading for each group of options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Arguments first, then the groups, and at last what belongs to none."""
+        """Arguments first, then the groups, then the options in no group."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             row = parameter.get_help_record(ctx)

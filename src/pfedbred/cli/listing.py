@@ -1,4 +1,4 @@
-"""``pfedbred list``: everything that can be named."""
+"""``pfedbred list``: the names that options accept, and the settings of an algorithm."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def list_command(
         typer.Argument(help=f"one of {', '.join(_LISTS)}, by default all; or an algorithm, to describe its settings"),
     ] = None,
 ) -> None:
-    """Show what can be named, or explain one algorithm.
+    """List algorithms, datasets and so on, or describe one algorithm.
 
     \b
     pfedbred list algorithms

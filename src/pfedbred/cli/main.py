@@ -305,7 +305,7 @@ def main() -> None:
 
 
 def _stop(*_: Any) -> NoReturn:
-    """Ends the process at Ctrl-C. An exception would be lost if it were raised in a callback, as JAX has for cycles."""
+    """Ends the process at Ctrl-C. An exception would be lost in a callback of the garbage collector, such as JAX's."""
     with suppress(OSError):  # standard error may be closed
         os.write(2, b"pfedbred: stopped\n")
     os._exit(130)

@@ -1,4 +1,4 @@
-"""Standard output that breaks, such as a closed pipe or a full disk, does not end a run: it is reported at the end."""
+"""A broken standard output, such as a closed pipe or a full disk, does not end a run: it is reported at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stream:
     """A text stream that ignores writes once one has failed.
 
     Attributes:
-      problem: why it cannot.
+      problem: the first failure; None so far.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -49,7 +49,7 @@ class Stream:
             yield
         except OSError as problem:
             self.problem = problem
-            # What is left in its buffer goes nowhere, or Python would complain about it at the end.
+            # Discards what is left in its buffer: Python would report at exit that it cannot be flushed.
             with suppress(OSError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 

@@ -1,4 +1,8 @@
-"""Augmentation: random changes to training images, on the device, minibatch by minibatch."""
+"""Augmentation: random changes to training images, on the device, minibatch by minibatch.
+
+dm-pix flips and crops JAX arrays too, image by image, and leaves the padding to its caller: for these few changes the
+functions of JAX that it builds on are enough.
+"""
 
 from __future__ import annotations
 

@@ -69,13 +69,13 @@ def _classes(y: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...] | N
 
 
 def whole_number(text: str) -> int | None:
-    """The number of a class that is written as one, also as 1.0, as a spreadsheet may write it; None of a name."""
+    """The class that a text gives as a number, also as 1.0, which spreadsheets write; None for a name."""
     found = re.fullmatch(r"([0-9]{1,15})(\.0*)?", text)
     return int(found[1]) if found else None
 
 
 def named_as(text: str, names: Sequence[str]) -> str:
-    """The name that the text stands for: itself, or the same whole number written otherwise; the text if none does."""
+    """The name that equals the text, also as a whole number written differently; the text itself if there is none."""
     if text in names or (number := whole_number(text)) is None:
         return text
     return next((each for each in names if whole_number(each) == number), text)

@@ -1,7 +1,7 @@
 """What runs an experiment's rounds: one protocol, three implementations.
 
 resident   all clients on the device            :class:`pfedbred.engine.resident.ResidentBackend`
-streamed   sampled clients come and go          :class:`pfedbred.engine.streamed.StreamedBackend`
+streamed   each round's cohort on the device    :class:`pfedbred.engine.streamed.StreamedBackend`
 deployed   clients are processes elsewhere      :class:`pfedbred.flower.backend.DeployedBackend`
 """
 

@@ -1,4 +1,4 @@
-r"""Calibration: probabilities that mean what they say, and sets or intervals that hold the truth as often as promised.
+r"""Calibration: probabilities that match frequencies, and sets or intervals that contain the label as often as asked.
 
 Both are fitted on validation samples after training: a temperature for the logits, and a threshold for conformal
 prediction. They are for one model on one client's samples, or on the pooled samples of all clients.
@@ -10,6 +10,9 @@ threshold q the ceil((n + 1) level)-th smallest of the n scores. If a new sample
 
 the second if no two scores are equal. The scores here are 1 - p_y, of probabilities before any temperature, because
 the temperature is fitted to the same samples; and for numbers the distance of the prediction from the label.
+
+MAPIE (around scikit-learn's estimators) and crepes have split conformal prediction, and netcal (with PyTorch) has
+temperatures. Here each is a few lines of NumPy and one of SciPy's root finders, which do not merit three dependencies.
 
 References:
   Guo et al., On Calibration of Modern Neural Networks, ICML 2017 (temperatures).

@@ -18,7 +18,7 @@ from pfedbred.types import Array
 _SAME = 0.99999
 _OPPOSITE, _APART = -0.8, 0.3
 _FEWEST = 6  # updates that can be compared
-_COMPARED = 64  # in a large cohort, every update is compared with this many
+_COMPARED = 64  # of many selected clients, every update is compared with this many
 
 
 def units(updates: Sequence[Array], norms: Array) -> Array:
@@ -42,7 +42,7 @@ def products(rows: Array) -> Array:
 
 
 def compared_with(clients: int) -> np.ndarray:
-    """The updates that all are compared with: all of a small cohort, none of one that is too small."""
+    """The updates that all are compared with: all if they are few, none if they are too few."""
     if clients < _FEWEST:
         return np.zeros(0, int)
     return np.unique(np.linspace(0, clients - 1, min(clients, _COMPARED)).round().astype(int))

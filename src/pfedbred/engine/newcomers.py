@@ -30,7 +30,7 @@ def join(
         backend.plan, select=fixed(range(newcomers.clients)), participation="all", screening="finite"
     )
     arrival = ResidentBackend(frozen(algorithm or backend.algorithm), backend.task, newcomers, alone)
-    joined = arrival.meet(backend.servers(state))
+    joined = arrival.init_from(backend.servers(state))
     evaluations = [arrival.evaluate(joined)]
     for _ in range(rounds):
         joined = arrival.advance(joined, 1)

@@ -1,7 +1,8 @@
 """Trees of small arrays as one array per type of number.
 
 Evaluation has dozens of statistics of a few numbers each. To write, add up or fetch them one by one takes longer than
-the work that they hold.
+the work that they hold. ``jax.flatten_util.ravel_pytree`` makes a single array, for which it casts all leaves to
+one type: large counts would lose digits.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class WeightCap(NamedTuple):
 
 
 def weight_cap(sizes: Array | np.ndarray) -> WeightCap:
-    """From the median of the clients' sample counts; of fewer than five, where one can sway it, without the largest."""
+    """From the median of the clients' sample counts; without the largest of fewer than five, where one can move it."""
     few, numpy = len(sizes) < 5, np if isinstance(sizes, np.ndarray) else jnp
     if len(sizes) < 2:
         return WeightCap(np.float64(np.inf), few)

@@ -1,4 +1,4 @@
-"""Reliability: how well a calibrated model keeps its promises on test samples, client by client."""
+"""Reliability: whether a calibrated model's probabilities and coverage hold on test samples, client by client."""
 
 from __future__ import annotations
 

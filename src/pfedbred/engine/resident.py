@@ -196,11 +196,11 @@ class ResidentBackend(Simulation[State]):
         def start(seed: Array, settings: Mapping[str, Array]) -> State:
             key = jax.random.key(seed)
             server = self.round.algorithm(settings).server.init(init_key(key), self.federation.clients)
-            return self._meet(key, server, settings)
+            return self._initial(key, server, settings)
 
         return jax.vmap(start)(seeds, dict(settings or {}))
 
-    def _meet(self, key: Key, server: Tree, settings: Mapping[str, Array]) -> State:
+    def _initial(self, key: Key, server: Tree, settings: Mapping[str, Array]) -> State:
         """The state before the first round: every client is initialised from the server's first message."""
         algorithm = self.round.algorithm(settings)
 
@@ -214,9 +214,9 @@ class ResidentBackend(Simulation[State]):
         none = jnp.int32(0)
         return State(key, none, server, clients, none, none, settings, info, self.round.no_responses(shared))
 
-    def meet(self, servers: Servers) -> State:
+    def init_from(self, servers: Servers) -> State:
         """This federation's clients before their first round, with servers that other clients have trained."""
-        return self._placed(jax.vmap(self._meet), *servers)
+        return self._placed(jax.vmap(self._initial), *servers)
 
     def trace(self, seeds: int) -> None:
         """Traces a round and its evaluation: what cannot work fails here. The traces are compiled when first used."""
@@ -314,7 +314,7 @@ class ResidentBackend(Simulation[State]):
         return Servers(states.key, states.server, states.settings)
 
     def participated(self, states: State) -> None:
-        """All clients are evaluated."""
+        """None: all clients are evaluated."""
         return
 
     def models(self, states: State) -> tuple[Tree, Tree]:

@@ -163,7 +163,7 @@ def unopposed(averages: Array, times: Array) -> Array:
 
 
 def _minority(averages: Array, times: Array) -> Array:
-    """Which are known often enough and have the other sign than the median, if at most a quarter of enough have."""
+    """Which are known often enough and differ in sign from the median; none if few are known, or many differ."""
     known, up, down = jnp.isfinite(averages), averages > 0, averages < 0
     count, ups, downs = (jnp.sum(each) for each in (known, known & up, known & down))
     # The sign of the median by counting. If half have each sign, all are against it, and these are not few.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +22,8 @@ from pfedbred.engine.responses import Responses
 from pfedbred.engine.varying import Varying
 from pfedbred.types import Array, Key, Tree
 
+_EARLIER_NAMES = {"sick": "rejected", "met": "participated"}  # of fields of ClientRecord, in checkpoints
+
 
 class ClientRecord(NamedTuple):
     """What the engine keeps for each client.
@@ -30,13 +31,13 @@ class ClientRecord(NamedTuple):
     Attributes:
       state: the algorithm's.
       drawn: how many samples the client has read.
-      met: whether it has taken part yet.
+      participated: whether it has taken part yet.
       rejected: in how many rounds its update was rejected.
     """
 
     state: Tree
     drawn: Array
-    met: Array
+    participated: Array
     rejected: Array
 
 
@@ -46,8 +47,14 @@ def new_record(state: Tree) -> ClientRecord:
 
 
 def current_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of a checkpoint by their current names: version 1 had another one for ``rejected``."""
-    return {re.sub(r"^(clients|\d+)\.sick$", r"\1.rejected", name): array for name, array in arrays.items()}
+    """The arrays of a checkpoint by their current names: earlier versions had others for two fields of a record."""
+
+    def current(name: str) -> str:
+        client, dot, field = name.partition(".")
+        known = client == "clients" or client.isdecimal()
+        return f"{client}{dot}{_EARLIER_NAMES.get(field, field)}" if known else name
+
+    return {current(name): array for name, array in arrays.items()}
 
 
 class Shards(NamedTuple):
@@ -163,14 +170,14 @@ class Round:
 
     # One client -------------------------------------------------------------------------------------------------
 
-    def _met(self, shared: Shared, place: Array, record: ClientRecord) -> tuple[Tree, Tree]:
+    def _message_and_state(self, shared: Shared, place: Array, record: ClientRecord) -> tuple[Tree, Tree]:
         """The client's message, and its state: initialised from the first message it ever receives."""
         algorithm = self.algorithm(shared.settings, shared.round)
         message = algorithm.server.send(shared.server, shared.shards.numbers[place])
         if self._plan.participation == "all":
             return message, record.state  # every client's first message is that of the first round
         new = algorithm.client.init(message)
-        return message, jax.tree.map(lambda old, new: jnp.where(record.met, old, new), record.state, new)
+        return message, jax.tree.map(lambda old, new: jnp.where(record.participated, old, new), record.state, new)
 
     def _data(self, shared: Shared, place: Array, read: Array, draws: Draws) -> ClientData:
         shards, batch_size = shared.shards, self._plan.batch_size
@@ -208,7 +215,7 @@ class Round:
         """One round of a client's local work."""
         place, record = item
         client = self.algorithm(shared.settings, shared.round).client
-        message, state = self._met(shared, place, record)
+        message, state = self._message_and_state(shared, place, record)
         data = self._data(shared, place, record.drawn, client.draws)
         if self._plan.augment:
             key = augmentation_key(shared.key, shared.shards.numbers[place], record.drawn)
@@ -230,14 +237,14 @@ class Round:
         place, record = item
         prepare = self.algorithm(shared.settings, shared.round).client.prepare
         assert prepare is not None
-        return prepare(*self._met(shared, place, record), self._data(shared, place, record.drawn, 0))
+        return prepare(*self._message_and_state(shared, place, record), self._data(shared, place, record.drawn, 0))
 
     def model_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
         """A client's P."""
         place, record = item
         client = self.algorithm(shared.settings, shared.round).client
         data = self._data(shared, place, record.drawn, client.model_draws)
-        return client.model(*self._met(shared, place, record), data)
+        return client.model(*self._message_and_state(shared, place, record), data)
 
     @property
     def describes(self) -> bool:
@@ -249,7 +256,7 @@ class Round:
         place, record = item
         describe = self.algorithm(shared.settings, shared.round).client.described
         assert describe is not None
-        return describe(*self._met(shared, place, record), self._data(shared, place, record.drawn, 0))
+        return describe(*self._message_and_state(shared, place, record), self._data(shared, place, record.drawn, 0))
 
     # All clients of a round -------------------------------------------------------------------------------------
 
@@ -294,7 +301,7 @@ class Round:
             # A pass over all states is rarely needed.
             state=_either(jnp.all(keeps), lambda: trained.state, lambda: _where(keeps, trained.state, records.state)),
             drawn=records.drawn + self.samples_read(shared.shards.sizes[places]),
-            met=records.met | keeps,
+            participated=records.participated | keeps,
             rejected=records.rejected + ~valid,
         )
         info = jax.tree.map(lambda leaf: jnp.mean(leaf, where=valid), trained.info)

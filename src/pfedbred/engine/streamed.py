@@ -263,7 +263,7 @@ class StreamedBackend(Simulation[StreamedState]):
 
     def participated(self, states: StreamedState) -> list[int]:
         """The number of evaluated clients that have taken part so far, by seed."""
-        return [int(np.sum(store.read(self.evaluated.tolist()).met)) for store in states.clients]
+        return [int(np.sum(store.read(self.evaluated.tolist()).participated)) for store in states.clients]
 
     def rejections(self, states: StreamedState) -> screening.Rejections:
         """Which clients' updates were rejected so far, and how many rounds were skipped."""
@@ -291,7 +291,7 @@ class StreamedBackend(Simulation[StreamedState]):
             arrays[f"clients.{place}"] = store.clients
             shape = (len(store), store.record_bytes)
             arrays[f"records.{place}"] = Pieces(np.dtype(np.uint8), shape, store.rows)
-            arrays[f"left_out.{place}"] = np.array(sorted(store.rejected.items()), np.int64).reshape(-1, 2)
+            arrays[f"rejected.{place}"] = np.array(sorted(store.rejected.items()), np.int64).reshape(-1, 2)
         return Saved(arrays, {})
 
     def load(self, saved: Saved, seeds: int) -> StreamedState:
@@ -302,7 +302,8 @@ class StreamedBackend(Simulation[StreamedState]):
         filled = tensors.refill(jax.tree.map(devices.without_keys, shapes), arrays, "the checkpoint")
         placed = devices.place(jax.tree.map(devices.with_keys, shapes, filled), self.everywhere)
         for place, store in enumerate(states.clients):
-            clients, records, rejected = (arrays.get(f"{name}.{place}") for name in ("clients", "records", "left_out"))
+            clients, records = (arrays.get(f"{name}.{place}") for name in ("clients", "records"))
+            rejected = arrays.get(f"rejected.{place}", arrays.get(f"left_out.{place}"))  # the earlier name
             if clients is None or records is None or rejected is None:
                 raise SettingError("the checkpoint does not fit: its clients were on the device, or of other seeds")
             store.restore(clients, records, rejected, self.federation.clients)

@@ -36,7 +36,7 @@ def check_coverage(experiment: Experiment, federation: Federation | Population) 
 
 
 def calibrate_models(backend: Backend[S], models: tuple[Tree, Tree], coverage: float, ensemble: bool) -> RunCalibration:
-    """Calibrates G by seed, and P by seed and client; with ``ensemble`` each client's one of all seeds in place of P.
+    """Calibrates G by seed, and P by seed and client; with ``ensemble`` each client's one of all seeds instead of P.
 
     All processes must call it.
     """

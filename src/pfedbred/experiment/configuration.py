@@ -157,7 +157,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             raise SettingError(f"settings must map names to values, not {given!r}")
         if isinstance(algorithm, Algorithm):
             if given:
-                raise SettingError(f"an Algorithm object is built already: it takes no settings, not {dict(given)!r}")
+                raise SettingError(f"an Algorithm object is already built: it takes no settings, not {dict(given)!r}")
             return {}
         loaded = {name: references.resolve(value, name) for name, value in given.items()}
         resolved = settings_.resolve(algorithms.factory(algorithm), loaded)

@@ -32,7 +32,7 @@ def final_models(backend: Backend[S], state: S, chosen: Chosen | None) -> tuple[
 
 
 def as_ensembles(personal: Tree) -> Members:
-    """P by seed and client as the ensemble of each client, with a first axis of one entry in place of the seeds."""
+    """P by seed and client as the ensemble of each client, with a first axis of one entry instead of the seeds."""
     return Members(jax.tree.map(lambda leaf: jnp.swapaxes(jnp.asarray(leaf), 0, 1)[None], personal))
 
 

@@ -165,7 +165,7 @@ class _Training(Generic[S]):
         self._progress.compile_seconds = self._backend.compile_seconds - self._compiled_before
 
     def _joined(self, newcomers: Federation) -> list[Evaluation]:
-        """How newcomers fare, who train with the settings of the round that would be next."""
+        """Evaluations of the newcomers, who train with the settings that the next round would have had."""
         backend, progress, experiment = self._backend, self._progress, self._experiment
         values = scheduled_values(experiment, progress.round)
         algorithm = make_algorithm(experiment, backend.task, newcomers, values) if values else None

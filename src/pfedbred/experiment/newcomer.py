@@ -94,7 +94,7 @@ def _personal(given: TrainedModel, x: np.ndarray, y: np.ndarray, rounds: int, ba
     servers = backend.servers(backend.init([0]))
     like = jax.tree.map(lambda leaf: leaf[0], servers.server)
     server = _with_model(given.algorithm, like, given.params, about["algorithm"])
-    states = backend.meet(servers._replace(server=jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], server)))
+    states = backend.init_from(servers._replace(server=jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], server)))
     return backend.personal_model(backend.advance(states, rounds), 0)
 
 
@@ -134,7 +134,7 @@ def _labels(given: TrainedModel, y: Sequence[Any] | np.ndarray) -> np.ndarray:
 
 
 def _write(source: Path, given: TrainedModel, personal: Tree, out: Path, name: str) -> None:
-    """The model's file, with the client's params in place of the global ones; inputs are encoded as before."""
+    """The model's file, with the client's params instead of the global ones; inputs are encoded as before."""
     file, about = model_file.read(source, model_file.EXPORTED, "")
     old = tensors.named(given.params)
     kept = {each: file.get_tensor(each) for each in file.keys() if each not in old}  # noqa: SIM118  (not a mapping)

@@ -118,7 +118,7 @@ def what_is_saved(folder: Path) -> str:
 
 
 def check_data(folder: Path, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """Refuses to go on with other data than ``before``, which is None where earlier versions did not record it."""
+    """Refuses to resume on other data than ``before``, which is None where earlier versions did not record it."""
     if before not in (None, now):
         raise SettingError(f"{folder} was run on other data: {before}, now {now}")
 

@@ -91,7 +91,7 @@ def run(
 
     Args:
       experiment: what to run; or give its fields as ``options``. Where a field takes a name, it also takes an object.
-      federation: custom data, in place of ``dataset``.
+      federation: custom data, instead of ``dataset``.
       out: folder for the run, as the command line writes it: configuration, metrics, checkpoints, models, picture and
         summary. Without it nothing is written.
       callbacks: called around rounds; see :class:`pfedbred.Callback`.

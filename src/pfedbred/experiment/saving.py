@@ -50,7 +50,7 @@ class Models:
         ModelWriter(self._folder, keep=True).on_end(run)
 
     def get(self, client: int | str | None, seed: int | None) -> trained_model.TrainedModel:
-        """A client's P, or G; for the seed at that position, or as :func:`saved_models.taken` chooses."""
+        """A client's P, or G; for the seed at that position, or as :func:`saved_models.extracted` chooses."""
         if (client, seed) not in self._loaded:
             experiment, out = self._run.experiment, self._folder / "model.safetensors"
             number = None if seed is None else experiment.seed_list[seed]

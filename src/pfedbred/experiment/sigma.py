@@ -20,5 +20,5 @@ def read_sigma(sigma: Any) -> Any:
 
 
 def with_sigma(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """An algorithm's settings, with the array in place of the path if ``sigma`` is one."""
+    """An algorithm's settings, with the array instead of the path if ``sigma`` is one."""
     return {name: read_sigma(value) if name == "sigma" else value for name, value in settings.items()}

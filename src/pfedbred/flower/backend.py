@@ -121,7 +121,7 @@ class DeployedBackend:
         return Servers(self._half.key[None], server, {})
 
     def participated(self, state: DeployedState) -> None:
-        """All clients are evaluated."""
+        """None: all clients are evaluated."""
         return
 
     def save(self, state: DeployedState) -> Saved:

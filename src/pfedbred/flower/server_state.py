@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ _FACTS = {
     "given": dict,
     "roster": {"clients": COUNT, "members": Each(MEMBER), "schema": SCHEMA, "target": TARGET},
     "client_seconds": [NUMBER],
-    "left_out": Each(COUNT),
+    "rejected": Each(COUNT),
     "skipped": COUNT,
     "in_row": COUNT,
     "verdicts": dict,
@@ -69,7 +69,7 @@ class DeployedState:
         return Rejections([dict(self.rejected)], [self.skipped], [self.skipped_in_row])
 
     def save(self, given: dict[str, Any], roster: dict[str, Any]) -> Saved:
-        """The state for a checkpoint. Its facts keep the names of the first version."""
+        """The state for a checkpoint."""
         arrays = {name: np.asarray(leaf) for name, leaf in tensors.named(self.server).items()}
         kept = tensors.named(self.responses)
         arrays |= {f"{_RESPONSES}{name}": np.asarray(leaf) for name, leaf in kept.items()}
@@ -78,7 +78,7 @@ class DeployedState:
             "given": given,
             "roster": roster,
             "client_seconds": self.client_seconds,
-            "left_out": dict(self.rejected),
+            "rejected": dict(self.rejected),
             "skipped": self.skipped,
             "in_row": self.skipped_in_row,
             "verdicts": {str(number): list(verdict) for number, verdict in self.verdicts.items()},
@@ -86,6 +86,11 @@ class DeployedState:
             "chosen": self.chosen,
         }
         return Saved(arrays, facts)
+
+
+def _current(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts by their current names: earlier versions had another one for ``rejected``."""
+    return {"rejected" if name == "left_out" else name: value for name, value in facts.items()}
 
 
 def check_facts(found: Checkpoint) -> None:
@@ -100,7 +105,7 @@ def check_facts(found: Checkpoint) -> None:
         if isinstance(member.get("client"), str):  # earlier versions kept the identity itself
             member["fingerprint"] = fingerprint(member.pop("client"))
         member.setdefault("target", None)
-    expect(found.facts, _FACTS, found.path)
+    expect(_current(found.facts), _FACTS, found.path)
 
 
 def load(saved: Saved, like: Tree, no_responses: Callable[[Tree], Responses | None]) -> DeployedState:
@@ -111,7 +116,7 @@ def load(saved: Saved, like: Tree, no_responses: Callable[[Tree], Responses | No
       like: shapes and types of the server's state.
       no_responses: the record of responses before the first round, given the server's state.
     """
-    facts, arrays, kept = saved.facts, dict[str, Any](), dict[str, Any]()
+    facts, arrays, kept = _current(saved.facts), dict[str, Any](), dict[str, Any]()
     for name, array in saved.arrays.items():
         (kept if name.startswith(_RESPONSES) else arrays)[name.removeprefix(_RESPONSES)] = array
     server = tensors.refill(like, arrays, "the checkpoint")
@@ -126,7 +131,7 @@ def load(saved: Saved, like: Tree, no_responses: Callable[[Tree], Responses | No
         facts["round"],
         server,
         list(facts["client_seconds"]),
-        Counter(facts["left_out"]),
+        Counter(facts["rejected"]),
         facts["skipped"],
         facts["in_row"],
         {int(number): (round_, stands) for number, (round_, stands) in facts["verdicts"].items()},

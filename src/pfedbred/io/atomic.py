@@ -28,7 +28,8 @@ PARTIAL = ".partial"
 def open_private(path: Path, mode: str) -> BinaryIO:
     """Opens a file to write that only its owner can read; a link in its place is not followed.
 
-    Records, models and data tell of people. Whatever is to be shared is given another mode by whoever shares it.
+    Records, models and data can reveal personal information. A file to be shared is given another mode by whoever
+    shares it.
     """
 
     def opener(name: str, flags: int) -> int:

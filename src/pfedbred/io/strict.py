@@ -39,7 +39,7 @@ def reading(where: Any) -> Iterator[None]:
 
 
 def check_regular_file(path: Path, where: Any = None) -> int:
-    """The size of a regular file. Anything else is refused before it is opened: opening a FIFO would block for ever.
+    """The size of a regular file. Anything else is refused before it is opened: opening a FIFO would block.
 
     ``where`` names the file in error messages; by default its path.
     """

@@ -119,7 +119,7 @@ def get(
 
 
 def _grouped(model: Model) -> Model:
-    """The model with group normalisation in place of batch normalisation, if it has that."""
+    """The model with group normalisation instead of batch normalisation, if it has that."""
     if model.grouped is not None:
         return model.grouped()
     if model.statistics is not None:

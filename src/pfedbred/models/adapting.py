@@ -1,4 +1,4 @@
-"""What the adapters of all module libraries share: modes, checks, and group normalisation in place of batch norm."""
+"""What the adapters of all module libraries share: modes, checks, and group normalisation instead of batch norm."""
 
 from __future__ import annotations
 

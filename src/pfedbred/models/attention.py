@@ -1,4 +1,8 @@
-"""The layers of transformer encoders."""
+"""The layers of transformer encoders.
+
+Flax's attention is one of its modules, which manage params and keys themselves; the networks here are functions of a
+pytree, and start as PyTorch's do.
+"""
 
 from __future__ import annotations
 

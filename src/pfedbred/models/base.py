@@ -44,7 +44,7 @@ class Model(NamedTuple):
     minibatch's own statistics. A model with ``statistics`` is applied to a :class:`WithStatistics`; training needs its
     params alone. ``norms`` names the params of its normalisation layers, at any depth: ``norm`` for all params with
     ``norm`` in their path, ``block.norm`` for those below it. ``grouped()`` is the same network with group
-    normalisation in place of batch normalisation.
+    normalisation instead of batch normalisation.
 
     ``frozen`` are params that are not trained: constants of ``apply``, by key
     (:func:`pfedbred.models.given_params.training_only`).

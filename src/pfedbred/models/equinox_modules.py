@@ -33,7 +33,7 @@ _KEY = "a module with dropout has __call__(self, x, key=None) and passes the key
 
 
 def from_modules(make: Callable[[Key], Any], dtype: Any, grouped: bool = False) -> Model:
-    """The model of the module from ``make(key)``, with group normalisation in place of batch norm if ``grouped``."""
+    """The model of the module from ``make(key)``, with group normalisation instead of batch norm if ``grouped``."""
     eqx = library("equinox")
     whole, state = _parts(make(jax.random.key(0)), grouped)
     found = _layers(whole, (eqx.nn.BatchNorm,))

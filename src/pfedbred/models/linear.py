@@ -13,7 +13,7 @@ from pfedbred.types import Array, Key, Tree
 
 
 def uniform(key: Key, shape: tuple[int, ...], fan_in: int, dtype: Any) -> Array:
-    """PyTorch's initialisation of weights and biases: uniform in +-1/sqrt(fan_in)."""
+    """PyTorch's initialisation of matrices and biases: uniform in +-1/sqrt(fan_in)."""
     bound = 1 / math.sqrt(fan_in)
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 

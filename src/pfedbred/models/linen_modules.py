@@ -34,7 +34,7 @@ _DRAWS = (
 
 
 def from_linen(module: Any, sample: jax.ShapeDtypeStruct, grouped: bool = False) -> Model:
-    """The model of a module, with group normalisation in place of batch normalisation if ``grouped``."""
+    """The model of a module, with group normalisation instead of batch normalisation if ``grouped``."""
     linen, errors = library("flax.linen"), library("flax.errors")
     batch_norms: set[str] = set()
     norms: dict[str, None] = {}

@@ -26,7 +26,7 @@ class Stage(NamedTuple):
     stride: int
 
 
-# The paper's table 2, with stride 1 in place of 2 in the second stage and in the stem: a reduction by 8, not by 32.
+# The paper's table 2, with stride 1 instead of 2 in the second stage and in the stem: a reduction by 8, not by 32.
 _STAGES = (
     Stage(1, 16, 1, 1),
     Stage(6, 24, 2, 1),
@@ -51,7 +51,7 @@ def mobilenet(
     """MobileNetV2 for small images: inverted residuals with depthwise convolutions.
 
     conv 3x3x32, seven stages of blocks, conv 1x1x1280, the mean over positions, a linear layer. All layers are those
-    of the paper; for images of about 32 by 32 the stem and the second stage have stride 1 in place of 2. A block is
+    of the paper; for images of about 32 by 32 the stem and the second stage have stride 1 instead of 2. A block is
     conv 1x1 (to six times the channels; not in the first stage), conv 3x3 depthwise, conv 1x1, with ReLU6 after the
     first two, and x is added where the shape does not change. Convolutions have no bias and are followed by a norm: by
     two groups of channels, or by minibatch (:mod:`.normalisation`). There is no dropout. Images are (height, width) or

@@ -32,7 +32,7 @@ _DRAWS = "the module draws random numbers in evaluation, where dropout is off"
 
 
 def from_nnx(make: Callable[[Any], Any], sample: jax.ShapeDtypeStruct, grouped: bool = False) -> Model:
-    """The model of the module from ``make(rngs)``, with group normalisation in place of batch norm if ``grouped``."""
+    """The model of the module from ``make(rngs)``, with group normalisation instead of batch norm if ``grouped``."""
     nnx = library("flax.nnx")
 
     def made(key: Key | int) -> Any:

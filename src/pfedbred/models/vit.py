@@ -41,7 +41,7 @@ def vit(
       dtype: the type of the params.
 
     References: Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021; Beyer, Zhai and Kolesnikov, "Better plain
-    ViT baselines for ImageNet-1k", 2022 (the mean in place of a class token).
+    ViT baselines for ImageNet-1k", 2022 (the mean instead of a class token).
     """
     height, breadth, channels = sides_and_channels("vit", shape, _SMALLEST)
     check_heads(width, heads)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from pfedbred.paper import figures
+from pfedbred.paper import pictures
 from pfedbred.paper.columns import ALL, COLUMNS, Federations
 from pfedbred.paper.complexity import run_complexity
 from pfedbred.paper.eta import run_eta
@@ -68,10 +68,10 @@ ARTIFACTS: dict[str, Artifact] = {
         "Beyond the paper: mg with eta off, as printed, or chosen on validation samples", run_eta, runs=True
     ),
     "hyper": Artifact(
-        "accuracy by eta and lambda: parallel coordinates and a heat map", figures.draw_hyper, has_rows=False
+        "accuracy by eta and lambda: parallel coordinates and a heat map", pictures.draw_hyper, has_rows=False
     ),
-    "deviation": Artifact("Delta G and Delta L of the first client, by label", figures.draw_deviation),
-    "noniid": Artifact("the data distribution: samples by client and label", figures.draw_noniid, has_rows=False),
-    "curves": Artifact("accuracy by round of the methods of Table 2", figures.draw_curves, runs=False, tracked=True),
+    "deviation": Artifact("Delta G and Delta L of the first client, by label", pictures.draw_deviation),
+    "noniid": Artifact("the data distribution: samples by client and label", pictures.draw_noniid, has_rows=False),
+    "curves": Artifact("accuracy by round of the methods of Table 2", pictures.draw_curves, runs=False, tracked=True),
     "complexity": Artifact("time and memory against N, T, R, K and M, compared with the paper's O(.)", run_complexity),
 }

@@ -154,7 +154,7 @@ def _run_cell(arena: str, split: int, row: str, request: Request) -> list[Settin
 
 
 def recorded(table: str, name: str, row: str, request: Request) -> dict[int, dict[str, Any]]:
-    """The records of a row by split, those that there are."""
+    """The existing records of a row, by split."""
     files = {split: record_file(request.out, table, name, f"{row}-{split}") for split in SPLITS}
     return {split: record for split, file in files.items() if (record := read_measured(file, RECORD))}
 
@@ -224,7 +224,7 @@ def _experiment(arena: Arena, contender: Contender, rounds: int, federation: Fed
 
 
 def _trained(experiment: Experiment, federation: Federation) -> Run[Any]:
-    """A run with newcomers, if there are clients enough, and with calibrated models."""
+    """A run with newcomers, if there are enough clients, and with calibrated models."""
     new = _NEW if federation.clients >= 20 else None
     left = federation.clients - round((new or 0) * federation.clients)
     options: dict[str, Any] = {"held_out_clients": new, "aggregated": left, "coverage": _COVERAGE}

@@ -154,7 +154,7 @@ BATCH_NORM = Table(
     ("skewed-resnet18",),
     about=(
         "A row is a method and its --batch-norm. G of FedAvg is evaluated with the average of all clients' statistics;",
-        "its P has the same weights and, with local, each client's own statistics. Products in bfloat16.",
+        "its P has the same params and, with local, each client's own statistics. Products in bfloat16.",
     ),
     compared={f"{name}-{choice}": f"{name}-local" for name in _DEEP for choice in ("average", "group")},
 )

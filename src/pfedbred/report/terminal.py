@@ -78,10 +78,10 @@ def show_network(options: Mapping[str, Any], batch_norm: bool = False) -> None:
         print(printable(f"{options['model']}: {', '.join(said)}"))
 
 
-def show_federation(backend: Backend[Any], held_out: Sequence[str] = (), cohort: int = 0) -> None:
+def show_federation(backend: Backend[Any], held_out: Sequence[str] = (), aggregated: int = 0) -> None:
     """One line on the data, and a note if some clients hold more samples than their weight in an average is capped at.
 
-    ``held_out`` are the names of clients that do not train.
+    ``held_out`` are the names of clients that do not train; ``aggregated`` is how many are averaged in a round.
     """
     data, samples = backend.federation, "samples generated on demand"
     words = f", word vectors {data.about.get('embedding', 'given')}" if data.words else ""
@@ -94,15 +94,16 @@ def show_federation(backend: Backend[Any], held_out: Sequence[str] = (), cohort:
         kept = f", {counts['validation']} validation" if "validation" in counts else ""
         samples = f"{counts['train']} training{kept} and {counts['test']} test samples"
     labels = in_words(data.task, data.classes)
-    averaged = f" ({'all' if cohort == data.clients else f'{cohort:,}'} averaged in a round)" if cohort else ""
-    print(printable(f"{data.name}: {data.clients:,} clients{averaged}, {samples}, {labels}{words}{held}"))
+    number = "all" if aggregated == data.clients else f"{aggregated:,}"
+    averages = f" ({number} averaged in a round)" if aggregated else ""
+    print(printable(f"{data.name}: {data.clients:,} clients{averages}, {samples}, {labels}{words}{held}"))
     if "columns" in data.about:
         print(printable(f"  {data.about['columns']}"))
     if "inputs" in data.about:
         print(printable(f"  inputs {data.about['inputs']}"))
     if backend.samples is not None and backend.plan.weights == "data":
         sizes = backend.samples.train.sizes
-        limit = float(weight_cap(sizes).samples(cohort))
+        limit = float(weight_cap(sizes).samples(aggregated))
         if large := int(np.sum(sizes > limit)):
             who = "1 client holds" if large == 1 else f"{large:,} clients hold"
             print(f"  {who} more samples than the averaging-weight cap, about {limit:,.0f}; see --weights")

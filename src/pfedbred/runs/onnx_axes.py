@@ -69,7 +69,7 @@ def _split(graph: Graph, equation: Any, x: Given) -> list[str]:
 
 
 def _sliced(graph: Graph, name: str, cuts: Mapping[int, tuple[int, int, int]]) -> str:
-    """From, to and by how much, by axis."""
+    """Begin, end and step, by axis."""
     starts, ends, steps = np.array(list(cuts.values()), np.int64).reshape(-1, 3).T
     if not cuts:
         return name

@@ -18,7 +18,7 @@ _converts = registered(PRIMITIVES)
 
 
 def _widest(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The shape of what an operator gives that repeats axes of size 1."""
+    """The shape of a result of operands whose axes of size 1 are repeated."""
     most = max(map(len, shapes))
     padded = [(*(1,) * (most - len(shape)), *shape) for shape in shapes]
     return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))

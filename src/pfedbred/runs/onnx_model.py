@@ -1,7 +1,7 @@
 """A trained model as an ONNX file: samples as the data holds them go in, and predictions come out.
 
-Normalisation, and for a table of texts and numbers with gaps the encoding of its columns, are part of the graph. Texts
-are not cut into words by it: a model for texts takes their ids, and the vocabulary is in the file's metadata.
+Normalisation, and for a table of texts and numbers with gaps the encoding of its columns, are part of the graph. It
+does not split texts into words: a model for texts takes word ids, and the vocabulary is in the file's metadata.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def summary(
       evaluated: if not all clients are evaluated, how many are, and how many of those have taken part.
       chunk: how many clients ran at a time, if not all.
       calibration: of the models, if they were calibrated.
-      ensemble: of the personal models of all seeds, if they are to be one.
+      ensemble: of the personal models of all seeds, if they were combined into one.
     """
     return {
         **names,

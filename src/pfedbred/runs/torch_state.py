@@ -90,7 +90,7 @@ def _network(trained: TrainedModel) -> Tree:
 
 
 def _layers(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The layers of a network by their paths: dicts of arrays, with a norm perhaps, or single arrays."""
+    """The layers of a network by their paths: dicts of arrays, possibly with a norm, or single arrays."""
     for key, each in tree.items():
         here = f"{path}.{key}" if path else key
         if not isinstance(each, Mapping) or any(not isinstance(part, Mapping) for part in each.values()):

@@ -1,4 +1,4 @@
-"""Settings that change from round to round: a schedule in place of a number.
+"""Settings that change from round to round: a schedule instead of a number.
 
     alpha: {schedule: cosine, start: 0.1, end: 0.001, warmup: 5}
 

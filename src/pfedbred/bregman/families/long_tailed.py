@@ -1,4 +1,4 @@
-r"""Priors with long tails: most params stay near the mean, and a few may go far.
+r"""Priors with long tails: most params stay near the mean, a few may be far from it.
 
 Neither is an exponential family in its location: no g has them as D_{g*}, so there is no conjugate, no mirror map and
 no Bregman-Moreau envelope. They enter Algorithm 1 only as its regulariser (lines 9 and 10), which needs just a penalty

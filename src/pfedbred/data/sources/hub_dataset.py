@@ -2,7 +2,7 @@
 
 A local copy in one of the hub's layouts is used if there is one: ``FOLDER/owner/name`` or ``FOLDER/name``, where FOLDER
 is in turn ``--data-dir``, the environment variable PFEDBRED_DATA, and the cache. Its training, validation and test
-parts are read together, and divided anew for each client.
+parts are read together, and divided again for each client.
 """
 
 from __future__ import annotations

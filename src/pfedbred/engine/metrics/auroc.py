@@ -1,4 +1,8 @@
-"""Area under the ROC curve, one class against the rest."""
+"""Area under the ROC curve, one class against the rest.
+
+scikit-learn's ``roc_auc_score`` sorts all scores at once, on the host; here a metric is made of statistics that add up
+over samples and clients, on the device: of histograms.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Expected calibration error."""
+"""Expected calibration error.
+
+scikit-learn's ``calibration_curve`` and netcal need all probabilities at once, on the host; here a metric is made of
+statistics that add up over samples and clients, on the device.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Callback:
 
     @contextmanager
     def running(self, progress: Progress[Any]) -> Iterator[None]:
-        """A context that is open while the run trains: to open and close files, say."""
+        """A context that is open while the run trains, for example to open and close files."""
         yield
 
     def most_rounds(self, progress: Progress[Any]) -> int:

@@ -19,7 +19,7 @@ from pfedbred.report.console import console
 
 
 class ProgressLines(Callback):
-    """About ten lines for a run, and one at least every ten seconds: a log is read, not watched."""
+    """About ten lines for a run, and one at least every ten seconds."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._name, self._rounds = experiment.algorithm_name, experiment.rounds
