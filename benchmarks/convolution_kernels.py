@@ -28,7 +28,6 @@ from pfedbred.models import convolution_kernels
 from pfedbred.models.convolution import convolve
 from pfedbred.types import Array
 
-
 _ROUNDED = 2**-12  # the kernels round factors of float32 to 11 bits, as slices do on GPUs but not on CPUs
 
 
