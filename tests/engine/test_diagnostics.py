@@ -1,5 +1,6 @@
 """Diagnostics: averages over the clients of what ``train`` reports, which cost nothing when nobody asks for them."""
 
+import dataclasses
 import functools
 import json
 from itertools import pairwise
@@ -15,6 +16,7 @@ from support.poison import poisoned
 import pfedbred
 from pfedbred.engine.round import Shared
 from pfedbred.report import page
+from pfedbred.report.content import add_record
 from pfedbred.runs.metrics_file import read_points
 
 SIZES = (7, 12, 5, 20, 9)
@@ -190,12 +192,29 @@ def test_recorded_strengths_are_read_again_and_folders_without_them_too(describe
 def test_the_page_has_a_map_of_clients_and_rounds_for_each_layer(described):
     (shown,) = page.gather([described.folder])["runs"]
     maps = shown["described"]["maps"]
-    assert list(maps) == ["strength_hidden", "strength_output"]
+    assert [each["name"] for each in maps] == ["strength_hidden", "strength_output"]
+    assert all(each["strength"] for each in maps)
+    assert maps[0]["clients"] == maps[1]["clients"]
     last = np.exp(np.log(described.points[-1].described["strength_output"]).mean(axis=0))
-    found = dict(zip(shown["described"]["clients"], [row[-1] for row in maps["strength_output"]], strict=True))
+    found = dict(zip(maps[1]["clients"], [row[-1] for row in maps[1]["rows"]], strict=True))
     names = list(map(str, range(4)))
     np.testing.assert_allclose([found[name] for name in names], last, rtol=1e-3)
     assert shown["described"]["rounds"] == [1, 2, 3]
+
+
+def test_the_page_shows_other_numbers_of_clients_as_they_are(described):
+    """Their arithmetic means, which may be negative, each sorted on its own; a strength that is 0 has no logarithm."""
+    run = described.record()
+    change = np.array([[-3.0, 0.0, 2.0, -1.0], [-1.0, 0.0, 4.0, -3.0]])
+    strength = np.array([[1.0, 100.0, 0.0, 10.0], [1.0, 1.0, 1.0, 10.0]])
+    points = [point._replace(described={"change": change, "strength": strength}) for point in run.points]
+    content = {"metrics": [], "platforms": [], "runs": []}
+    add_record(dataclasses.replace(run, points=points), list("abcd"), np.arange(4), content, None)
+    moved, held = content["runs"][0]["described"]["maps"]
+    assert (moved["name"], moved["strength"], moved["clients"]) == ("change", False, ["a", "d", "b", "c"])
+    assert moved["rows"] == [[-2.0] * 3, [-2.0] * 3, [0.0] * 3, [3.0] * 3]
+    assert (held["name"], held["strength"], held["clients"]) == ("strength", True, ["a", "b", "d", "c"])
+    assert held["rows"] == [[1.0] * 3, [10.0] * 3, [10.0] * 3, [None] * 3]
 
 
 @pytest.mark.full

@@ -1,17 +1,21 @@
 """Newcomers: clients held out of training start from what the server sends to clients it has not met."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import small_federation
+from support.page_folders import change_json
 
 import pfedbred
 from pfedbred.engine import newcomers
 from pfedbred.experiment.building import build
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.report.terminal import show_outcome
+from pfedbred.runs.schema import read_summary
 
 SIZES = (7, 12, 5, 20, 9, 11, 8, 30)
 
@@ -176,3 +180,28 @@ def test_the_command_names_those_held_out(call, tmp_path):
     _, out, _ = call("run", "--clients", "6", "--hold-out", "4", "--rounds", "1", "--out", tmp_path / "alone")
     assert "; 1 more client held out: 4" in out
     assert "new: the 1 held-out client at once, and after 5 local rounds" in out
+
+
+def test_every_metric_of_newcomers_is_in_the_summary_and_the_tables(tmp_path, capsys):
+    """The first one also where summaries of earlier versions have it, which had no others."""
+    result = run("pfedme", seeds=2, metrics="f1", out=tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    found = read_summary(path)["newcomers"]
+    assert list(found["metrics"]) == ["accuracy", "loss", "f1"]
+    for name, scores in found["metrics"].items():
+        assert scores["global"]["mean"] == pytest.approx(result.newcomers[0].global_.test.values[name].mean())
+        means = [each.personal.test.values[name].mean() for each in result.newcomers]
+        assert [each["mean"] for each in scores["personal"]] == pytest.approx(means)
+    assert {name: found[name] for name in ("global", "personal")} == found["metrics"]["accuracy"]
+
+    def titles():
+        show_outcome([read_summary(path)])
+        shown = " ".join(capsys.readouterr().out.split())
+        return re.findall(r"joined after the last round: test ([^+]*) in %", shown)
+
+    assert titles() == ["accuracy", "macro F1"]
+    change_json(path, lambda summary: summary["newcomers"].pop("metrics"))
+    assert titles() == ["accuracy"]
+    change_json(path, lambda summary: summary["newcomers"].update(metrics={"f1": 1}))
+    with pytest.raises(pfedbred.SettingError, match="newcomers"):
+        read_summary(path)

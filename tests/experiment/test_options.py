@@ -2,11 +2,14 @@
 
 import dataclasses
 import inspect
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+import pfedbred
 from pfedbred.aggregation import RULES
 from pfedbred.data.loading import Options
 from pfedbred.data.partition import SPLITS
@@ -14,6 +17,7 @@ from pfedbred.engine.selection import SELECTIONS
 from pfedbred.experiment.building import load_data
 from pfedbred.experiment.configuration import Experiment, changed_options, field_names, plain_defaults
 from pfedbred.experiment.options import GROUPS, option
+from pfedbred.runs.model_file import FACTS
 
 FIELDS = {each.name: each for each in dataclasses.fields(Experiment)}
 
@@ -36,7 +40,7 @@ def test_every_field_has_its_metadata(name):
     metadata = FIELDS[name].metadata
     assert metadata.keys() == {"help", *inspect.signature(option).parameters} - {"default"}
     assert bool(metadata["help"]) == (name != "settings")
-    assert all(isinstance(metadata[each], bool) for each in metadata if each not in ("help", "flag"))
+    assert all(isinstance(metadata[each], bool) for each in metadata if each not in ("help", "flag", "unfit"))
     assert metadata["deployed"] or name == "settings" or not metadata["sent"]  # clients learn nothing that nobody sets
 
 
@@ -65,6 +69,18 @@ def test_data_is_loaded_with_every_option_of_load(monkeypatch):
 
 def test_a_clients_node_config_has_the_options_of_its_data():
     assert set(field_names(node=True)) <= set(field_names(load=True))
+
+
+def test_files_of_models_record_what_decides_their_predictions():
+    """The number of rounds shows in the settings, which are recorded as they are in the models' round."""
+    assert set(field_names(predicts=True)) - set(FACTS) == {"rounds"}
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.metadata["unfit"]])
+def test_an_option_unfit_for_estimators_is_refused_with_its_reason(name):
+    estimator = pfedbred.PersonalizedClassifier(options={name: 1})
+    with pytest.raises(pfedbred.SettingError, match=re.escape(FIELDS[name].metadata["unfit"])):
+        estimator.fit(np.zeros((4, 1)), [0, 1, 0, 1], clients=[0, 0, 1, 1])
 
 
 def test_what_cannot_change_the_results_does_not_identify_them():

@@ -183,6 +183,17 @@ def test_a_sweep_in_which_every_point_diverges_says_so():
         pfedbred.sweep(experiment("fedavg"), {"alpha": [1e30]}, federation=small_federation())
 
 
+def test_points_can_be_compared_by_a_metric_of_the_experiment():
+    options = {"algorithm": "fedavg", "rounds": 1, "aggregated": 4, "metrics": "f1"}
+    data, alphas = small_federation(), [0.1, 0.5]
+    given = pfedbred.Experiment(settings={"R": 2}, **options)
+    swept = pfedbred.sweep(given, {"alpha": alphas}, federation=data, metric="f1", choose_on_test=True)
+    runs = [pfedbred.run(settings={"R": 2, "alpha": alpha}, federation=data, **options) for alpha in alphas]
+    found = [run.points[-1].scores.personal.test.values["f1"][0] for run in runs]
+    np.testing.assert_allclose(swept.scores("personal"), found, rtol=1e-6)
+    assert swept.metric.name == "f1"
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -24,31 +24,39 @@ def counting(calls):
     return build
 
 
-# With diagnostics it is traced twice: rounds are a compiled loop that carries them, so that their names and types have
-# to be known before the round is traced.
 @pytest.mark.parametrize(
-    ("options", "traces"),
+    "options",
     [
-        ({"diagnostics": True}, 2),
+        {"diagnostics": True},  # whose names and types have to be known before the round is traced
         *(
-            pytest.param(options, traces, marks=pytest.mark.full)
-            for options, traces in [
-                ({}, 1),
-                ({"seeds": 2}, 1),
-                ({**SAMPLED, "store": "device"}, 1),
-                ({**SAMPLED, "store": "memory"}, 1),
-                ({**SAMPLED, "store": "memory", "diagnostics": True}, 2),
+            pytest.param(options, marks=pytest.mark.full)
+            for options in [
+                {},
+                {"seeds": 2},
+                {"seeds": 2, "diagnostics": True, "model": "dnn"},  # whose responses are kept
+                {**SAMPLED, "store": "device"},
+                {**SAMPLED, "store": "device", "diagnostics": True, "executor": "vmap"},
+                {**SAMPLED, "store": "memory"},
             ]
         ),
     ],
 )
 @pytest.mark.few_cases
-def test_a_run_traces_training_once(options, traces):
+def test_a_run_traces_training_once(options):
     calls = []
     # Clients of one size: another number of rows, rounded up to a power of two, is another program.
     federation = small_federation((8, 8, 8, 8))
-    pfedbred.run(federation=federation, algorithm=counting(calls), **OPTIONS, **options)
-    assert len(calls) == traces
+    pfedbred.run(federation=federation, algorithm=counting(calls), **{**OPTIONS, **options})
+    assert len(calls) == 1
+
+
+@pytest.mark.full
+def test_diagnostics_of_a_streamed_run_cost_a_second_trace():
+    """Their names are needed before any cohort is loaded, whose samples decide the shapes of the round's program."""
+    calls = []
+    options = {**OPTIONS, **SAMPLED, "store": "memory", "diagnostics": True}
+    pfedbred.run(federation=small_federation((8, 8, 8, 8)), algorithm=counting(calls), **options)
+    assert len(calls) == 2
 
 
 @pytest.mark.full

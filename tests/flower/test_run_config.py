@@ -9,7 +9,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'pfedbred[flower]'
 
 from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import field_names
-from pfedbred.flower.run_config import DEFAULTS, parse
+from pfedbred.flower.run_config import DEFAULTS, check, parse
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,13 @@ def test_the_page_names_every_key():
     section = re.search(r"^## The run\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)[1]
     cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     assert sorted(key for cell in cells for key in re.findall(r"`(.*?)`", cell)) == sorted(DEFAULTS)
+
+
+@pytest.mark.parametrize("name", field_names(at_server=True))
+def test_what_is_at_the_server_is_not_looked_for_elsewhere(name):
+    check({"start_from": "/nowhere/here.safetensors", name: "/nowhere/here.safetensors"})
+
+
+def test_an_experiment_is_checked_before_anything_is_started():
+    with pytest.raises(SettingError, match="train_only needs start_from"):
+        check({"train_only": "output"})

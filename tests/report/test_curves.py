@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
+from support import page_folders
 from support.page_folders import write_run
 
 import pfedbred
@@ -43,6 +45,29 @@ def test_the_legend_of_a_comparison_is_below_its_panel(methods, name, finished, 
 def test_the_legends_of_a_run_are_below_their_panels(finished, drawn, tmp_path):
     curves.draw_run(RunRecord.read(finished / "run"), tmp_path / "curves.png")
     assert_below(drawn[0].axes[:2])
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        ((), ["accuracy"]),
+        (("f1", "rmse"), ["accuracy", "macro F1", "RMSE"]),
+        (("f1", "rmse", "more", "and", "others"), ["accuracy", "macro F1", "RMSE", "more", "and", "others"]),
+    ],
+)
+def test_every_metric_but_the_loss_has_a_panel_of_clients(names, shown, drawn, tmp_path, monkeypatch):
+    for name in ("more", "and", "others"):
+        monkeypatch.setitem(page_folders.INFO, name, {"title": name, "percent": False, "higher_is_better": False})
+    write_run(tmp_path, metrics=names)
+    run = RunRecord.read(tmp_path)
+    run.summary["data"]["clients"], run.experiment["seeds"], run.experiment["aggregated"] = 3, 2, 3
+    curves.draw_run(run, tmp_path / "curves.png")
+    panels = [axes for axes in drawn[0].axes if axes.get_xlabel() == "rank of the client by G"]
+    assert [axes.get_ylabel().removeprefix("test ").removesuffix(" (%)") for axes in panels] == shown
+    for axes, name in zip(panels, ("accuracy", *names), strict=True):
+        g = run.points[-1].scores.global_.test.clients[name].mean(axis=0)
+        scale = 100 if run.metrics[name]["percent"] else 1
+        np.testing.assert_allclose(axes.collections[1].get_offsets()[:, 1], scale * np.sort(g))
 
 
 def test_circles_are_explained(drawn, tmp_path):

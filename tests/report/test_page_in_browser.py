@@ -32,6 +32,7 @@ def root(tmp_path_factory):
     lines = write_run(root / "cmp" / "mg-meta", clients=(EVIL, "a&b", "c"))
     for line in lines:
         line["diagnostics"] = {"distance <b>": [1.0, 2.0], "steps": [5, 5]}
+        line["client_diagnostics"] = {"strength": [[1.0, 10.0, 100.0]] * 2, "change <b>": [[-2.0, 0.5, 3.0]] * 2}
     write_lines(root / "cmp" / "mg-meta", lines)
     add_calibration(root / "cmp" / "mg-meta")
     write_sweep(root / "sweep" / "sweep.json")
@@ -67,10 +68,10 @@ def page(browser, root):
 def test_it_opens_without_an_error_and_nothing_overflows(page, width, theme):
     browser, charts = page(width, theme)
     assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
-    # curves, clients; diagnostics; uncertainty; table; sweeps; deviation; data by part
-    assert len(charts) == 2 + 2 + 2 + 2 + 4 + 1 + 5
+    # curves, clients; strengths, other numbers by client; diagnostics; uncertainty; table; sweeps; deviation; data
+    assert len(charts) == 2 + 2 + 2 + 2 + 2 + 4 + 1 + 5
     sections = browser.execute_script("return [...document.querySelectorAll('main section')].map((each) => each.id)")
-    of_runs = ["table", "curves", "clients", "diagnostics", "uncertainty"]
+    of_runs = ["table", "curves", "clients", "strengths", "described", "diagnostics", "uncertainty"]
     assert sections == [*of_runs, "paper", "deviation", "sweeps", "data", "settings"]
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     wide = """return [...document.querySelectorAll('main *')]
@@ -241,6 +242,17 @@ def test_the_best_is_marked_among_runs_on_the_same_data(page, apart):
     assert browser.execute_script("return document.querySelectorAll('#table .best').length") == 0
     words = browser.find_element("id", "curves-chart").get_attribute("aria-label")
     assert words == "Test accuracy by round of 2 runs."
+
+
+def test_only_strengths_are_shown_as_lambda_on_a_scale_of_logarithms(page):
+    browser, _ = page()
+    drawn = """const chart = document.getElementById(arguments[0]), [map] = chart.data;
+        const heading = chart.closest('section').querySelector('h2').textContent;
+        return [heading, chart.layout.title.text, map.colorbar.title.text, map.z.map((row) => row[0])]"""
+    strengths = ["Strength of the prior, client by client", "all layers", "lambda", [0, 1, 2]]
+    assert browser.execute_script(drawn, "strengths-0-0") == strengths
+    others = ["Diagnostics, client by client", "change &lt;b>", "change &lt;b>", [-2, 0.5, 3]]
+    assert browser.execute_script(drawn, "described-0-0") == others
 
 
 def test_the_outcome_shows_g_and_p_in_an_ordinary_window(page, apart):

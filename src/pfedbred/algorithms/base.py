@@ -185,7 +185,8 @@ class Client(NamedTuple):
       random: whether the method itself draws random numbers in training or for P, from ``data.key`` and the keys of
         minibatches. Networks draw from these too: fold in a number of your own.
       described: numbers by name that describe the client's state between rounds, such as the strength it has learned
-        for its prior. With diagnostics, every evaluation records them for each client.
+        for its prior. With diagnostics, every evaluation records them for each client. ``strength`` and names that
+        begin with ``strength_`` are for strengths of priors, which are positive and shown as logarithms.
     """
 
     init: Callable[[Tree], Tree]

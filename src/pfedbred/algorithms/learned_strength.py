@@ -33,7 +33,15 @@ from jax.flatten_util import ravel_pytree
 
 from pfedbred.algorithms.base import Client, Info, Server, ServerState, Task, Uploads
 from pfedbred.algorithms.curvature import block_keys, curvature
-from pfedbred.algorithms.strength import Ended, FixedStrength, Held, Learning, PriorStrength, parse_learning
+from pfedbred.algorithms.strength import (
+    Ended,
+    FixedStrength,
+    Held,
+    Learning,
+    PriorStrength,
+    parse_learning,
+    strength_name,
+)
 from pfedbred.bregman import priors
 from pfedbred.bregman.evidence import Curvature, Evidence, blended, effective_in_block, effective_numbers, strength
 from pfedbred.bregman.families.weighted import weighted
@@ -132,7 +140,7 @@ class LearnedStrength:
         """lam_i of each part; nothing if every single param has its own."""
         if self._parts == "entry":
             return {}
-        return {"strength" if name == "all" else f"strength_{name}": lam for name, lam in held.by_part.items()}
+        return {strength_name(part): lam for part, lam in held.by_part.items()}
 
     def of_client(self, client: Client) -> Client:
         """The client draws signs for the curvature, and uploads evidence beside its model."""

@@ -15,6 +15,8 @@ from pfedbred.settings.signatures import parse_call
 from pfedbred.settings.values import LARGEST_FLOAT, Positive, Rule, parse_number
 from pfedbred.types import Tree
 
+_STRENGTH = "strength"  # in records
+
 SCOPES = ("global", "client", "layer", "client x layer")
 START = 15.0
 
@@ -63,6 +65,16 @@ class Held(NamedTuple):
     prior: Prior
     lam: Any
     by_part: Tree = None
+
+
+def strength_name(part: str) -> str:
+    """What the learned strength of a part of the params is called in records; of all params, if the part is "all"."""
+    return _STRENGTH if part == "all" else f"{_STRENGTH}_{part}"
+
+
+def is_strength(name: str) -> bool:
+    """Whether a number with this name in a record is the strength of a prior: lambda, which is positive."""
+    return name == _STRENGTH or name.startswith(f"{_STRENGTH}_")
 
 
 class Ended(NamedTuple):

@@ -131,7 +131,8 @@ class ResidentBackend(Simulation[State]):
         chosen = self.plan.select(select_key(state.key, state.round), shards.sizes)
         shared = Shared(shards, state.key, state.server, state.settings, state.round, state.responses)
         if self.plan.participation == "all":
-            outcome = self.round.run(shared, jnp.arange(self.federation.clients), state.clients, chosen)
+            everyone = jnp.arange(self.federation.clients, dtype=jnp.int32)
+            outcome = self.round.run(shared, everyone, state.clients, chosen)
             clients = outcome.records
         else:
             outcome = self.round.run(shared, chosen, jax.tree.map(lambda leaf: leaf[chosen], state.clients))

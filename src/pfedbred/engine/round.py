@@ -161,7 +161,10 @@ class Round:
         self._common = common(plan.batching, sizes)
         self._everyone = None if sizes is None else plan.batching.per_pass(sizes)
         every = partial(executors.every, executor=executor, chunk=plan.chunk, mesh=mesh)
-        self.prepare, self.train, self.model = map(every, (self.prepare_client, self.train_client, self.model_client))
+        # With diagnostics, training is also traced for their names; jit lets the round have the same trace.
+        again = plan.diagnostics and executor != "loop"
+        self._train_client = jax.jit(self.train_client, inline=True) if again else self.train_client
+        self.prepare, self.train, self.model = map(every, (self.prepare_client, self._train_client, self.model_client))
         self.described = every(self.described_client)
 
     def algorithm(self, settings: Mapping[str, Array], round_: Array | int = 0) -> Algorithm:
@@ -229,7 +232,8 @@ class Round:
     def info_shapes(self, shared: Shared, record: ClientRecord) -> Info:
         """Names, shapes and types of the diagnostics; empty if they are not collected."""
         if self._plan.diagnostics and self._info_shapes is None:  # tracing is slow, and the result is always the same
-            self._info_shapes = jax.eval_shape(self.train_client, shared, (jnp.int32(0), record)).info
+            shared = shared._replace(round=jnp.int32(0))  # of the same type as in a round
+            self._info_shapes = jax.eval_shape(self._train_client, shared, (jnp.int32(0), record)).info
         return self._info_shapes or {}
 
     def prepare_client(self, shared: Shared, item: tuple[Array, ClientRecord]) -> Tree:
@@ -269,7 +273,9 @@ class Round:
         client, server = self.algorithm(shared.settings, shared.round)[:2]
         chosen, before = places[among], shared.server
         shared, answered = self._prepared(shared, chosen, _pick(records, among))
-        trained = self.train(shared, (places, records), self._costs(shared.shards.sizes[places]))
+        trained = self.train(
+            shared._replace(responses=None), (places, records), self._costs(shared.shards.sizes[places])
+        )
         uploads, numbers = _pick(trained.upload, among), shared.shards.numbers[chosen]
         norms, responses = trained.norms.update[among], shared.responses
         if self._plan.compares(self._usual):

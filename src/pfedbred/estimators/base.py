@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from pfedbred.estimators.fitted import FittedModels
 from pfedbred.estimators.frames import is_frame, numbered
 from pfedbred.estimators.row_clients import ALONE, UNKNOWN, distinct, numbers_of, read_clients
 from pfedbred.estimators.table import table_federation
-from pfedbred.experiment.configuration import field_names
+from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.run import run
 from pfedbred.settings.values import LARGEST_FLOAT
@@ -157,14 +158,8 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
         return x, numbers_of(read_clients(clients, len(x)), self.clients_)
 
 
-_TABLE, _ONE = "the table decides it", "an estimator runs a single seed, random_state"
 _DECIDED = {
-    **dict.fromkeys(("dataset", "task", *field_names(load=True)), _TABLE),
-    "seed": _ONE,
-    "seeds": _ONE,
-    "held_out_clients": "every client is trained: leave rows out of fit",
-    "class_weights": "classifiers have class_weight",
-    "start_parts": "start_from takes all params",
-    "train_only": "all params are trained",
+    **dict.fromkeys(field_names(load=True), "the table decides it"),
+    **{each.name: each.metadata["unfit"] for each in dataclasses.fields(Experiment) if each.metadata["unfit"]},
 }
 """The options of an experiment that an estimator refuses, and why."""

@@ -14,15 +14,13 @@ from pfedbred.data.federation import Federation, Split
 from pfedbred.engine.backend import Backend
 from pfedbred.estimators.row_clients import UNKNOWN
 from pfedbred.experiment.building import make_algorithm
-from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.task import make_task
 from pfedbred.tasks import Target
 from pfedbred.types import Array, Tree
 
 _BLOCK = 256  # rows predicted at a time: one shape for any table, compiled once
-_DECIDE = ("task", "algorithm", "settings", "model", "batch_norm", "precision", "posterior", "rounds")
-"""The options that decide how models predict."""
 
 Scores = Callable[[Tree, np.ndarray], Array]
 
@@ -66,7 +64,7 @@ class FittedModels:
             of_g, of_p = (run.calibration.fitted[each][0].temperature for each in ("global", "personal"))
             temperature = np.append(of_p[:-1], of_g[-1])
         return cls(
-            options={name: getattr(run.experiment, name) for name in _DECIDE},
+            options={name: getattr(run.experiment, name) for name in field_names(predicts=True)},
             encoding=federation.encoding,
             classes=federation.classes,
             target=backend.task.target,

@@ -12,6 +12,9 @@ A field's metadata says what the rest of the library needs to know of it:
     load         whether data is loaded with it: an option of :func:`pfedbred.load`
     node         whether a client of a real federation may set it in its node config
     parts        whether it names parts of the network
+    predicts     whether it decides how trained models predict
+    at_server    whether a real federation reads it, or what it needs, on the server's machine alone
+    unfit        why an estimator refuses it, apart from the options of :func:`pfedbred.load`, which its table decides
     flag         another option of the command line for it
 """
 
@@ -51,6 +54,9 @@ def option(
     load: bool = False,
     node: bool = False,
     parts: bool = False,
+    predicts: bool = False,
+    at_server: bool = False,
+    unfit: str | None = None,
     flag: str | None = None,
 ) -> Any:
     """A field with its metadata. A mutable default is given as a function that makes it."""
@@ -65,6 +71,9 @@ def option(
         "load": load,
         "node": node,
         "parts": parts,
+        "predicts": predicts,
+        "at_server": at_server,
+        "unfit": unfit,
         "flag": flag,
     }
     if callable(default):
@@ -77,7 +86,9 @@ class DataOptions:
     """Which samples each client has."""
 
     dataset: str | Dataset | Federation | Population | Callable[..., Any] = option(
-        "digits", "dataset by name (see 'pfedbred list datasets'), hub:OWNER/NAME, pfllib:FOLDER, or your own file"
+        "digits",
+        "dataset by name (see 'pfedbred list datasets'), hub:OWNER/NAME, pfllib:FOLDER, or your own file",
+        unfit="the table decides it",
     )
     split: str | Callable[..., Any] | None = option(
         None,
@@ -148,6 +159,7 @@ class DataOptions:
         "clients held out of training, by name or number as in North,South, or a fraction of all; they join after the "
         "last round and are evaluated",
         flag="--hold-out",
+        unfit="every client is trained: leave rows out of fit",
     )
     validation: Fraction | None = option(
         None,
@@ -168,6 +180,8 @@ class TaskOptions:
         identifies=False,
         deployed=True,
         sent=True,
+        predicts=True,
+        unfit="the table decides it",
     )
     loss: str | Callable[..., Any] | None = option(
         None,
@@ -182,6 +196,7 @@ class TaskOptions:
         identifies=False,
         deployed=True,
         sent=True,
+        unfit="classifiers have class_weight",
     )
 
 
@@ -190,7 +205,11 @@ class ModelOptions:
     """Which network."""
 
     model: str | Model | Callable[..., Any] = option(
-        "mclr", "model by name (see 'pfedbred list models')", deployed=True, sent=True
+        "mclr",
+        "model by name (see 'pfedbred list models')",
+        deployed=True,
+        sent=True,
+        predicts=True,
     )
     batch_norm: BatchNorm = option(
         "local",
@@ -199,6 +218,7 @@ class ModelOptions:
         deployed=True,
         sent=True,
         later=True,
+        predicts=True,
     )
     precision: Literal["float32", "bfloat16"] = option(
         "float32",
@@ -206,6 +226,7 @@ class ModelOptions:
         deployed=True,
         sent=True,
         later=True,
+        predicts=True,
     )
     start_from: Any = option(
         None,
@@ -213,6 +234,7 @@ class ModelOptions:
         "a run folder (its G)",
         deployed=True,
         later=True,
+        at_server=True,
     )
     start_parts: str | list[str] | None = option(
         None,
@@ -220,12 +242,16 @@ class ModelOptions:
         deployed=True,
         later=True,
         parts=True,
+        at_server=True,
+        unfit="start_from takes all params",
     )
     train_only: str | list[str] | None = option(
         None,
         "train only these parts of the network, such as output; the others stay frozen at start_from",
         later=True,
         parts=True,
+        predicts=True,
+        unfit="all params are trained",
     )
 
 
@@ -233,8 +259,10 @@ class ModelOptions:
 class MethodOptions:
     """Which algorithm, with which hyper-parameters."""
 
-    algorithm: Any = option("mg-meta", "algorithm by name (see 'pfedbred list algorithms')", deployed=True, sent=True)
-    settings: Any = option(dict, sent=True)
+    algorithm: Any = option(
+        "mg-meta", "algorithm by name (see 'pfedbred list algorithms')", deployed=True, sent=True, predicts=True
+    )
+    settings: Any = option(dict, sent=True, predicts=True)
     local_optimizer: str | dict[str, Any] | optax.GradientTransformation | Callable[..., Any] = option(
         "sgd",
         "optax optimizer for local steps, by name: sgd(momentum=0.9), adam(clip=1, weight_decay=0.001)",
@@ -251,9 +279,15 @@ class MethodOptions:
 class ProtocolOptions:
     """How rounds go and how they are evaluated, whatever the algorithm."""
 
-    rounds: Count = option(100, "rounds of training", deployed=True, sent=True)
-    seeds: Count = option(1, "number of seeds, run side by side")
-    seed: NonNegativeCount = option(0, "first seed; the others follow it", deployed=True, sent=True)
+    rounds: Count = option(100, "rounds of training", deployed=True, sent=True, predicts=True)
+    seeds: Count = option(1, "number of seeds, run side by side", unfit="an estimator runs a single seed, random_state")
+    seed: NonNegativeCount = option(
+        0,
+        "first seed; the others follow it",
+        deployed=True,
+        sent=True,
+        unfit="an estimator runs a single seed, random_state",
+    )
     joining_rounds: Count = option(5, "rounds of local training for held-out clients when they join")
     participation: Literal["all", "sample"] = option(
         "all",
@@ -318,6 +352,7 @@ class ProtocolOptions:
         deployed=True,
         sent=True,
         later=True,
+        predicts=True,
     )
     coverage: Level | None = option(
         None,

@@ -84,7 +84,7 @@ def sweep(
       sampler: ``random``, or one of Optuna's: ``tpe``, ``qmc``, ``cmaes``, ``gp``.
       halving: whether the worse half of the points stops early, several times.
       choose_on_test: whether to choose on the test samples instead, whose figures are then optimistically biased.
-      metric: what points are compared by, of those that every evaluation has; by default the task's first.
+      metric: what points are compared by, of the task's metrics and the experiment's; by default the task's first.
       memory: bytes that the states of points running together may take; by default 4 GiB, or half of the device's.
       observe: called after every evaluation with the number of rounds done, over all points, and their total.
       note: called with notes for the user.
@@ -129,7 +129,7 @@ def prepare(
     experiment, federation = _with_validation(experiment, federation, choose_on_test, note)
     first = {**(experiment.settings or {}), **{name: _first(values) for name, values in grid.items()}}
     experiment, backend = build_sweep(dataclasses.replace(experiment, settings=first), federation)
-    _check_metrics(experiment)
+    _check_metrics(experiment, metric)
     if not len(backend.federation.test.y):
         raise SettingError("there are no test samples to compare the points by")
     compared_by = _metric(backend.plan.metrics, metric)
@@ -401,10 +401,15 @@ def _check(experiment: Experiment, grid: Space) -> None:
             settings_.check(name, value, annotation)
 
 
-def _check_metrics(experiment: Experiment) -> None:
-    """Rejects metrics beside the usual ones of the task, which is known once there is data."""
+def _check_metrics(experiment: Experiment, compared_by: str | None) -> None:
+    """Rejects what a sweep would not record: of metrics, it records the one by which points are compared.
+
+    The usual metrics of the task, which is known once there is data, are evaluated whatever is given.
+    """
     usual = metrics.resolve(None, experiment.kind)
-    if set(metrics.resolve(experiment.metrics, experiment.kind)) - set(usual) or experiment.diagnostics:
+    others = {each.name for each in metrics.resolve(experiment.metrics, experiment.kind) if each not in usual}
+    if others - {compared_by} or experiment.diagnostics:
+        title = next((each.title for each in usual if each.name == compared_by), usual[0].title)
         raise SettingError(
-            f"a sweep compares points by {usual[0].title}: leave metrics and diagnostics out, and run the best point"
+            f"a sweep compares points by {title}: leave metrics and diagnostics out, and run the best point"
         )

@@ -134,8 +134,8 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
 def check(fields: Mapping[str, Any]) -> None:
     """Rejects what a server would reject of an experiment whatever the data, before anything is started.
 
-    The params to start from are on the server's machine.
+    What is on the server's machine, such as the params to start from, is left to the server.
     """
     wire.refuse_objects(fields)
-    here = {name: value for name, value in fields.items() if name not in ("start_from", "start_parts")}
+    here = {name: value for name, value in fields.items() if name not in field_names(at_server=True)}
     Experiment(dataset="elsewhere", **here).checked(data_elsewhere=True)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pfedbred.algorithms.strength import is_strength
 from pfedbred.engine.history import Which
 from pfedbred.errors import SettingError, is_folder_name
 from pfedbred.io.shapes import COUNT, Maybe, expect
@@ -166,28 +167,47 @@ def _diagnostics(run: RunRecord, kept: np.ndarray) -> dict[str, Any]:
 
 
 def _described(run: RunRecord, names: Sequence[str], clients: np.ndarray) -> dict[str, Any] | None:
-    """What describes clients at each evaluation, as maps: a row for each client, means over seeds of the logarithm.
+    """What describes clients at each evaluation, as maps: a row for each client, means over seeds.
 
-    Clients are sorted by their last values, the same way in all maps.
+    Strengths of priors are averaged and shown as logarithms. Clients are sorted by their last values: the same way in
+    all maps of strengths, and in a map of anything else, whose unit is its own, by that alone.
     """
     found = [(point.round, point.described) for point in run.points if point.described]
     if not found or not len(clients):
         return None
     kept = [found[i] for i in evenly_spaced(len(found), _MOST_CELLS)]
     shown = evenly_spaced(len(clients), _MOST_CELLS)
-    maps = {
-        name: np.stack([np.log10(each[name]).mean(axis=0)[clients[shown]] for _, each in kept], axis=1)
-        for name in kept[-1][1]
-    }
-    order = np.argsort(np.mean([rows[:, -1] for rows in maps.values()], axis=0), kind="stable")
+
+    def rows(name: str) -> np.ndarray:
+        own = [each[name] for _, each in kept]
+        means = [(_logarithm(each) if is_strength(name) else each).mean(axis=0) for each in own]
+        return np.stack([each[clients[shown]] for each in means], axis=1)
+
+    def described_by(name: str, rows: np.ndarray, last: np.ndarray) -> dict[str, Any]:
+        order = np.argsort(last, kind="stable")
+        values = 10**rows if is_strength(name) else rows
+        return {
+            "name": name,
+            "strength": is_strength(name),
+            "clients": [names[shown[i]] for i in order],
+            "rows": [[_number(each, percent=False) for each in row] for row in values[order]],
+        }
+
+    maps = {name: rows(name) for name in kept[-1][1]}
+    strengths = [rows[:, -1] for name, rows in maps.items() if is_strength(name)]
+    together = np.mean(strengths, axis=0) if strengths else None
     return {
         "rounds": [round_ for round_, _ in kept],
-        "clients": [names[shown[i]] for i in order],
-        "maps": {
-            name: [[_number(10**each, percent=False) for each in row] for row in rows[order]]
+        "maps": [
+            described_by(name, rows, together if together is not None and is_strength(name) else rows[:, -1])
             for name, rows in maps.items()
-        },
+        ],
     }
+
+
+def _logarithm(values: np.ndarray) -> np.ndarray:
+    """To base 10; NaN for what has none."""
+    return np.log10(values, where=values > 0, out=np.full_like(values, np.nan))
 
 
 def _clients(run: RunRecord, folder: Path, content: Content) -> tuple[list[str], np.ndarray]:

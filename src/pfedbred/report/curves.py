@@ -19,6 +19,7 @@ from pfedbred.runs.record import RunRecord
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
 _LINES = ("-", "--", "-.", ":")
 _CROWDED = 10  # runs; with more, lines are thinner and bands fainter
+_FEW_METRICS = 4  # with more, the picture of a run has two in a row
 _LEGEND_LINE = 0.17  # inches
 NAMES: dict[Which, str] = {
     "global": "Global model (G)",
@@ -155,21 +156,24 @@ def _title(figure: Any, run: RunRecord) -> None:
 
 
 def draw_run(run: RunRecord, path: Path) -> None:
-    """One run: G and P by round in the metric that tables show and in every other, and each client's under both."""
-    others = run.other_metrics
-    columns = 3 if len(others) in (1, 3) or len(others) > 4 else 2
-    rows = math.ceil((2 + len(others)) / columns)
-    figure, panels = new_figure(columns, (4.2 + 2 * _LEGEND_LINE) * rows, rows=rows)
-    left, right, *more = panels.flat
-    _draw_metric(left, run, run.primary)
-    left.set_title(literal(run.algorithm), fontsize=11)
-    _legend_below(left, title="circles: round chosen on validation" if "chosen" in run.figures else None)
-    _draw_clients(right, run)
-    for axes, (name, info) in zip(more, others.items(), strict=False):
-        _draw_metric(axes, run, name)
+    """One run: a row for each metric but the loss, with G and P by round, and each client's values under both.
+
+    With many metrics, two share a row.
+    """
+    metrics = (run.primary, *run.other_metrics)
+    beside = 1 if len(metrics) <= _FEW_METRICS else 2
+    rows = math.ceil(len(metrics) / beside)
+    figure, panels = new_figure(2 * beside, (4.2 + 2 * _LEGEND_LINE) * rows, rows=rows)
+    pairs = panels.reshape(-1, 2)
+    for metric, (left, right) in zip(metrics, pairs, strict=False):
+        _draw_metric(left, run, metric)
+        _draw_clients(right, run, metric)
+        info = run.metrics[metric]
         better = "higher" if info["higher_is_better"] else "lower"
-        axes.set_title(f"{literal(info['title'])} ({better} is better)", fontsize=11)
-    for axes in more[len(others) :]:
+        left.set_title(f"{literal(info['title'])} ({better} is better)", fontsize=11)
+    pairs[0, 0].set_title(literal(run.algorithm), fontsize=11)
+    _legend_below(pairs[0, 0], title="circles: round chosen on validation" if "chosen" in run.figures else None)
+    for axes in pairs[len(metrics) :].flat:
         axes.set_axis_off()
     _title(figure, run)
     save(figure, path)
@@ -188,11 +192,11 @@ def _draw_metric(axes: Any, run: RunRecord, metric: str) -> None:
     _finish(axes, [run], metric)
 
 
-def _draw_clients(axes: Any, run: RunRecord) -> None:
+def _draw_clients(axes: Any, run: RunRecord, metric: str) -> None:
     """Which clients gain from personalising: each one's metric under G and P, joined, in order of G."""
-    last, info = run.points[-1].scores, run.metrics[run.primary]
+    last, info = run.points[-1].scores, run.metrics[metric]
     scale = 100 if info["percent"] else 1
-    g, p = (scale * np.mean(model.test.clients[run.primary], axis=0) for model in (last.global_, last.personal))
+    g, p = (scale * np.mean(model.test.clients[metric], axis=0) for model in (last.global_, last.personal))
     have = np.isfinite(g)
     g, p = g[have], p[have]
     if not len(g):

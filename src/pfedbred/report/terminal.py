@@ -183,19 +183,26 @@ def _show_other_metrics(summaries: Sequence[Mapping[str, Any]], figure: Figure) 
 
 
 def _show_newcomers(summaries: Sequence[Mapping[str, Any]]) -> None:
-    """The scores of clients that joined at the end, if there are any."""
+    """The scores of clients that joined at the end, if there are any: the primary metric, and any but the loss."""
     names = _joined_names(summaries[0])
     if not names:
         return
-    info = primary_info(summaries[0])
-    what = f"test {info['title']}{' in %' if info['percent'] else ''}"
-    table = new_table(f"held-out clients that joined after the last round: {what}", "")
-    for name in ("algorithm", *names):
-        table.add_column(name, justify="left" if name == "algorithm" else "right")
-    for summary in summaries:
-        cells = (shown_estimate(each, summary["seeds"], info["percent"]) for each in _joined(summary))
-        table.add_row(summary["algorithm"], *cells)
-    print_table(table)
+    first = primary_metric(summaries[0])
+    others = {name: info for name, info in summaries[0].get("metric_info", {}).items() if name not in (first, "loss")}
+    for metric, info in {first: primary_info(summaries[0]), **others}.items():
+        rows = [(summary, _joined(summary, metric)) for summary in summaries]
+        if not any(
+            scores for _, scores in rows
+        ):  # a run of an earlier version, which recorded the primary metric alone
+            continue
+        what = f"test {info['title']}{' in %' if info['percent'] else ''}"
+        table = new_table(f"held-out clients that joined after the last round: {what}", "")
+        for name in ("algorithm", *names):
+            table.add_column(name, justify="left" if name == "algorithm" else "right")
+        for summary, scores in rows:
+            cells = (shown_estimate(each, summary["seeds"], info["percent"]) for each in scores)
+            table.add_row(summary["algorithm"], *cells)
+        print_table(table)
 
 
 def _joined_names(summary: Mapping[str, Any]) -> tuple[str, ...]:
@@ -203,9 +210,11 @@ def _joined_names(summary: Mapping[str, Any]) -> tuple[str, ...]:
     return ("new: G", "new: P at once", f"new: P after {len(newcomers['personal']) - 1}") if newcomers else ()
 
 
-def _joined(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    newcomers = summary["newcomers"]
-    return [newcomers["global"], newcomers["personal"][0], newcomers["personal"][-1]] if newcomers else []
+def _joined(summary: Mapping[str, Any], metric: str) -> list[dict[str, Any]]:
+    """The scores in a metric; none if it was not recorded."""
+    newcomers = summary["newcomers"] or {}
+    found = newcomers if metric == primary_metric(summary) else newcomers.get("metrics", {}).get(metric)
+    return [found["global"], found["personal"][0], found["personal"][-1]] if found else []
 
 
 def _explained(summary: Mapping[str, Any]) -> str:

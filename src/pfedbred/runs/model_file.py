@@ -34,21 +34,19 @@ class Fact(NamedTuple):
     Attributes:
       shape: of the value.
       text: whether it is written verbatim; other facts are in JSON.
-      option: whether it is an option of the experiment, by the same name.
       earlier: its value for older files without it; ``...`` if all files have it.
     """
 
     shape: Any
     text: bool = False
-    option: bool = False
     earlier: Any = ...
 
 
 FACTS = {
     "dataset": Fact(str, text=True),
     "model": Fact(str, text=True),
-    "batch_norm": Fact(str, text=True, option=True, earlier="local"),
-    "algorithm": Fact(str, text=True, option=True),
+    "batch_norm": Fact(str, text=True, earlier="local"),
+    "algorithm": Fact(str, text=True),
     "settings": Fact(dict),
     "round": Fact(COUNT),
     "shape": Fact([COUNT]),
@@ -59,9 +57,9 @@ FACTS = {
     "task": Fact(str, earlier="classification"),
     "target": Fact(Maybe({"mean": NUMBER, "std": NUMBER}), earlier=None),
     "columns": Fact(Maybe(SHAPE), earlier=None),
-    "precision": Fact(str, text=True, option=True, earlier="float32"),
-    "train_only": Fact(Maybe([str]), option=True, earlier=None),
-    "posterior": Fact(Maybe(str), option=True, earlier=None),
+    "precision": Fact(str, text=True, earlier="float32"),
+    "train_only": Fact(Maybe([str]), earlier=None),
+    "posterior": Fact(Maybe(str), earlier=None),
 }
 _EARLIER = {
     "calibration": None,

@@ -117,10 +117,12 @@ def _frozen(task: Task) -> dict[str, np.ndarray]:
 
 
 def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int, task: Task) -> dict[str, Any]:
-    """What made the models, and what their inputs and outputs stand for."""
-    return {
+    """What made the models, and what their inputs and outputs stand for.
+
+    Facts that are not worked out here are options of the experiment, by the same name.
+    """
+    found = {
         "model": experiment["model"] if experiment["model"] in models.MODELS else "custom",
-        **{name: experiment.get(name, fact.earlier) for name, fact in model_file.FACTS.items() if fact.option},
         "settings": _plain_settings(experiment["settings"]) | _scheduled(experiment, round_),
         "round": round_,
         "dataset": federation.name,
@@ -133,6 +135,8 @@ def _facts(experiment: Mapping[str, Any], federation: DataInfo, round_: int, tas
         "target": None if task.target is None else task.target._asdict(),
         "columns": None if federation.encoding is None else federation.encoding.facts(),
     }
+    options = {name: fact.earlier for name, fact in model_file.FACTS.items() if name not in found}
+    return found | {name: experiment.get(name, earlier) for name, earlier in options.items()}
 
 
 def _scheduled(experiment: Mapping[str, Any], round_: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from pfedbred.runs.figures import TITLES, Figure
 PLATFORM = {"device": str, "backend": str, "jax": str}
 _OVER_SEEDS = {"mean": Maybe(FRACTION), "std": Maybe(FRACTION)}
 _ANY_OVER_SEEDS = {"mean": Maybe(NUMBER), "std": Maybe(NUMBER)}
+_JOINED = {"global": _ANY_OVER_SEEDS, "personal": Some(_ANY_OVER_SEEDS)}
 _EXPERIMENT = {"algorithm": str, "settings": dict}
 
 FINISHED = {
@@ -26,7 +27,7 @@ FINISHED = {
     "data": {"name": str},
     "global": dict,
     "personal": dict,
-    "newcomers": Maybe({"clients": COUNT, "global": _ANY_OVER_SEEDS, "personal": Some(_ANY_OVER_SEEDS)}),
+    "newcomers": Maybe({"clients": COUNT, **_JOINED}),
     "scored": Maybe({"clients": COUNT, "took_part": Some(COUNT)}),
     "rejected": [Each(COUNT)],
     "skipped_rounds": [COUNT],
@@ -73,6 +74,8 @@ def read_summary(path: Path) -> dict[str, Any]:
     if "left_out" in summary:
         summary["rejected"] = summary.pop("left_out")  # its name before version 2 of metrics.jsonl
     expect(summary, FINISHED, path)
+    joined = summary["newcomers"] or {}
+    expect(joined.get("metrics", {}), Each(_JOINED), path, "'newcomers'")  # earlier versions had the first one's alone
     summary.setdefault("metric_info", _FIRST_METRICS)  # version 1 knew no others
     expect(summary["metric_info"], {"loss": METRIC_INFO}, path, "'metric_info'")
     expect(summary["metric_info"], Each(METRIC_INFO), path, "'metric_info'")

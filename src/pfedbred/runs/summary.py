@@ -57,15 +57,22 @@ def over_seeds(values: np.ndarray) -> dict[str, float | None]:
     return dict(zip(("mean", "std"), mean_and_std(values), strict=True))
 
 
-def newcomers_outcome(newcomers: Sequence[Evaluation] | None, metric: str) -> dict[str, Any] | None:
-    """The scores of the held-out clients after 0, 1, ... rounds of local training."""
+def newcomers_outcome(newcomers: Sequence[Evaluation] | None, metrics: Sequence[Metric]) -> dict[str, Any] | None:
+    """The scores of the held-out clients after 0, 1, ... rounds of local training, by metric.
+
+    Those in the first metric are also beside the others, where they were when there were no others.
+    """
     if newcomers is None:
         return None
-    return {
-        "clients": newcomers[0].personal.test.clients[metric].shape[1],
-        "global": over_seeds(newcomers[0].global_.test.values[metric]),
-        "personal": [over_seeds(each.personal.test.values[metric]) for each in newcomers],
+    found = {
+        each.name: {
+            "global": over_seeds(newcomers[0].global_.test.values[each.name]),
+            "personal": [over_seeds(joined.personal.test.values[each.name]) for joined in newcomers],
+        }
+        for each in metrics
     }
+    first = metrics[0].name
+    return {"clients": newcomers[0].personal.test.clients[first].shape[1], **found[first], "metrics": found}
 
 
 def ensemble_outcome(ensemble: ModelScores) -> dict[str, Any]:
@@ -143,7 +150,7 @@ def summary(
         "skipped_rounds": rejections.skipped,
         "diverged": diverged,
         "finished_early": finished_early and {"reason": finished_early, "round": points[-1].round},
-        "newcomers": newcomers_outcome(newcomers, metrics[0].name),
+        "newcomers": newcomers_outcome(newcomers, metrics),
         "scored": evaluated,
         **({"calibration": dict(calibration)} if calibration else {}),
         **({"ensemble": ensemble_outcome(ensemble)} if ensemble else {}),

@@ -141,35 +141,45 @@ addSection(() => {
   onMetric.push(update);
 });
 
-addSection(() => {
-  const having = runs.filter((run) => run.described);
+// A map of clients and rounds for each number that describes clients: strengths of priors, or anything else.
+const addMaps = (id, heading, explanation, strengths) => addSection(() => {
+  const mapsOf = (run) => (run.described?.maps ?? []).filter((map) => map.strength === strengths);
+  const having = runs.filter((run) => mapsOf(run).length);
   if (!having.length) return;
-  const element = section("strengths", "Strength of the prior, client by client", "How strongly the learned prior holds each client's personal model, at every "
-    + "evaluation: lambda, geometric mean over seeds, a map for each layer that has its own. Clients are sorted by their strength at the end.");
-  const title = (name) => (name === "strength" ? "all layers" : name.replace(/^strength_/, "layer "));
+  const element = section(id, heading, explanation);
+  const title = (name) => (!strengths ? name : name === "strength" ? "all layers" : name.replace(/^strength_/, "layer "));
   having.forEach((run, place) => {
     if (having.length > 1) element.append(make("h3", { text: run.name }));
     const grid = element.appendChild(make("div", { class: "grid" }));
-    const { rounds, clients, maps } = run.described;
-    Object.entries(maps).forEach(([name, rows], index) => {
-      const logs = rows.map((row) => row.map((value) => (value > 0 ? Math.log10(value) : null)));
-      const all = logs.flat().filter((value) => value !== null), low = Math.min(...all), high = Math.max(...all, low + 0.01);
+    const { rounds } = run.described;
+    mapsOf(run).forEach(({ name, clients, rows }, index) => {
+      const [quantity, scaled, unscaled] = strengths ? ["lambda", Math.log10, (mark) => 10 ** mark] : [name, (value) => value, (mark) => mark];
+      const z = rows.map((row) => row.map((value) => (value === null ? null : scaled(value))));
+      const all = z.flat().filter((value) => value !== null);
+      if (!all.length) return;
+      const low = Math.min(...all), top = Math.max(...all), high = top > low ? top : low + 0.01;
       const marks = [0, 1, 2, 3, 4].map((part) => low + (part / 4) * (high - low));
       const last = rows.map((row) => row.at(-1)).filter((value) => value !== null);
-      const words = `${run.name}, ${title(name)}: lambda from ${Math.min(...last).toPrecision(3)} to ${Math.max(...last).toPrecision(3)} over ${clients.length} clients at the end.`;
-      chart(grid, `strength-${place}-${index}`, () => words, () => ({
-        data: [{ type: "heatmap", x: rounds, y: clients.map((_, client) => client), z: logs, zmin: low, zmax: high, colorscale: "Viridis", hoverongaps: false,
+      const range = last.length ? `from ${Math.min(...last).toPrecision(3)} to ${Math.max(...last).toPrecision(3)} over ${clients.length} clients at the end` : "of no client at the end";
+      const words = strengths ? `${run.name}, ${title(name)}: lambda ${range}.` : `${run.name}: ${name} ${range}.`;
+      chart(grid, `${id}-${place}-${index}`, () => words, () => ({
+        data: [{ type: "heatmap", x: rounds, y: clients.map((_, client) => client), z, zmin: low, zmax: high, colorscale: "Viridis", hoverongaps: false,
           customdata: rows.map((row, client) => row.map((value) => [plain(clients[client]), value])),
           hovertemplate: "client %{customdata[0]}, round %{x}: %{customdata[1]:.4g}<extra></extra>",
-          colorbar: { title: { text: "lambda" }, thickness: 12, tickvals: marks, ticktext: marks.map((mark) => (10 ** mark).toPrecision(2)) } }],
+          colorbar: { title: { text: plain(short(quantity, 12)) }, thickness: 12, tickvals: marks, ticktext: marks.map((mark) => unscaled(mark).toPrecision(2)) } }],
         layout: { height: 320, title: { text: plain(title(name)), font: { size: 14 } }, xaxis: { title: { text: "round" }, showgrid: false, zeroline: false },
           yaxis: { title: { text: "client" }, showgrid: false, zeroline: false, showticklabels: clients.length <= 20, tickmode: "array",
             tickvals: clients.map((_, client) => client), ticktext: clients.map((client) => plain(short(client, 10))) } },
-      }), () => numbers(["client", `lambda in round ${rounds.at(-1)}`], rows.map((row, client) => [clients[client], row.at(-1)?.toPrecision(4) ?? "–"]),
-        `${title(name)}: lambda of each client at the end, ${run.name}`));
+      }), () => numbers(["client", `${quantity} in round ${rounds.at(-1)}`], rows.map((row, client) => [clients[client], row.at(-1)?.toPrecision(4) ?? "–"]),
+        `${title(name)}: ${strengths ? "lambda of" : "value for"} each client at the end, ${run.name}`));
     });
   });
 });
+
+addMaps("strengths", "Strength of the prior, client by client", "How strongly the learned prior holds each client's personal model, at every "
+  + "evaluation: lambda, geometric mean over seeds, a map for each layer that has its own. Clients are sorted by their strength at the end.", true);
+addMaps("described", "Diagnostics, client by client", "What the methods report about each client's state at every evaluation, mean over seeds. "
+  + "In every map, clients are sorted by their value at the end.", false);
 
 addSection(() => {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.diagnostics)))];
