@@ -11,10 +11,11 @@ import typer
 from pfedbred.cli import options as options_
 from pfedbred.cli.help_pages import SWEEP
 from pfedbred.cli.options import File, Out, Overwrite, Resume, Settings, TimeLimit, Track
+from pfedbred.cli.run import Around
 from pfedbred.errors import SettingError
 from pfedbred.experiment import samplers
-from pfedbred.experiment.callbacks import Interruption, Stopped, trackers
-from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
+from pfedbred.experiment.callbacks import Stopped, trackers
+from pfedbred.experiment.callbacks.stopping import EXIT_CODES
 from pfedbred.experiment.command import command
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import open_folder
@@ -93,8 +94,7 @@ def sweep_command(
     """
     if overwrite and resume:
         raise SettingError("--overwrite starts again and --resume continues: give one of them")
-    limit = None if time_limit is None else parse_seconds(time_limit)
-    trackers.named(track)  # rejected before the data is read
+    interruption, recording = Around.read(time_limit, track)
     asked = {name: options.pop(name) for name in PlanOptions._fields}
     given = options_.with_recorded(out, resume, options_.merged(file, options, set_))
     plan = _plan(asked, given.pop("sweep", None))
@@ -110,15 +110,14 @@ def sweep_command(
         return
     notes: list[str] = []
     sweeping = prepare(experiment, plan, note=notes.append)  # rejects what it must before there is a folder
-    interruption = Interruption(limit, process_started())
     chosen = options_.chosen_folder(out, options_.run_name(experiment, f"{name}-sweep"))
     with open_folder(chosen, overwrite=overwrite, resume=resume) as folder, interruption.listening():
         for each in notes:
             options_.note(each)
-        recording = trackers.named(track, trackers.Group(folder.name, folder))
+        callbacks = [interruption, *trackers.placed(recording, trackers.Group(folder.name, folder))]
         try:
             with progress(f"{name} sweep") as advance:
-                finished = sweep_into(folder, sweeping, [Observed(advance), interruption, *recording], resume=resume)
+                finished = sweep_into(folder, sweeping, [Observed(advance), *callbacks], resume=resume)
         except Stopped as stopped:
             again = "" if track is None else f" --track {shlex.quote(track)}"
             print(f"{stopped}\nto resume: pfedbred sweep --resume --out {shlex.quote(str(out or folder))}{again}")
