@@ -78,7 +78,7 @@ def sweep(
       note: called with notes for the user.
 
     Raises:
-      Stopped: a callback, such as :class:`pfedbred.Interruption`, has stopped the sweep before its end.
+      pfedbred.Stopped: a callback, such as :class:`pfedbred.Interruption`, has stopped the sweep before its end.
     """
     if resume and overwrite:
         raise SettingError("overwrite starts again and resume continues: give one of them")

@@ -33,7 +33,7 @@ EXIT_CODES = {**{reason: 128 + number for number, reason in _SIGNALS.items()}, "
 
 
 class Stopped(Exception):
-    """A run was stopped before its end; the message says how far it got."""
+    """A sweep, or a table of the paper, was stopped before its end; the message says how far it got."""
 
     def __init__(self, reason: str, message: str) -> None:
         """``reason`` is one of EXIT_CODES."""
