@@ -56,7 +56,7 @@ from pfedbred.engine.screening import Rejections
 from pfedbred.engine.selection import SELECTIONS, Select
 from pfedbred.engine.streamed import StreamedState
 from pfedbred.errors import SettingError
-from pfedbred.experiment.callbacks import Callback, Interruption, Patience, trackers
+from pfedbred.experiment.callbacks import Callback, Interruption, Patience, Stopped, trackers
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.newcomer import adapt
 from pfedbred.experiment.progress import Progress
@@ -135,6 +135,7 @@ __all__ = [
     "SettingError",
     "State",
     "Step",
+    "Stopped",
     "StreamedBackend",
     "StreamedState",
     "Sweep",

@@ -8,6 +8,9 @@ import pytest
 import yaml
 
 from pfedbred.algorithms import ALGORITHMS
+from pfedbred.cli import run
+from pfedbred.experiment import configuration
+from pfedbred.experiment.callbacks import trackers
 
 SMALL = ("--clients", "8", "--rounds", "3", "--set", "R=1", "--aggregated", "3")
 
@@ -128,3 +131,41 @@ def test_a_baseline_with_one_seed_is_noted(call, prepared):
     code, out, err = call(*line, "--baseline", "local", "--seeds", 2, "--out", "two")
     assert (code, err) == (0, "")
     assert "paired differences to local over 2 seeds" in out
+
+
+@pytest.fixture
+def resolved(monkeypatch):
+    """What was resolved, a name for each time: settings, time limits and names of trackers."""
+    calls = []
+
+    def counted(owner, name):
+        real = getattr(owner, name)
+
+        def noted(*arguments):
+            calls.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    counted(configuration.Experiment, "_settings")
+    counted(run, "parse_seconds")
+    counted(trackers, "check")
+    return calls
+
+
+ONCE = ["_settings", "check", "parse_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (("run", "--algorithm", "fedavg"), ONCE),
+        (("compare", "--algorithms", "fedavg,fedprox", "--split-seeds", "2"), ["_settings", *ONCE]),
+        (("sweep", "--algorithm", "fedavg", "--grid", "alpha=0.01,0.1"), ONCE),
+    ],
+    ids=lambda each: each[0],
+)
+def test_each_option_is_resolved_once(line, expected, call, resolved):
+    code, _, err = call(*line, "--time-limit", "1h", *SMALL, "--out", "here")
+    assert code == 0, err
+    assert sorted(resolved) == expected

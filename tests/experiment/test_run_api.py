@@ -168,6 +168,17 @@ def test_custom_data_is_marked_as_such(tmp_path):
         assert "dataset: <federation, not importable>" in (tmp_path / name / "config.yaml").read_text()
 
 
+def test_a_replaced_experiment_stays_checked():
+    checked = pfedbred.Experiment.from_mapping({"algorithm": "fedavg", "settings": {"R": 1}})
+    other = checked.replaced(split_seed=7, store="memory")
+    assert (other.split_seed, other.store, other.settings) == (7, "memory", checked.settings)
+    assert other.checked() is other
+    elsewhere = other.on(small_federation())
+    assert (elsewhere.split_seed, elsewhere.store, elsewhere.clients) == (7, "memory", None)
+    unchecked = pfedbred.Experiment().replaced(split_seed=7)
+    assert unchecked.checked() is not unchecked
+
+
 def test_a_checked_experiment_runs_on_other_data():
     """What its own dataset decided, such as the number of clients, does not hold it there; what was asked for does."""
     other = small_federation()

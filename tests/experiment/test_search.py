@@ -12,14 +12,14 @@ import pfedbred
 from pfedbred.experiment import samplers
 from pfedbred.experiment.callbacks import Stopped
 from pfedbred.experiment.halving import Halving, rungs
-from pfedbred.experiment.space import Range
+from pfedbred.experiment.space import Range, parse_space, space_texts
 from pfedbred.experiment.sweep import sweep
-from pfedbred.experiment.sweep_folder import SweepFolder
+from pfedbred.experiment.sweep_plan import SweepPlan
+from pfedbred.runs.config_file import read_config
 
 EXPERIMENT = pfedbred.Experiment(algorithm="pfedme", settings={"R": 1, "K": 1}, rounds=8, validation=0.3, batch_size=4)
 SPACE = {"alpha_m": Range(0.001, 1.0, log=True), "lam": [5.0, 15.0]}
 DATA = small_federation((60, 90))
-PLAN = {"grid": ["a"], "points": 9, "sampler": "random", "halving": True, "choose_on_test": False}
 
 
 def search(**options):
@@ -74,13 +74,13 @@ def test_a_place_that_becomes_free_is_taken_by_another_point(whole, halved):
     assert halved.scores("personal")[halved.evaluations == 8].max() >= np.sort(scores)[-3]  # not the best for certain
 
 
-class StopAfter:
-    """A reason to stop, at the n-th call."""
+class StopAfter(pfedbred.Callback):
+    """Stops a sweep after n evaluations."""
 
     def __init__(self, times):
         self.times = times
 
-    def __call__(self):
+    def sweep_stop_reason(self, sweeping):
         self.times -= 1
         return "time limit" if self.times == 0 else None
 
@@ -98,22 +98,22 @@ def test_a_resumed_sweep_is_the_uninterrupted_one(sampler, tmp_path, halved):
         pytest.importorskip("optuna", reason="needs Optuna: pip install 'pfedbred[search]'")
     options = {"points": 9, "sampler": sampler, "halving": True}
     expected = halved if sampler == "random" else search(**options)
-    plan = {**PLAN, "sampler": sampler}
+    into = {**options, "out": tmp_path, "resume": True}
     for times in (3, 4):
         with pytest.raises(Stopped, match=r"stopped \(time limit\) with \d of 9 points done"):
-            search(**options, keeper=SweepFolder(tmp_path, plan, resume=True, stop=StopAfter(times)))
+            search(**into, callbacks=[StopAfter(times)])
     assert list(tmp_path.glob("checkpoint-*"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[__name__], "DATA", small_federation((60, 100)))  # a file that was rewritten
         with pytest.raises(pfedbred.SettingError, match="was run on other data"):
-            search(**options, keeper=SweepFolder(tmp_path, plan, resume=True))
-    folder = SweepFolder(tmp_path, plan, resume=True)
-    found = search(**options, keeper=folder)
-    assert kept(found.record()) == kept(expected.record())
-    folder.finish(found.record())
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["config.yaml", "heatmap.png", "sweep.json"]
+            search(**into)
     with pytest.raises(pfedbred.SettingError, match="was run with other settings: sweep"):
-        search(**options, keeper=SweepFolder(tmp_path, {**plan, "points": 10}, resume=True))
+        search(**{**into, "points": 10})
+    found = search(**into)
+    assert kept(found.record()) == kept(expected.record())
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["config.yaml", "heatmap.png", "sweep.json"]
+    with pytest.raises(pfedbred.SettingError, match="holds a finished sweep"):
+        search(**into)
 
 
 @pytest.mark.full
@@ -206,6 +206,72 @@ def test_the_command_draws_halves_stops_and_resumes(call, tmp_path):
     assert (code, err) == (0, "")
     assert json.loads((tmp_path / "test" / "sweep.json").read_text())["chosen_on"] == "test"
     assert "by P on test samples" in " ".join(out.split())
+
+
+def same_files(left, right):
+    """Two folders of the same sweep: they differ in their paths and in times only."""
+    assert sorted(each.name for each in left.iterdir()) == sorted(each.name for each in right.iterdir())
+    assert read_config(left / "config.yaml") == read_config(right / "config.yaml")
+    assert (left / "heatmap.png").read_bytes() == (right / "heatmap.png").read_bytes()
+    records = [json.loads((each / "sweep.json").read_text()) for each in (left, right)]
+    assert kept(records[0]) == kept(records[1])
+
+
+def test_a_sweep_from_python_writes_what_the_shell_writes_and_resumes(call, tmp_path):
+    """An interrupted one is resumed by either."""
+    experiment = pfedbred.Experiment(algorithm="pfedme", clients=5, rounds=4, settings={"R": 1, "K": 1})
+    grid = {"alpha_m": Range(0.001, 1, log=True), "lam": [5, 30]}
+    code, _, err = call(*LINE, "--grid", "alpha_m=log:1e-3:1.0", "--grid", "lam=5.0,30", "--random", "4", "--out", "a")
+    assert code == 0, err
+    pfedbred.sweep(experiment, grid, points=4, out=tmp_path / "b")
+    same_files(tmp_path / "a", tmp_path / "b")
+    for out in ("c", "d"):
+        with pytest.raises(Stopped, match="with 0 of 4 points done"):
+            pfedbred.sweep(experiment, grid, points=4, out=tmp_path / out, callbacks=[StopAfter(2)])
+    with pytest.raises(pfedbred.SettingError, match="c is not empty; choose another folder, or overwrite it"):
+        pfedbred.sweep(experiment, grid, points=4, out=tmp_path / "c")
+    ended = []
+
+    class Ended(pfedbred.Callback):
+        def on_sweep_end(self, sweep):
+            ended.append((tmp_path / "c" / "sweep.json").exists())
+
+    pfedbred.sweep(experiment, grid, points=4, out=tmp_path / "c", resume=True, callbacks=[Ended()])
+    assert ended == [True]
+    code, _, err = call("sweep", "--resume", "--out", "d")
+    assert (code, err) == (0, "")
+    same_files(tmp_path / "a", tmp_path / "c")
+    same_files(tmp_path / "a", tmp_path / "d")
+    pfedbred.sweep(experiment, grid, points=4, out=tmp_path / "c", overwrite=True)
+    same_files(tmp_path / "a", tmp_path / "c")
+
+
+def test_a_plan_is_the_same_however_it_is_written(tmp_path):
+    written = ["a=0.01:0.5:8", "b=5.0,15,30.0", "c=log:1e-1:100", "d=0:0.5", "e=0.1,0.30000000000000004,7"]
+    tidy = ["a=0.01:0.5:8", "b=5,15,30", "c=log:0.1:100", "d=0:0.5", "e=0.1,0.30000000000000004,7"]
+    assert space_texts(parse_space(written)) == tidy
+    assert parse_space(tidy) == parse_space(written)
+    earlier = {"grid": ["lam=5.0,15"], "points": 3, "sampler": None, "halving": False, "choose_on_test": False}
+    given = SweepPlan({"lam": [5, 15]}, points=3, sampler="random")
+    assert SweepPlan.read(earlier).plain() == given.plain()
+    assert given.plain() != SweepPlan({"lam": [5, 15]}, points=3, metric="loss").plain()
+
+
+def test_an_interruption_stops_a_sweep_too(tmp_path):
+    with pytest.raises(Stopped, match=r"stopped \(time limit\) with 0 of 9 points done"):
+        search(points=9, callbacks=[pfedbred.Interruption(time_limit=0)])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"resume": True}, "resume and overwrite need a folder"),
+        ({"resume": True, "overwrite": True, "out": "here"}, "overwrite starts again and resume continues"),
+    ],
+)
+def test_a_folder_is_resumed_or_replaced(options, words):
+    with pytest.raises(pfedbred.SettingError, match=words):
+        search(**options)
 
 
 @pytest.mark.parametrize(

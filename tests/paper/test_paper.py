@@ -15,7 +15,7 @@ from pfedbred.algorithms import factory
 from pfedbred.engine import ResidentBackend
 from pfedbred.experiment.callbacks import Interruption, checkpointing
 from pfedbred.experiment.callbacks.stopping import process_started
-from pfedbred.paper import columns, complexity, figures, printed, records, running, tables, tuned
+from pfedbred.paper import columns, complexity, pictures, printed, records, running, tables, tuned
 from pfedbred.paper import table as table_
 from pfedbred.paper.cells import Cell
 from pfedbred.paper.columns import Column
@@ -637,16 +637,16 @@ def test_deviation_of_a_run_uses_each_clients_own_model():
 
 @pytest.mark.full
 def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch):
-    monkeypatch.setitem(figures.HYPER_GRIDS, "digits", {"eta": [0.01, 0.1]})
+    monkeypatch.setitem(pictures.HYPER_GRIDS, "digits", {"eta": [0.01, 0.1]})
     rest = ("--columns", "digits", "--seeds", "1", "--rounds", "2", "--out", "here")
-    pictures = {
+    drawn = {
         "hyper": ["hyper-digits-map.png", "hyper-digits-parallel.png"],
         "deviation": ["deviation-digits.png"],
         "noniid": ["noniid-digits.png"],
         "curves": ["curves-digits.png"],
     }
     rows = {"deviation": ("--rows", "pfedme,mg-meta"), "curves": ("--rows", "fedavg,pfedme", "--run")}
-    for name, files in pictures.items():
+    for name, files in drawn.items():
         code, _, err = call("paper", name, *rest, *rows.get(name, ()))
         assert code == 0, err
         for file in files:
@@ -656,10 +656,10 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
     def no_more(*given, **more):
         raise AssertionError("run again")
 
-    monkeypatch.setattr(figures, "train", no_more)
+    monkeypatch.setattr(pictures, "train", no_more)
     monkeypatch.setattr(records, "sweep", no_more)
     monkeypatch.setattr(running, "run_into", no_more)
-    for name in pictures:
+    for name in drawn:
         assert call("paper", name, *rest, *rows.get(name, ()))[0] == 0
 
 
@@ -684,10 +684,10 @@ def test_the_figure_of_settings_has_the_papers_ranges(small, tmp_path, monkeypat
         seen[file.stem] = grid
         raise StopIteration
 
-    monkeypatch.setattr(figures, "load_or_sweep", watched)
+    monkeypatch.setattr(pictures, "load_or_sweep", watched)
     for column in columns.COLUMNS:
         with pytest.raises(StopIteration):
-            figures.draw_hyper(paper.Request(tmp_path, paper.Federations(), [column]))
+            pictures.draw_hyper(paper.Request(tmp_path, paper.Federations(), [column]))
     assert seen.keys() == {f"hyper-{column}" for column in columns.COLUMNS}
     highest = {name.removeprefix("hyper-"): {key: max(grid[key]) for key in grid} for name, grid in seen.items()}
     assert highest.pop("cifar10-cnn") == {"eta": 0.5}

@@ -7,7 +7,7 @@ import pytest
 from support.page_folders import change_json, write_paper
 
 from pfedbred.errors import SettingError
-from pfedbred.paper import columns, figures
+from pfedbred.paper import columns, pictures
 from pfedbred.paper.page import beside_paper, paper_commands, section
 from pfedbred.report import page
 
@@ -129,7 +129,7 @@ def test_the_commands_of_a_table_make_its_cells_and_no_others():
 @pytest.mark.full
 def test_the_page_reads_what_the_command_writes(call, tmp_path, monkeypatch):
     monkeypatch.setitem(columns.ALL, "digits", columns.Column("Digits, MCLR", "digits", "mclr", 4, aggregated=4))
-    monkeypatch.setattr(figures, "HYPER_GRID", {"eta": [0.01, 0.1], "lam": [5.0, 15.0]})
+    monkeypatch.setattr(pictures, "HYPER_GRID", {"eta": [0.01, 0.1], "lam": [5.0, 15.0]})
     for arguments in (
         "paper table2 --columns digits --rows fedavg,mg-meta --seeds 2 --rounds 2 --out paper",
         "paper deviation --columns digits --rows pfedme --rounds 2 --out paper",

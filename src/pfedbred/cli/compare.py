@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from pfedbred import settings as settings_
 from pfedbred.cli import options as options_
 from pfedbred.cli.help_pages import DATA, METHOD
 from pfedbred.cli.options import File, RunOptions
-from pfedbred.cli.run import finish, opened, read_options, run_each, show
+from pfedbred.cli.run import Around, finish, opened, read_options, run_each, show
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
 from pfedbred.errors import SettingError, nearest
@@ -69,7 +68,7 @@ def compare_command(
     pfedbred compare --algorithms fedavg,ditto,mg-meta --seeds 5
     pfedbred compare --dataset fashion-mnist --split 'dirichlet(0.1)' --split-seeds 3 --validation 0.2
     """
-    how, given = read_options(file, {"algorithms": algorithms, "split_seeds": split_seeds, **options})
+    how, around, given = read_options(file, {"algorithms": algorithms, "split_seeds": split_seeds, **options})
     in_file = [given.pop(name) for name in ("algorithms", "algorithm") if name in given]
     asked = in_file[0] if in_file else "fedavg,pfedme,mg-meta"
     names = _algorithm_names(asked)
@@ -102,11 +101,11 @@ def compare_command(
             write_config(folder / layout.CONFIG, whole, "compare")
         for seed in splits:
             if seed is None:
-                found = run_each(folder, dict(zip(names, built, strict=True)), how, command)
+                found = run_each(folder, dict(zip(names, built, strict=True)), how, around, command)
             else:
                 if seed != splits[0]:
                     built = _build_alike(experiments, seed, _load(experiments, seed))
-                found = _run_split(folder, seed, dict(zip(names, built, strict=True)), how, command, plain)
+                found = _run_split(folder, seed, dict(zip(names, built, strict=True)), how, around, command, plain)
             for name, record in zip(names, found, strict=True):
                 records[name].append(record)
         together = [pooled(each) for each in records.values()]
@@ -131,7 +130,13 @@ def _write(folder: Path, records: Sequence[RunRecord], compared: Mapping[str, An
 
 
 def _run_split(
-    folder: Path, seed: int, built: Mapping[str, Built[Any]], how: RunOptions, command: str, plain: Mapping[str, Any]
+    folder: Path,
+    seed: int,
+    built: Mapping[str, Built[Any]],
+    how: RunOptions,
+    around: Around,
+    command: str,
+    plain: Mapping[str, Any],
 ) -> list[RunRecord]:
     """A comparison on one split, in its own subfolder."""
     below = layout.split_name(seed)
@@ -139,7 +144,7 @@ def _run_split(
     with open_folder(folder / below, overwrite=how.overwrite, resume=how.resume):
         with writing_into(folder / below):
             write_config(folder / below / layout.CONFIG, {**plain, "split_seed": seed}, "compare")
-        found = run_each(folder, built, how, command, below)
+        found = run_each(folder, built, how, around, command, below)
         _write(folder / below, found, comparison({name: [each] for name, each in zip(built, found, strict=True)}), True)
     return found
 
@@ -152,7 +157,7 @@ def _split_seeds(experiment: Experiment, count: int) -> list[int]:
 def _load(experiments: Sequence[Experiment], split_seed: int | None) -> Federation | Population:
     """The data of all runs, split by that seed if there is one."""
     first = experiments[0]
-    return load_data(first if split_seed is None else dataclasses.replace(first, split_seed=split_seed))
+    return load_data(first if split_seed is None else first.replaced(split_seed=split_seed))
 
 
 def _build_alike(
@@ -163,13 +168,13 @@ def _build_alike(
     If one of them must keep its clients off the device, all do: runs that are compared evaluate the same clients.
     """
     if split_seed is not None:
-        experiments = [dataclasses.replace(each, split_seed=split_seed) for each in experiments]
+        experiments = [each.replaced(split_seed=split_seed) for each in experiments]
     built = [build(each, federation) for each in experiments]
     stores = {each.backend.store for each in built}
     if len(stores) == 1:
         return built
     store: Any = "file" if "file" in stores else "memory"
-    return [build(dataclasses.replace(each.experiment, store=store), federation) for each in built]
+    return [build(each.experiment.replaced(store=store), federation) for each in built]
 
 
 def _algorithm_names(given: Any) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 import yaml
@@ -37,7 +37,7 @@ def run_command(file: File = None, **options: Any) -> None:
     pfedbred run --dataset patients.csv --client-column hospital --validation 0.2 --set lam=5
     pfedbred run --resume --out runs/digits-mclr-mg-meta --rounds 200
     """
-    how, given = read_options(file, options)
+    how, around, given = read_options(file, options)
     asked = Experiment.from_mapping(given)
     built = build(asked)
     options_.note_ignored(asked, built.experiment)
@@ -46,18 +46,29 @@ def run_command(file: File = None, **options: Any) -> None:
         print(yaml.safe_dump(plain, sort_keys=False), end="")
         return
     with opened(how, built, plain, built.experiment.algorithm_name) as folder:
-        records = run_each(folder, {"": built}, how, "run")
+        records = run_each(folder, {"": built}, how, around, "run")
         show(records)
     finish(folder, records)
 
 
-def read_options(file: Path | None, options: dict[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
+class Around(NamedTuple):
+    """What is around every run of a command, made from options that are rejected before the data is read."""
+
+    interruption: Interruption
+    recording: list[trackers.Tracker]
+
+    @staticmethod
+    def read(time_limit: str | None, track: str | None) -> Around:
+        """From the text of these options."""
+        limit = None if time_limit is None else parse_seconds(time_limit)
+        return Around(Interruption(limit, process_started()), trackers.named(track))
+
+
+def read_options(file: Path | None, options: dict[str, Any]) -> tuple[RunOptions, Around, dict[str, Any]]:
     """The options and the experiment: from the file, the command line and, to resume, the run in the folder."""
     how = RunOptions(**{name: options.pop(name) for name in RunOptions._fields})
-    if how.time_limit is not None:
-        parse_seconds(how.time_limit)  # rejected before the data is read
-    trackers.named(how.track)  # also before the data is read
-    return how, options_.with_recorded(how.out, how.resume, options_.merged(file, options, how.set_))
+    around = Around.read(how.time_limit, how.track)
+    return how, around, options_.with_recorded(how.out, how.resume, options_.merged(file, options, how.set_))
 
 
 @contextmanager
@@ -76,7 +87,7 @@ def opened(how: RunOptions, built: Built[Any], plain: Mapping[str, Any], what: s
 
 
 def run_each(
-    folder: Path, built: Mapping[str, Built[Any]], how: RunOptions, command: str, below: str = ""
+    folder: Path, built: Mapping[str, Built[Any]], how: RunOptions, around: Around, command: str, below: str = ""
 ) -> list[RunRecord]:
     """Runs one experiment after another, each into its folder below; those finished before are read.
 
@@ -87,8 +98,7 @@ def run_each(
     group = None if "" in built else trackers.Group(folder.name, folder)
     folder, source = folder / below, whole / below
     saving = "" if how.checkpoint_every == 0 else ", then saving"
-    limit = None if how.time_limit is None else parse_seconds(how.time_limit)
-    interruption = Interruption(limit, process_started())
+    interruption, recording = around
     experiments = [each.experiment for each in built.values()]
     with interruption.listening(saving), showing_progress(experiments) as displays:
         for (name, each), display in zip(built.items(), displays, strict=True):
@@ -98,7 +108,7 @@ def run_each(
                 records.append(RunRecord.read(source / name))
                 continue
             callbacks: list[Callback] = [display, interruption, *([Patience(how.patience)] if how.patience else [])]
-            callbacks += trackers.named(how.track, group, f"{below} {name}".strip() or None)
+            callbacks += trackers.placed(recording, group, f"{below} {name}".strip() or None)
             kept = FolderOptions(how.checkpoint_every, how.resume, how.keep_models, source=source / name)
             with open_folder(folder / name, overwrite=how.overwrite, resume=how.resume) if name else nullcontext():
                 done = run_into(folder / name, each, callbacks, kept)

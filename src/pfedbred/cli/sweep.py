@@ -8,21 +8,20 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from pfedbred import settings as settings_
 from pfedbred.cli import options as options_
 from pfedbred.cli.help_pages import SWEEP
 from pfedbred.cli.options import File, Out, Overwrite, Resume, Settings, TimeLimit, Track
+from pfedbred.cli.run import Around
 from pfedbred.errors import SettingError
 from pfedbred.experiment import samplers
-from pfedbred.experiment.callbacks import Interruption, Stopped, trackers
-from pfedbred.experiment.callbacks.stopping import EXIT_CODES, parse_seconds, process_started
+from pfedbred.experiment.callbacks import Stopped, trackers
+from pfedbred.experiment.callbacks.stopping import EXIT_CODES
 from pfedbred.experiment.command import command
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.experiment.resume import check_unchanged, open_folder
-from pfedbred.experiment.run import warn
-from pfedbred.experiment.space import parse_space
-from pfedbred.experiment.sweep import finish, prepare
-from pfedbred.experiment.sweep_folder import SweepFolder
+from pfedbred.experiment.resume import open_folder
+from pfedbred.experiment.sweep import Observed, prepare, sweep_into
+from pfedbred.experiment.sweep_folder import check_same
+from pfedbred.experiment.sweep_plan import SweepPlan
 from pfedbred.report.sweeps import show_sweep
 from pfedbred.report.terminal import progress
 from pfedbred.runs import layout
@@ -95,43 +94,36 @@ def sweep_command(
     """
     if overwrite and resume:
         raise SettingError("--overwrite starts again and --resume continues: give one of them")
-    limit = None if time_limit is None else parse_seconds(time_limit)
-    trackers.named(track)  # rejected before the data is read
+    interruption, recording = Around.read(time_limit, track)
     asked = {name: options.pop(name) for name in PlanOptions._fields}
     given = options_.with_recorded(out, resume, options_.merged(file, options, set_))
     plan = _plan(asked, given.pop("sweep", None))
-    space = parse_space(plan["grid"])
     for name, _ in map(assignment, set_ or ()):
-        if name in space:
+        if name in plan.grid:
             raise SettingError(f"{name} is in the grid and in --set: give it once")
     experiment = Experiment.from_mapping(given)
     name = experiment.algorithm_name
     if resume and out and (out / layout.SWEEP).exists():
-        check_unchanged(out, {**experiment.plain(), "sweep": plan})
+        check_same(out, experiment, plan)
         print(f"{out}: already finished")
         _show(read_sweep(out / layout.SWEEP))
         return
-    how = {key: plan[key] for key in ("points", "sampler", "halving", "choose_on_test")}
     notes: list[str] = []
-    sweeping = prepare(experiment, space, **how, note=notes.append)  # rejects what it must before there is a folder
-    interruption = Interruption(limit, process_started())
+    sweeping = prepare(experiment, plan, note=notes.append)  # rejects what it must before there is a folder
     chosen = options_.chosen_folder(out, options_.run_name(experiment, f"{name}-sweep"))
     with open_folder(chosen, overwrite=overwrite, resume=resume) as folder, interruption.listening():
         for each in notes:
             options_.note(each)
-        keeper = SweepFolder(folder, plan, resume=resume, stop=interruption.check, warn=warn)
-        recording = trackers.named(track, trackers.Group(folder.name, folder))
+        callbacks = [interruption, *trackers.placed(recording, trackers.Group(folder.name, folder))]
         try:
             with progress(f"{name} sweep") as advance:
-                finished = finish(sweeping, observe=advance, callbacks=recording, keeper=keeper)
+                finished = sweep_into(folder, sweeping, [Observed(advance), *callbacks], resume=resume)
         except Stopped as stopped:
             again = "" if track is None else f" --track {shlex.quote(track)}"
             print(f"{stopped}\nto resume: pfedbred sweep --resume --out {shlex.quote(str(out or folder))}{again}")
             raise typer.Exit(EXIT_CODES.get(stopped.reason, 1)) from None
         options_.note_ignored(experiment, finished.experiment)
-        record = finished.record()
-        keeper.finish(record)
-    _show(record)
+    _show(read_sweep(folder / layout.SWEEP))
     print(f"run:     {folder}\npicture: {folder / layout.HEATMAP}")
 
 
@@ -144,27 +136,12 @@ def _show(record: Mapping[str, Any]) -> None:
         print(f"to run the best point: {words}")
 
 
-def _plan(asked: Mapping[str, Any], recorded: Any) -> dict[str, Any]:
+def _plan(asked: Mapping[str, Any], recorded: Any) -> SweepPlan:
     """How points are chosen: as requested, else as in the file of an earlier sweep."""
-    if recorded is not None and not isinstance(recorded, dict):
-        raise SettingError(f"sweep must be a mapping of options, not {recorded!r}")
-    before = {"grid": None, "points": None, "sampler": None, "halving": False, "choose_on_test": False}
-    for name, value in (recorded or {}).items():
-        if name not in before:
-            raise SettingError(f"unknown option {name!r} of a sweep")
-        before[name] = value
     new = dict(asked)
     drawn = new.pop("random")
     if drawn is not None:
         if new["points"] is not None or new["sampler"] not in (None, samplers.RANDOM):
             raise SettingError("--random draws points at random: leave --points and --sampler out")
         new |= {"points": drawn, "sampler": samplers.RANDOM}
-    plan = {**before, **{name: value for name, value in new.items() if value is not None}}
-    if plan["points"] is not None:
-        settings_.check("points", plan["points"], settings_.Count)
-    for name in ("halving", "choose_on_test"):
-        settings_.check(name, plan[name], bool)
-    grid = plan["grid"] or []
-    if not isinstance(grid, list) or not all(isinstance(each, str) for each in grid):
-        raise SettingError(f"grid must be a list such as ['eta=0.01:0.5:8'], not {grid!r}")
-    return {**plan, "grid": list(grid)}
+    return SweepPlan.read(recorded, {name: value for name, value in new.items() if value is not None})

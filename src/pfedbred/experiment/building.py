@@ -85,7 +85,7 @@ def build(experiment: Experiment, federation: Federation | Population | None = N
     where: Any = backend.store
     # A backend takes its own state alone, which is the only one that a run gives it.
     runs = cast("Backend[Simulated]", backend)
-    return Built(dataclasses.replace(experiment, store=where), runs, newcomers)
+    return Built(experiment.replaced(store=where), runs, newcomers)
 
 
 def build_sweep(experiment: Experiment, federation: Federation | None) -> tuple[Experiment, ResidentBackend]:
@@ -103,7 +103,7 @@ def build_sweep(experiment: Experiment, federation: Federation | None) -> tuple[
     changes = varying(parts.experiment, parts.task, parts.federation)
     backend = ResidentBackend(parts.algorithm, parts.task, parts.federation, parts.plan, changes)
     _check_memory(parts.experiment, backend)
-    return dataclasses.replace(parts.experiment, store="device"), backend
+    return parts.experiment.replaced(store="device"), backend
 
 
 def load_data(experiment: Experiment) -> Federation | Population:
@@ -236,7 +236,7 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
             raise SettingError("held_out_clients needs the samples of all clients, but these are generated on demand")
         federation, newcomers = federation.hold_out(experiment.held_out_clients, experiment.split_seed or 0)
     if experiment.batch_norm != "local" and not has_batch_norm(experiment, federation):
-        experiment = dataclasses.replace(experiment, batch_norm="local")  # as if it had not been given
+        experiment = experiment.replaced(batch_norm="local")  # as if it had not been given
     task = make_task(experiment, federation)
     algorithm, plan = make_algorithm(experiment, task, federation), make_plan(experiment, federation.classes)
     plan.check_rule(algorithm, experiment.algorithm_name)

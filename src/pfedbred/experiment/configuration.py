@@ -106,6 +106,16 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         object.__setattr__(self, "_given", given)
         return self
 
+    def replaced(self, **values: Any) -> Experiment:
+        """The same experiment with other values, valid ones, of fields from which no others follow.
+
+        If it was checked, so is the copy: nothing is resolved again.
+        """
+        changed = dataclasses.replace(self, **values)
+        if not hasattr(self, "_given"):
+            return changed
+        return changed._checked_from(dataclasses.replace(self._as_given(), **values))
+
     def on(self, federation: Federation | Population) -> Experiment:
         """The same experiment on other data: values that came from its own dataset are unset again."""
         return dataclasses.replace(self._as_given(), dataset=federation)

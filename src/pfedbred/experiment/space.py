@@ -51,6 +51,26 @@ def parse_space(texts: Sequence[str]) -> dict[str, Sequence[float] | Range]:
     return space
 
 
+def space_texts(space: Space) -> list[str]:
+    """The texts that :func:`parse_space` reads as this space, the same ones however it was written."""
+    return [f"{name}={_text(values)}" for name, values in space.items()]
+
+
+def _text(values: Sequence[float] | Range) -> str:
+    if isinstance(values, Range):
+        return f"{'log:' if values.log else ''}{_number(values.low)}:{_number(values.high)}"
+    listed = [float(each) for each in values]
+    if len(listed) > 3 and np.array_equal(np.linspace(listed[0], listed[-1], len(listed)), listed):
+        return f"{_number(listed[0])}:{_number(listed[-1])}:{len(listed)}"
+    return ",".join(map(_number, listed))
+
+
+def _number(value: float) -> str:
+    """The number as people write it, unless that loses digits."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))
+
+
 def _values(text: str) -> Sequence[float] | Range:
     parts = text.split(":")
     if parts[0].strip() == "log":

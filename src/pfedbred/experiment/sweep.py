@@ -1,19 +1,11 @@
-"""Sweeps: one experiment with many values of its hyper-parameters, all of them in one compiled program.
-
-The settings that differ are numbers in the program, not part of it; every point is a run beside the others, as seeds
-are. As many points as fit run together. A point that is finished, or stopped early, makes room for the next one: the
-places in the program are independent of each other, each at its own round.
-"""
+"""Sweeps: one experiment with many values of its hyper-parameters, in memory or into a folder."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-import numpy as np
+from pathlib import Path
+from typing import Any
 
 from pfedbred import algorithms
 from pfedbred import settings as settings_
@@ -21,38 +13,27 @@ from pfedbred.algorithms.base import Algorithm
 from pfedbred.data.federation import Federation
 from pfedbred.engine import devices, metrics
 from pfedbred.engine.metrics import Metric
-from pfedbred.engine.resident import ResidentBackend, State
-from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import samplers
 from pfedbred.experiment.building import build_sweep, load_data
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.experiment.halving import Halving
+from pfedbred.experiment.resume import open_folder
 from pfedbred.experiment.space import Range, Space
-from pfedbred.experiment.sweep_result import MODELS, Sweep, Tables
-from pfedbred.io.strict import finite_or_none
+from pfedbred.experiment.sweep_folder import SweepFolder
+from pfedbred.experiment.sweep_plan import SweepPlan
+from pfedbred.experiment.sweep_result import Sweep
+from pfedbred.experiment.sweeping import Sweeping
+from pfedbred.runs import layout
 from pfedbred.settings.schedules import may_vary
 
 _MEMORY = 4 * 2**30  # for the states of the points that run together
 _VALIDATION = 0.2  # of each client's training samples, unless the data or the user decides it
-_BATCHES = 5  # of points from a sampler that learns
-_GENERATIONS = 3  # of points in each place, if some stop early
 
 
 def default_memory() -> int:
     """Bytes for the states of the points that run together: a step needs as much again."""
     return min(_MEMORY, devices.device_memory() // 2)
-
-
-class Keeper(Protocol):
-    """Keeps a sweep while it runs, so that it can be resumed, and tells when to stop."""
-
-    def restore(self, sweeping: Sweeping) -> None:
-        """Restores a sweep that was interrupted."""
-
-    def pause(self, sweeping: Sweeping) -> None:
-        """Called after every evaluation; raises an exception to stop."""
 
 
 def sweep(
@@ -66,10 +47,12 @@ def sweep(
     choose_on_test: bool = False,
     metric: str | None = None,
     memory: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
     observe: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] | None = None,
-    callbacks: Sequence[Callback] = (),
-    keeper: Keeper | None = None,
 ) -> Sweep:
     """Runs the experiment with many settings.
 
@@ -86,36 +69,55 @@ def sweep(
       choose_on_test: whether to choose on the test samples instead, whose figures are then optimistically biased.
       metric: what points are compared by, of the task's metrics and the experiment's; by default the task's first.
       memory: bytes that the states of points running together may take; by default 4 GiB, or half of the device's.
+      out: folder for the sweep, as the command line writes it: configuration, checkpoints, outcome and picture.
+        Without it nothing is written.
+      resume: resume the interrupted sweep in ``out``, or start it if there is none.
+      overwrite: replace the sweep in ``out``.
+      callbacks: called around evaluations, and when a point has ended; see :class:`pfedbred.Callback`.
       observe: called after every evaluation with the number of rounds done, over all points, and their total.
       note: called with notes for the user.
-      callbacks: called when a point has ended; see :meth:`pfedbred.Callback.on_point`.
-      keeper: writes checkpoints; see :mod:`pfedbred.experiment.sweep_folder`.
+
+    Raises:
+      pfedbred.Stopped: a callback, such as :class:`pfedbred.Interruption`, has stopped the sweep before its end.
     """
-    sweeping = prepare(
-        experiment,
-        grid,
-        federation=federation,
-        points=points,
-        sampler=sampler,
-        halving=halving,
-        choose_on_test=choose_on_test,
-        metric=metric,
-        memory=memory,
-        note=note,
-    )
-    return finish(sweeping, observe=observe, callbacks=callbacks, keeper=keeper)
+    if resume and overwrite:
+        raise SettingError("overwrite starts again and resume continues: give one of them")
+    if out is None and (resume or overwrite):
+        raise SettingError("resume and overwrite need a folder: give out=...")
+    if resume and out is not None and (Path(out) / layout.SWEEP).exists():
+        raise SettingError(f"{out} holds a finished sweep: read its {layout.SWEEP}, or choose another out")
+    plan = SweepPlan(grid, points, sampler, halving, choose_on_test, metric)
+    sweeping = prepare(experiment, plan, federation=federation, memory=memory, note=note)
+    callbacks = [*callbacks, Observed(observe)] if observe else callbacks
+    if out is None:
+        return sweeping.run(callbacks)
+    with open_folder(Path(out), overwrite=overwrite, resume=resume) as folder:
+        return sweep_into(folder, sweeping, callbacks, resume=resume)
+
+
+class Observed(Callback):
+    """Tells a function how far a sweep is."""
+
+    def __init__(self, observe: Callable[[int, int], None]) -> None:
+        """``observe`` takes the number of rounds done, over all points, and their total."""
+        self._observe = observe
+
+    def on_sweep_pause(self, sweeping: Sweeping, stopping: str | None) -> None:
+        """After every evaluation."""
+        self._observe(sweeping.done, sweeping.total)
+
+
+def sweep_into(folder: Path, sweeping: Sweeping, callbacks: Sequence[Callback] = (), *, resume: bool = False) -> Sweep:
+    """Runs all points into a folder whose lock the caller holds, or resumes the sweep that is in it."""
+    # The sweep is restored, and its outcome written, before another callback sees it.
+    return sweeping.run([SweepFolder(folder, resume=resume), *callbacks])
 
 
 def prepare(
     experiment: Experiment,
-    grid: Space,
+    plan: SweepPlan,
     *,
     federation: Federation | None = None,
-    points: int | None = None,
-    sampler: str | None = None,
-    halving: bool = False,
-    choose_on_test: bool = False,
-    metric: str | None = None,
     memory: int | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Sweeping:
@@ -124,43 +126,17 @@ def prepare(
     if not isinstance(experiment, Experiment):
         raise SettingError("sweep takes an Experiment, such as pfedbred.Experiment(dataset='digits')")
     experiment = experiment.checked() if federation is None else experiment.on(federation)
-    _check(experiment, grid)
-    chosen = samplers.get(grid, points, sampler, experiment.seed)
-    experiment, federation = _with_validation(experiment, federation, choose_on_test, note)
-    first = {**(experiment.settings or {}), **{name: _first(values) for name, values in grid.items()}}
-    experiment, backend = build_sweep(dataclasses.replace(experiment, settings=first), federation)
-    _check_metrics(experiment, metric)
+    _check(experiment, plan.grid)
+    chosen = samplers.get(plan.grid, plan.points, plan.sampler, experiment.seed)
+    experiment, federation = _with_validation(experiment, federation, plan.choose_on_test, note)
+    first = {**(experiment.settings or {}), **{name: _first(values) for name, values in plan.grid.items()}}
+    experiment, backend = build_sweep(experiment.replaced(settings=first), federation)
+    _check_metrics(experiment, plan.metric)
     if not len(backend.federation.test.y):
         raise SettingError("there are no test samples to compare the points by")
-    compared_by = _metric(backend.plan.metrics, metric)
-    return Sweeping(
-        experiment,
-        backend,
-        tuple(grid),
-        chosen,
-        halving,
-        choose_on_test,
-        compared_by,
-        memory or default_memory(),
-        time.perf_counter() - started,
-    )
-
-
-def finish(
-    sweeping: Sweeping,
-    *,
-    observe: Callable[[int, int], None] | None = None,
-    callbacks: Sequence[Callback] = (),
-    keeper: Keeper | None = None,
-) -> Sweep:
-    """What :func:`sweep` does then: runs all points."""
-    if keeper:
-        keeper.restore(sweeping)
-    sweeping.run(keeper, callbacks, observe)
-    finished = sweeping.result(sweeping.seconds + sweeping.built)
-    if np.all(np.isnan(finished.scores("personal"))):
-        raise SettingError("every point of the sweep diverged: try smaller steps")
-    return finished
+    compared_by = _metric(backend.plan.metrics, plan.metric)
+    seconds = time.perf_counter() - started
+    return Sweeping(experiment, backend, plan, chosen, compared_by, memory or default_memory(), seconds)
 
 
 def _with_validation(
@@ -175,7 +151,7 @@ def _with_validation(
     if found.validation is None:
         if note:
             note(f"points are chosen on {100 * _VALIDATION:.0f} % of each client's training samples; see --validation")
-        experiment = dataclasses.replace(experiment, validation=_VALIDATION)
+        experiment = experiment.replaced(validation=_VALIDATION)
     return experiment, found
 
 
@@ -189,191 +165,6 @@ def _metric(known: Sequence[Metric], name: str | None) -> Metric:
 
 def _first(values: Any) -> float:
     return float(values.low if isinstance(values, Range) else values[0])
-
-
-class Sweeping:
-    """A sweep while it runs.
-
-    Attributes:
-      sampler: chooses the points, and notes what it was asked and told.
-      tables: what was measured of each point.
-      slots: for each place in the program, the number of its point; -1 if it is free.
-      at: for each place, the round of its point.
-      states: those of all places, seeds side by side.
-      built: seconds that it took to prepare.
-    """
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        backend: ResidentBackend,
-        names: tuple[str, ...],
-        sampler: samplers.Sampler,
-        halving: bool,
-        on_test: bool,
-        metric: Metric,
-        memory: int,
-        built: float,
-    ) -> None:
-        self.experiment, self.backend, self._names, self.built = experiment, backend, names, built
-        self.sampler = samplers.Logged(sampler)
-        self._seeds = experiment.seed_list
-        self.rounds = [*range(experiment.eval_every, experiment.rounds, experiment.eval_every), experiment.rounds]
-        self._metric, self._on_test, self._halves = metric, on_test, halving
-        validated = backend.federation.validation is not None
-        self.tables = Tables(sampler.total, len(names), len(self.rounds), len(self._seeds), validated)
-        self._halving = Halving(self.rounds if halving else ())
-        places = self._places(memory, sampler.total)
-        self.slots, self.at = np.full(places, -1), np.zeros(places, int)
-        self.states: State | None = None
-        self._started, self.seconds_before = time.perf_counter(), 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Time taken so far, resumed parts included."""
-        return self.seconds_before + time.perf_counter() - self._started
-
-    def _places(self, memory: int, total: int) -> int:
-        """The number of points that run together: as many as fit, but fewer if some must follow others."""
-        room = max(1, memory // max(1, self.backend.state_bytes() * len(self._seeds)))
-        if self.sampler.learns:
-            room = min(room, math.ceil(total / _BATCHES))
-        elif self._halves:
-            room = min(room, math.ceil(total / _GENERATIONS))
-        groups = math.ceil(total / min(room, total))
-        return math.ceil(total / groups)  # groups of nearly equal size
-
-    def run(
-        self,
-        keeper: Keeper | None = None,
-        callbacks: Sequence[Callback] = (),
-        observe: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """All points."""
-        told = self._tell(callbacks, np.zeros_like(self.tables.ended))
-        while self._fill():
-            due = [self.rounds[np.searchsorted(self.rounds, at, side="right")] for at in self.at[self.slots >= 0]]
-            step = min(np.array(due) - self.at[self.slots >= 0])
-            assert self.states is not None
-            self.states = self.backend.advance(self.states, int(step))
-            self.at[self.slots >= 0] += step
-            self._evaluate()
-            told = self._tell(callbacks, told)
-            if observe:
-                observe(self._done(), self.experiment.rounds * self.sampler.total)
-            if keeper:
-                keeper.pause(self)
-
-    def _tell(self, callbacks: Sequence[Callback], told: np.ndarray) -> np.ndarray:
-        """Tells of the points that have ended; returns which have."""
-        ended = self.tables.ended.copy()
-        if callbacks and np.any(ended & ~told):
-            result = self.result(self.seconds)
-            for number in np.flatnonzero(ended & ~told).tolist():
-                for each in callbacks:
-                    each.on_point(result, number)
-        return ended
-
-    def _done(self) -> int:
-        """Rounds of all points; one that has ended counts in full."""
-        ended = int(np.sum(self.tables.ended)) * self.experiment.rounds
-        return ended + int(np.sum(self.at[self.slots >= 0]))
-
-    def _fill(self) -> bool:
-        """Puts further points into free places; returns whether any place is taken."""
-        free = np.flatnonzero(self.slots < 0)
-        if self.sampler.learns and len(free) < len(self.slots) and not self._halves:
-            free = free[:0]  # all end together, and the next batch learns from all of them
-        asked = self.sampler.ask(len(free)) if len(free) else np.zeros((0, len(self._names)))
-        if len(asked):
-            taken = free[: len(asked)]
-            self.slots[taken], self.at[taken] = self.tables.add(asked), 0
-            self.states = self._with_new(taken)
-        return bool(np.any(self.slots >= 0))
-
-    def settings(self) -> dict[str, np.ndarray]:
-        """The settings of all places, by seed; a free place has those of the first point."""
-        values = self.tables.points[np.maximum(self.slots, 0)]
-        return {name: np.repeat(values[:, column], len(self._seeds)) for column, name in enumerate(self._names)}
-
-    def _with_new(self, places: np.ndarray) -> State:
-        fresh = self.backend.init(self._seeds * len(self.slots), self.settings())
-        if self.states is None:
-            return fresh
-        new = np.zeros(len(self.slots), bool)
-        new[places] = True
-        return self.backend.replaced(self.states, fresh, np.repeat(new, len(self._seeds)))
-
-    def _evaluate(self) -> None:
-        """Notes the scores of the points whose evaluation is due, and frees the places of those that end."""
-        due = np.flatnonzero((self.slots >= 0) & np.isin(self.at, self.rounds))
-        if not len(due):
-            return
-        assert self.states is not None
-        lost = stalled(self.states.skipped_in_row.tolist(), self.experiment.rounds)
-        evaluation = self.backend.evaluate(self.states)
-        number = {int(slot): self.rounds.index(self.at[slot]) for slot in due}
-        for model in MODELS:
-            scores = evaluation.of(model)
-            valid = np.isfinite(scores.train.loss) & ~lost
-            for part in self.tables.parts:
-                values = np.where(valid, scores.parts[part].values[self._metric.name], np.nan)
-                by_slot = values.reshape(len(self.slots), len(self._seeds))
-                for slot, place in number.items():
-                    self.tables.note(part, model, self.slots[slot], place, by_slot[slot])
-        self._end_points(number)
-
-    def _end_points(self, number: dict[int, int]) -> None:
-        last = len(self.rounds) - 1
-        judged = {slot: place for slot, place in number.items() if place == last or self._halving.judges(place)}
-        if not judged:
-            return
-        scores = self._scores()
-        for slot, place in judged.items():
-            self._halving.note(place, int(self.slots[slot]), scores[self.slots[slot]])
-        for slot, place in judged.items():
-            point, complete = int(self.slots[slot]), place == last
-            if complete or self._halving.stops(place, point):
-                self.tables.ended[point] = True
-                self.sampler.tell(point, finite_or_none(scores[point]), complete)
-                self.slots[slot] = -1
-
-    def _scores(self, evaluations: int | None = None) -> np.ndarray:
-        """The score of each point, higher is better: over the first few evaluations, or over all it has had."""
-        result = self.result(0.0)
-        if evaluations is not None:
-            result = dataclasses.replace(result, evaluations=np.minimum(result.evaluations, evaluations))
-        return result.scores("personal") * (1 if self._metric.higher_is_better else -1)
-
-    def restore(self, events: Sequence[samplers.Event]) -> None:
-        """Restores the sampler, and the record of stopped points, to the state of the tables."""
-        asked = self.sampler.replay(events)
-        if not np.array_equal(asked, self.tables.points[: self.tables.count]):
-            raise SettingError("the sampler chooses different points than before: has its version changed?")
-        for place in filter(self._halving.judges, range(len(self.rounds))):
-            scores = self._scores(place + 1)
-            for point in np.flatnonzero(self.tables.evaluations > place).tolist():
-                self._halving.note(place, point, scores[point])
-
-    def result(self, seconds: float) -> Sweep:
-        """The result so far."""
-        count = self.tables.count
-        return Sweep(
-            self.experiment,
-            self._names,
-            self.tables.points[:count],
-            self.rounds,
-            self.tables.values["test", "global"][:count],
-            self.tables.values["test", "personal"][:count],
-            self.backend.compile_seconds,
-            seconds,
-            {model: self.tables.values["validation", model][:count] for model in MODELS}
-            if "validation" in self.tables.parts
-            else None,
-            self.tables.evaluations[:count],
-            self._metric,
-            "test" if self._on_test else "validation",
-        )
 
 
 def _check(experiment: Experiment, grid: Space) -> None:

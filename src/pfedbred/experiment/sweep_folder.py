@@ -3,87 +3,97 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pfedbred.engine.backend import Saved
 from pfedbred.errors import SettingError
-from pfedbred.experiment.callbacks.stopping import Stopped
+from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import check_data, check_unchanged
-from pfedbred.experiment.sweep import Sweeping
+from pfedbred.experiment.run import warn
+from pfedbred.experiment.sweep_plan import SweepPlan
+from pfedbred.experiment.sweep_result import Sweep
+from pfedbred.experiment.sweeping import Sweeping
 from pfedbred.io.atomic import write_json, writing_into
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
 from pfedbred.report import heatmap
 from pfedbred.runs import checkpoints, layout
-from pfedbred.runs.config_file import write_config
+from pfedbred.runs.config_file import read_config, write_config
 
 _SECONDS = 60.0  # between checkpoints, and at least
 _SHARE = 30  # this many times as long as the last one took
 _STATE = "state."
 
 
-class SweepFolder:
-    """Keeps a sweep in a folder whose lock the caller holds; see :class:`pfedbred.experiment.sweep.Keeper`."""
+class SweepFolder(Callback):
+    """Keeps a sweep in a folder whose lock the caller holds: restores it, writes checkpoints and its outcome."""
 
-    def __init__(
-        self,
-        folder: Path,
-        plan: Mapping[str, Any],
-        *,
-        resume: bool = False,
-        stop: Callable[[], str | None] = lambda: None,
-        warn: Callable[[str], None] = print,
-    ) -> None:
-        """``plan`` is how points are chosen, as plain values; ``stop`` tells why to stop now, if there is a reason."""
-        self._folder, self._plan, self._resume, self._stop, self._warn = folder, dict(plan), resume, stop, warn
+    def __init__(self, folder: Path, *, resume: bool = False) -> None:
+        """``resume`` is whether to resume the sweep in the folder."""
+        self._folder, self._resume = folder, resume
         self._saved_at, self._took = time.monotonic(), 0.0
+        self._plan: dict[str, Any] = {}
 
-    def restore(self, sweeping: Sweeping) -> None:
+    @contextmanager
+    def running_sweep(self, sweeping: Sweeping) -> Iterator[None]:
         """Restores a sweep that was interrupted; writes config.yaml."""
-        plain = {**sweeping.experiment.plain(), "sweep": self._plan}
-        found = None
+        self._plan, found = sweeping.plan.plain(), None
         if self._resume and layout.started(self._folder):
-            check_unchanged(self._folder, plain)
-            found = checkpoints.latest(self._folder, self._warn)
+            check_same(self._folder, sweeping.experiment, sweeping.plan)
+            found = checkpoints.latest(self._folder, warn)
         if found:
             _load(sweeping, found, self._folder)
-            check_unchanged(self._folder, plain, found.facts["experiment"])
+            check_same(self._folder, sweeping.experiment, sweeping.plan, found.facts["experiment"])
         with writing_into(self._folder):
             for each in layout.leftovers(self._folder):
                 each.unlink(missing_ok=True)
             checkpoints.remove_after(self._folder, found.round if found else 0)
-            write_config(self._folder / layout.CONFIG, plain, "sweep")
+            write_config(self._folder / layout.CONFIG, _recorded(sweeping.experiment, sweeping.plan), "sweep")
+        yield
 
-    def pause(self, sweeping: Sweeping) -> None:
+    def on_sweep_pause(self, sweeping: Sweeping, stopping: str | None) -> None:
         """Writes a checkpoint if one is due, or if the sweep is about to stop."""
-        reason = self._stop()
-        if reason or time.monotonic() - self._saved_at > max(_SECONDS, _SHARE * self._took):
+        if stopping or time.monotonic() - self._saved_at > max(_SECONDS, _SHARE * self._took):
             started = time.monotonic()
             with writing_into(self._folder):
-                _save(sweeping, self._folder, {**sweeping.experiment.plain(), "sweep": self._plan})
+                _save(sweeping, self._folder)
             self._saved_at = time.monotonic()
             self._took = self._saved_at - started
-        if reason:
-            ended = int(sweeping.tables.ended.sum())
-            raise Stopped(reason, f"stopped ({reason}) with {ended} of {sweeping.sampler.total} points done")
 
-    def finish(self, record: Mapping[str, Any]) -> None:
+    def on_sweep_end(self, sweep: Sweep) -> None:
         """Writes the outcome; checkpoints are no longer needed."""
+        record = {**sweep.record(), "plan": self._plan}
         with writing_into(self._folder):
-            write_json(self._folder / layout.SWEEP, {**record, "plan": self._plan})
-            heatmap.draw_points({**record, "plan": self._plan}, self._folder / layout.HEATMAP)
+            write_json(self._folder / layout.SWEEP, record)
+            heatmap.draw_points(record, self._folder / layout.HEATMAP)
             for each in checkpoints.files(self._folder):
                 checkpoints.remove(each)
 
 
-def _save(sweeping: Sweeping, folder: Path, plain: Mapping[str, Any]) -> None:
+def check_same(folder: Path, experiment: Experiment, plan: SweepPlan, before: Mapping[str, Any] | None = None) -> None:
+    """Rejects another sweep than the one in the folder (``before``, by default its config.yaml)."""
+    if before is None:
+        before = read_config(folder / layout.CONFIG)
+    if before.get("sweep") is not None:  # the same plan may be written otherwise, by an earlier version above all
+        before = {**before, "sweep": SweepPlan.read(before["sweep"]).plain()}
+    check_unchanged(folder, _recorded(experiment, plan), before)
+
+
+def _recorded(experiment: Experiment, plan: SweepPlan) -> dict[str, Any]:
+    """What config.yaml and checkpoints record."""
+    return {**experiment.plain(), "sweep": plan.plain()}
+
+
+def _save(sweeping: Sweeping, folder: Path) -> None:
     tables = sweeping.tables
     assert sweeping.states is not None
     arrays = {f"{_STATE}{name}": array for name, array in sweeping.backend.save(sweeping.states).arrays.items()}
     arrays |= {**tables.arrays(), "slots": sweeping.slots, "at": sweeping.at}
     facts = {
-        "experiment": plain,
+        "experiment": _recorded(sweeping.experiment, sweeping.plan),
         "data": sweeping.backend.federation.facts,
         "events": sweeping.sampler.events,
         "count": tables.count,

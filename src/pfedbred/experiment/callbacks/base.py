@@ -12,12 +12,15 @@ from pfedbred.experiment.progress import Progress
 if TYPE_CHECKING:
     from pfedbred.experiment.result import Run
     from pfedbred.experiment.sweep_result import Sweep
+    from pfedbred.experiment.sweeping import Sweeping
 
 _UNLIMITED = 2**30
 
 
 class Callback:
-    """Around the rounds of a run. Every method does nothing by default; override what you need.
+    """Around the rounds of a run, or of the points of a sweep. Every method does nothing by default.
+
+    A sweep has methods of its own, since its state is not that of a run: many points, each at its own round.
 
     Example:
       >>> import pfedbred
@@ -56,4 +59,19 @@ class Callback:
         """When the run has ended: completed, interrupted or diverged, but not by an exception."""
 
     def on_point(self, sweep: Sweep, number: int) -> None:
-        """Of a sweep, and the only moment of one: when that point has ended; of a resumed sweep, for all that have."""
+        """Of a sweep: when that point has ended; of a resumed sweep, for all that have."""
+
+    @contextmanager
+    def running_sweep(self, sweeping: Sweeping) -> Iterator[None]:
+        """A context that is open while the sweep runs."""
+        yield
+
+    def sweep_stop_reason(self, sweeping: Sweeping) -> str | None:
+        """After every evaluation: why the sweep should be interrupted now, to be resumed later."""
+        return None
+
+    def on_sweep_pause(self, sweeping: Sweeping, stopping: str | None) -> None:
+        """After that; ``stopping`` is the reason if the sweep is about to stop."""
+
+    def on_sweep_end(self, sweep: Sweep) -> None:
+        """When all points have ended."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.callbacks.checkpointing import rounds_in_a_second
 from pfedbred.experiment.progress import Progress
 
+if TYPE_CHECKING:
+    from pfedbred.experiment.sweeping import Sweeping
+
 _SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):  # not on Windows
     _SIGNALS[signal.SIGHUP] = "hung up"  # the terminal was closed
@@ -30,7 +33,7 @@ EXIT_CODES = {**{reason: 128 + number for number, reason in _SIGNALS.items()}, "
 
 
 class Stopped(Exception):
-    """A run was stopped before its end; the message says how far it got."""
+    """A sweep, or a table of the paper, was stopped before its end; the message says how far it got."""
 
     def __init__(self, reason: str, message: str) -> None:
         """``reason`` is one of EXIT_CODES."""
@@ -59,6 +62,12 @@ class Interruption(Callback):
         with nullcontext() if self._listening else self.listening():
             yield
 
+    @contextmanager
+    def running_sweep(self, sweeping: Sweeping) -> Iterator[None]:
+        """The same while a sweep runs."""
+        with nullcontext() if self._listening else self.listening():
+            yield
+
     def check(self, needed: float = 0.0) -> str | None:
         """Why to stop now, if what comes before the next check takes ``needed`` seconds."""
         if self.reason is None and self.end is not None and time.monotonic() + needed >= self.end:
@@ -73,6 +82,10 @@ class Interruption(Callback):
     def stop_reason(self, progress: Progress[Any]) -> str | None:
         """Leaves time for as many rounds again, and for a checkpoint."""
         return self.check(needed=1.5 * (time.monotonic() - self._asked + progress.save_seconds) + 1)
+
+    def sweep_stop_reason(self, sweeping: Sweeping) -> str | None:
+        """Once there is a reason: the evaluations of a sweep take unequal times, which cannot be foreseen."""
+        return self.check()
 
     @contextmanager
     def listening(self, saving: str = ", then saving") -> Iterator[Interruption]:

@@ -11,7 +11,19 @@ from pfedbred.experiment.callbacks.trackers.mlflow import MLflow
 from pfedbred.experiment.callbacks.trackers.tensorboard import TensorBoard
 from pfedbred.experiment.callbacks.trackers.wandb import Wandb
 
-__all__ = ["TRACKERS", "Ending", "Group", "MLflow", "Measured", "Start", "TensorBoard", "Tracker", "Wandb", "named"]
+__all__ = [
+    "TRACKERS",
+    "Ending",
+    "Group",
+    "MLflow",
+    "Measured",
+    "Start",
+    "TensorBoard",
+    "Tracker",
+    "Wandb",
+    "named",
+    "placed",
+]
 
 TRACKERS: dict[str, Callable[[], Tracker]] = {
     "tensorboard": TensorBoard,
@@ -33,7 +45,11 @@ def check(text: str | None) -> list[str]:
 
 def named(text: str | None, group: Group | None = None, title: str | None = None) -> list[Tracker]:
     """A new tracker for each of the names, for a run in that group and of that title."""
-    found = [TRACKERS[name]() for name in check(text)]
+    return placed([TRACKERS[name]() for name in check(text)], group, title)
+
+
+def placed(found: list[Tracker], group: Group | None, title: str | None = None) -> list[Tracker]:
+    """The trackers, from now on for a run in that group and of that title."""
     for each in found:
         each.group, each.title = group, title
     return found
