@@ -307,3 +307,25 @@ def test_bad_priors_are_one_clear_line(prior, sigma, words):
     with pytest.raises(SettingError) as refused:
         priors.get(prior, sigma)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(("equations", "at_once"), [(20, 5), (300, 1)])
+def test_steps_of_a_long_loss_are_a_loop(equations, at_once):
+    """Unrolled, a large network would be compiled once for every step."""
+
+    def loss(v):
+        for _ in range(equations):
+            v = jnp.sin(v)
+        return jnp.sum(v)
+
+    def solved(v):
+        problem = Problem(loss, v, priors.get("gaussian"), 1.0)
+        return prox(problem, gradient_steps(0.1, 5), v).personal
+
+    start = jnp.linspace(0.1, 1.0, 3)
+    (loop,) = (each for each in jax.make_jaxpr(solved)(start).eqns if each.primitive.name == "scan")
+    assert (loop.params["length"], loop.params["unroll"]) == (5, at_once)
+    expected = start
+    for _ in range(5):
+        expected = expected - 0.1 * (jax.grad(loss)(expected) + expected - start)
+    np.testing.assert_allclose(solved(start), expected, rtol=1e-12)
