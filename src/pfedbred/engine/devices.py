@@ -80,8 +80,8 @@ def compiler_options() -> dict[str, Any]:
     """Options for XLA, on GPUs.
 
     Do not merge matrix products that share an operand: to join them it copies the other factors, which for clients'
-    params are most of the memory that a step reads. Do not recompute values to save memory: of a program that does not
-    fit this takes minutes to compile, and fewer clients at a time save more.
+    params are most of the memory that a step reads. Do not recompute values to save memory: where a program does not
+    fit, fewer clients at a time save more, and that pass can take long to find out.
     """
     if jax.default_backend() != "gpu":
         return {}

@@ -21,7 +21,7 @@ from pfedbred.types import Array
 _ALL_BINS, _MOST_BINS, _FEWEST_BINS = 768, 384, 48  # of all classes together, and of one
 _GROUP = 8  # of neighbouring bins
 _FEW_BINS = 128
-_FINEST = 1 / 16  # of a factor 2 in the odds: nearer to a uniform guess than this, bins stop to narrow
+_FINEST = 1 / 16  # of a factor 2 in the odds: nearer to a uniform guess than this, bins narrow no further
 _FARTHEST = 128  # powers of 2: the odds are single-precision numbers
 
 
@@ -138,7 +138,7 @@ def auroc() -> Metric:
     shares a bin with a negative. Else, if classes are about as frequent, it is within 0.002 of that of exact ranks if
     the logits spread by 0.1 to 20, and 0.01 if by 0.05 to 40. Scores of rare classes lie far from a uniform guess: with
     6 % positives of two classes it is within 0.005 if the logits spread by 0.3 or more; if the rarest of ten classes
-    has 1 %, 0.015. NaN if a logit is not finite.
+    has 1 %, within 0.02, and 0.003 if they spread by 1. NaN if a logit is not finite.
 
     Reference: Hand and Till, Machine Learning 45, 2001; one against the rest as in Fawcett, Pattern Recognition
     Letters 27, 2006, section 10.
