@@ -37,6 +37,7 @@ def counting(calls):
                 {**SAMPLED, "store": "device"},
                 {**SAMPLED, "store": "device", "diagnostics": True, "executor": "vmap"},
                 {**SAMPLED, "store": "memory"},
+                {**SAMPLED, "store": "memory", "diagnostics": True},
             ]
         ),
     ],
@@ -48,15 +49,6 @@ def test_a_run_traces_training_once(options):
     federation = small_federation((8, 8, 8, 8))
     pfedbred.run(federation=federation, algorithm=counting(calls), **{**OPTIONS, **options})
     assert len(calls) == 1
-
-
-@pytest.mark.full
-def test_diagnostics_of_a_streamed_run_cost_a_second_trace():
-    """Their names are needed before any cohort is loaded, whose samples decide the shapes of the round's program."""
-    calls = []
-    options = {**OPTIONS, **SAMPLED, "store": "memory", "diagnostics": True}
-    pfedbred.run(federation=small_federation((8, 8, 8, 8)), algorithm=counting(calls), **options)
-    assert len(calls) == 2
 
 
 @pytest.mark.full

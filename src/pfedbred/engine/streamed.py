@@ -115,6 +115,8 @@ class StreamedBackend(Simulation[StreamedState]):
         self._evaluator = evaluation.Evaluator(
             algorithm, task, some, self._evaluated_shards.x, self.executor, self.mesh, plan.metrics
         )
+        self._has_diagnostics = plan.diagnostics
+        self._info: Info | None = None  # names and shapes of the diagnostics, once a round is traced
         self._traced: dict[Any, Any] = {}
         self._programs: dict[Any, Any] = {}
 
@@ -153,13 +155,16 @@ class StreamedBackend(Simulation[StreamedState]):
             self.compile_seconds += time.perf_counter() - started
         return self._programs[name](shared, *rest)
 
-    def _trace_program(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> None:
-        """Traces a program for these shapes, unless it is traced already."""
+    def _trace_program(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> Any:
+        """Traces a program for these shapes, unless it is traced already. Returns the shapes of its results."""
+        if self.executor == "loop":
+            return jax.eval_shape(function, shared, *rest)
         name = _program_name(function, shared)
         if name not in self._traced:
             self._traced[name] = programs.trace(
                 function, shared, *rest, everywhere=self.everywhere, out_shardings=self.everywhere
             )
+        return self._traced[name].stage.out_info
 
     def _forget_traces(self) -> None:
         self._traced.clear()
@@ -192,15 +197,12 @@ class StreamedBackend(Simulation[StreamedState]):
 
     def _new_info(self) -> Info:
         """The diagnostics before the first round, of one seed."""
-
-        def shapes(seed: Array) -> Info:
-            key, server = self._new_server(seed)
-            shared = Shared(self._evaluated_shards, key, server, {})
-            message = self.algorithm.server.send(server, jnp.int32(0))
-            return self.round.info_shapes(shared, new_record(self.algorithm.client.init(message)))
-
-        found = jax.eval_shape(shapes, jnp.uint32(0))
-        return {name: jnp.full(leaf.shape, jnp.nan, leaf.dtype) for name, leaf in found.items()}
+        if not self._has_diagnostics:
+            return {}
+        if self._info is None:
+            self._trace_round()
+        assert self._info is not None
+        return {name: jnp.full(leaf.shape, jnp.nan, leaf.dtype) for name, leaf in self._info.items()}
 
     def init(self, seeds: Sequence[int]) -> StreamedState:
         """The state before the first round, with an empty store for each seed."""
@@ -357,23 +359,22 @@ class StreamedBackend(Simulation[StreamedState]):
         """Traces a round and its evaluation without computing them: what cannot work fails here."""
 
         self._slots()
-        place = self.everywhere
-        key, server = devices.place(jax.jit(self._new_server)(jnp.uint32(0)), place)
-        record = self._one_record()
-
-        def records(count: int) -> ClientRecord:
-            empty = ClientStore(record, MemorySlots()).read(range(count))
-            return devices.place(empty, place)
-
         started = time.perf_counter()
-        # The clients of any round: rounded up, most others have as many samples, and use the same program.
-        shards = devices.place(self._fetch(np.asarray(self._select(jax.random.key(0), 0))), place)
-        shared = Shared(shards, key, server, {}, devices.place(jnp.int32(0), place))
-        run = self._trace_program if self.executor != "loop" else jax.eval_shape
-        run(self._train, shared, records(self._each_round))
-        evaluated = Shared(self._evaluated_shards, key, server, {}, devices.place(jnp.int32(0), place))
-        run(self._tally, evaluated, self._evaluator.sets, records(len(self.evaluated)))
+        self._trace_round()
+        shared, records = self._started(self._evaluated_shards)
+        self._trace_program(self._tally, shared, self._evaluator.sets, records)
         self.compile_seconds += time.perf_counter() - started
+
+    def _trace_round(self) -> None:
+        # The clients of any round: rounded up, most others have as many samples, and use the same program.
+        shards = devices.place(self._fetch(np.asarray(self._select(jax.random.key(0), 0))), self.everywhere)
+        self._info = self._trace_program(self._train, *self._started(shards)).info
+
+    def _started(self, shards: Shards) -> tuple[Shared, ClientRecord]:
+        """A server and the records of these clients before the first round."""
+        key, server = jax.jit(self._new_server)(jnp.uint32(0))
+        records = ClientStore(self._one_record(), MemorySlots()).read(range(len(shards.numbers)))
+        return devices.place((Shared(shards, key, server, {}, jnp.int32(0)), records), self.everywhere)
 
 
 def _evaluated_clients(clients: int, evaluated: int | None) -> np.ndarray:
