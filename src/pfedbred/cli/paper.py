@@ -75,7 +75,8 @@ def paper_command(
         raise SettingError(f"--jobs does not apply to {name}: its parts are run one after the other")
     if track is not None and not paper.ARTIFACTS[name].tracked:
         raise SettingError(f"--track does not apply to {name}: its runs are not recorded one by one")
-    trackers.named(track)  # rejected before anything is run
+    recorded_with = trackers.parse(track)
+    trackers.named(recorded_with)  # a missing package is reported before anything is run
     interruption = Interruption(parse_seconds(time_limit) if time_limit else None, process_started())
     ensure_folder(out)
     request = paper.Request(
@@ -87,7 +88,7 @@ def paper_command(
         rounds=rounds,
         run=bool(paper.ARTIFACTS[name].runs if run is None else run),
         jobs=jobs,
-        track=track,
+        track=recorded_with,
         say=lambda line: print(line, flush=True),
         progress=terminal.progress,
         interruption=interruption,

@@ -61,7 +61,7 @@ class Around(NamedTuple):
     def read(time_limit: str | None, track: str | None) -> Around:
         """From the text of these options."""
         limit = None if time_limit is None else parse_seconds(time_limit)
-        return Around(Interruption(limit, process_started()), trackers.named(track))
+        return Around(Interruption(limit, process_started()), trackers.named(trackers.parse(track)))
 
 
 def read_options(file: Path | None, options: dict[str, Any]) -> tuple[RunOptions, Around, dict[str, Any]]:

@@ -14,10 +14,10 @@ from pfedbred.experiment.callbacks import trackers
 from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.flower import wire
 from pfedbred.settings.assignments import assignments
-from pfedbred.settings.values import Rule
+from pfedbred.settings.values import Constraint
 
 _YEAR = 365 * 24 * 3600
-_AtMostAYear = Rule(f"a number > 0 and at most {_YEAR} (a year of seconds)", lambda value: 0 < value <= _YEAR)
+_AtMostAYear = Constraint(f"a number > 0 and at most {_YEAR} (a year of seconds)", lambda value: 0 < value <= _YEAR)
 _Seconds = Annotated[float, _AtMostAYear]
 
 
@@ -65,7 +65,7 @@ class ServerOptions:
       deadline: seconds that clients have for a reply.
       classes: number of labels; 0 for what the clients report.
       labels: their names, to number them alike on all clients; None to leave them unnamed.
-      track: the names of trackers, separated by commas; None for no tracker.
+      track: the names of trackers.
     """
 
     out: Path
@@ -75,7 +75,7 @@ class ServerOptions:
     deadline: float
     classes: int
     labels: list[str] | None
-    track: str | None
+    track: list[str]
 
     @property
     def agreeing(self) -> int:
@@ -120,9 +120,8 @@ def parse(config: Mapping[str, Any]) -> tuple[ServerOptions, dict[str, Any]]:
         number("deadline", _Seconds, DEFAULTS["deadline"]),
         number("classes", settings_.Count, len(labels) if labels else 0),
         labels,
-        given.get("track"),
+        trackers.parse(given.get("track")),
     )
-    trackers.check(options.track)
     if clients is not None and options.min_clients > clients:
         raise SettingError(f"min-clients must be at most clients, {clients}, not {options.min_clients}")
     number("validation", settings_.Fraction, None)  # clients are told this before the experiment is built

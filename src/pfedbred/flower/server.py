@@ -46,6 +46,7 @@ class Coordinator:
         if sigma.is_path(fields["settings"].get("sigma")):
             raise SettingError("sigma cannot be a file on a federation: the clients do not have it")
         self._options, self._fields, self._folder = options, dict(fields), options.out
+        self._recording = trackers.named(options.track)
         if fields.get("class_weights") == "balanced":
             raise SettingError(
                 "class-weights must be numbers on a federation, such as 1,5: the server cannot count labels"
@@ -71,7 +72,7 @@ class Coordinator:
                 extra=self._federation_facts,
             )
             with showing_progress([built.experiment]) as callbacks:
-                run_into(folder, built, [*callbacks, *trackers.named(self._options.track)], how)
+                run_into(folder, built, [*callbacks, *self._recording], how)
         return self._show()
 
     def _admit_clients(self) -> None:

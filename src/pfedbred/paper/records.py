@@ -43,7 +43,7 @@ class Request:
     rounds: int | None = None
     run: bool = True  # run what is missing; else show only what is recorded
     jobs: int = 1  # trainings run in parallel
-    track: str | None = None  # the names of trackers
+    track: Sequence[str] = ()  # the names of trackers
     say: Callable[[str], None] = print
     progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _silently
     interruption: Interruption | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment.callbacks.trackers.base import Ending, Group, Start, Tracker
@@ -22,6 +22,7 @@ __all__ = [
     "Tracker",
     "Wandb",
     "named",
+    "parse",
     "placed",
 ]
 
@@ -32,8 +33,8 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {
 }
 
 
-def check(text: str | None) -> list[str]:
-    """The names of trackers, which are separated by commas."""
+def parse(text: str | None) -> list[str]:
+    """The names in a text that separates them by commas."""
     names = [each.strip() for each in text.split(",")] if text is not None else []
     for name in names:
         if name not in TRACKERS:
@@ -43,9 +44,9 @@ def check(text: str | None) -> list[str]:
     return names
 
 
-def named(text: str | None, group: Group | None = None, title: str | None = None) -> list[Tracker]:
+def named(names: Sequence[str], group: Group | None = None, title: str | None = None) -> list[Tracker]:
     """A new tracker for each of the names, for a run in that group and of that title."""
-    return placed([TRACKERS[name]() for name in check(text)], group, title)
+    return placed([TRACKERS[name]() for name in names], group, title)
 
 
 def placed(found: list[Tracker], group: Group | None, title: str | None = None) -> list[Tracker]:
