@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfedbred.algorithms.unequal_loops import Inputs, chosen_widths, repeat
+from pfedbred.algorithms.unequal_loops import StepInputs, chosen_widths, repeat
 
 
 def numbers(source: jax.Array, first: jax.Array, count: int) -> jax.Array:
@@ -24,7 +24,7 @@ def grow(matrix: jax.Array, count: jax.Array, source: jax.Array, everyone: np.nd
         x, taken = carry
         return matrix @ x + read, taken + 1
 
-    return repeat(step, (jnp.ones(3), jnp.int32(0)), count, Inputs(numbers, source), everyone)
+    return repeat(step, (jnp.ones(3), jnp.int32(0)), count, StepInputs(numbers, source), everyone)
 
 
 def in_python(matrix: np.ndarray, count: int, source: float) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_narrower_and_narrower_groups_do_less_work_than_everyone_for_the_longest
             shape = jax.ShapeDtypeStruct((), x.dtype)
             return jax.pure_callback(count_clients, shape, x + own, vmap_method="expand_dims")
 
-        return repeat(step, jnp.float32(0), count, Inputs(numbers, jnp.int32(0)), counts if known else None)
+        return repeat(step, jnp.float32(0), count, StepInputs(numbers, jnp.int32(0)), counts if known else None)
 
     jax.block_until_ready(jax.vmap(one)(jnp.asarray(counts), jnp.zeros(16, jnp.float32)))
     assert counts.sum() <= computed <= (115 if known else 16 + 99 * 2)

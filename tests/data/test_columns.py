@@ -8,7 +8,7 @@ import pytest
 import pfedbred
 from pfedbred import SettingError
 from pfedbred.data import prepared
-from pfedbred.data.columns import Column, fit, numbers_of
+from pfedbred.data.columns import DataColumn, fit, numbers_of
 
 NAN = np.nan
 X = np.array(
@@ -22,7 +22,12 @@ X = np.array(
         [NAN, NAN, 1, NAN],  # a test sample of the second client
     ]
 )
-COLUMNS = (Column("age"), Column("weight"), Column("colour", ("blue", "green", "red")), Column("constant"))
+COLUMNS = (
+    DataColumn("age"),
+    DataColumn("weight"),
+    DataColumn("colour", ("blue", "green", "red")),
+    DataColumn("constant"),
+)
 CLIENTS = [np.array([0, 1, 2]), np.array([3, 4, 5])]
 AGES, WEIGHTS = np.array([10, 20, 40, 60, 80.0]), np.array([1, 3, 8.0])
 
@@ -73,7 +78,7 @@ def test_the_median_and_statistics_of_each_client():
 
 def test_a_client_whose_values_are_all_the_same_is_scaled_as_everyone():
     x = np.array([[1.0], [1.0], [3.0], [5.0]])
-    encoding, _ = fit(x, (Column("a"),), [np.array([0, 1]), np.array([2, 3])], standardise="client")
+    encoding, _ = fit(x, (DataColumn("a"),), [np.array([0, 1]), np.array([2, 3])], standardise="client")
     assert encoding.own.scale[0, 0] == pytest.approx(1 / np.std(x))
     assert encoding.own.scale[1, 0] == pytest.approx(1.0)
 

@@ -10,7 +10,8 @@ import pfedbred
 from pfedbred import data
 from pfedbred.data import prepared
 from pfedbred.data.federation import check
-from pfedbred.data.pool import Assignment, by_pixel, federate
+from pfedbred.data.pool import Assignment, federate
+from pfedbred.data.scaling import by_pixel
 from pfedbred.errors import SettingError
 from pfedbred.experiment.building import build
 from pfedbred.report.terminal import show_federation

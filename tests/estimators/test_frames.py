@@ -5,7 +5,7 @@ import pytest
 import scipy.special
 
 from pfedbred import PersonalizedClassifier
-from pfedbred.data.columns import Column
+from pfedbred.data.columns import DataColumn
 from pfedbred.errors import SettingError
 from pfedbred.estimators.frames import numbered
 
@@ -26,7 +26,7 @@ def make_table():
 def test_texts_become_the_numbers_of_their_categories():
     frame = pandas.DataFrame({"n": [1, 2, 3], "t": ["b", "a", None], "o": [1.5, None, 2], "c": ["1", " 2 ", "?"]})
     numbers, columns = numbered(frame)
-    assert columns == (Column("n"), Column("t", ("a", "b")), Column("o"), Column("c", ("1", "2")))
+    assert columns == (DataColumn("n"), DataColumn("t", ("a", "b")), DataColumn("o"), DataColumn("c", ("1", "2")))
     expected = [[1, 1, 1.5, 0], [2, 0, np.nan, 1], [3, np.nan, 2, np.nan]]
     np.testing.assert_array_equal(numbers.to_numpy(np.float64), expected)
     assert frame["t"].tolist()[:2] == ["b", "a"]  # the user's own is as it was

@@ -50,7 +50,7 @@ from pfedbred.data.minibatches import ClientData
 from pfedbred.errors import SettingError
 from pfedbred.types import Array, Key, Tree
 
-Parts = Literal["all", "layer", "entry"]
+Granularity = Literal["all", "layer", "entry"]
 """Which params share one strength: all, those of a layer, or none (one for each entry)."""
 
 _MAX_FACTOR = 1e4  # how far lam may move from its initial value, as a factor
@@ -97,7 +97,7 @@ class LearnedStrength:
 
     learns = True
 
-    def __init__(self, task: Task, prior: priors.Family, parts: Parts, own: bool, start: Any) -> None:
+    def __init__(self, task: Task, prior: priors.Family, parts: Granularity, own: bool, start: Any) -> None:
         """One strength per part: each client's ``own``, or shared by all clients."""
         self._task, self._prior, self._parts, self._own, self._start = task, prior, parts, own, start
         self._dispersed = task.kind.labels == "numbers"

@@ -18,7 +18,7 @@ from pfedbred.settings.values import LARGEST_FLOAT, parse_number
 Optimizer: TypeAlias = Callable[[Any], optax.GradientTransformation]
 """Builds an optimizer from a method's step size, which may be traced."""
 
-Given: TypeAlias = str | dict[str, Any] | optax.GradientTransformation | Callable[..., Any]
+OptimizerLike: TypeAlias = str | dict[str, Any] | optax.GradientTransformation | Callable[..., Any]
 
 _COMMON = ("clip", "weight_decay")
 _BY_METHOD = "learning_rate"  # the step size is the method's own
@@ -26,7 +26,7 @@ _NO_NUMBERS = ("mask", "dtype", "optimizer", "dimension_numbers")  # in the name
 _UNFIT = ("lbfgs", "sophia", "noisy_sgd")  # two need the loss; the last draws the same noise for every client
 
 
-def get(given: Given) -> Optimizer | None:
+def get(given: OptimizerLike) -> Optimizer | None:
     """The optimizer of local steps; None for plain gradient descent.
 
     Args:
@@ -82,7 +82,7 @@ def _assignment(text: str) -> tuple[str, Any]:
     return name, value if number is None else number
 
 
-def text(given: Given) -> Any:
+def text(given: OptimizerLike) -> Any:
     """A name with its settings as one text, as written in files and on the command line; objects unchanged."""
     if not isinstance(given, str | Mapping):
         return given

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfedbred.algorithms.unequal_loops import Inputs, repeat
+from pfedbred.algorithms.unequal_loops import StepInputs, repeat
 from pfedbred.data.minibatches import Batch, ClientData, Place
 from pfedbred.types import Array, Tree
 
@@ -81,7 +81,7 @@ class Step(NamedTuple):
     after: Callable[[Tree], Tree] | None = None
 
 
-class _State(NamedTuple):
+class _StepState(NamedTuple):
     """Between two local steps: the params, the optimizer's state, and what the method passes on."""
 
     params: Tree
@@ -113,15 +113,15 @@ def local_steps(
     """
     init, update = optimizer(data, alpha)
 
-    def advance(state: _State, r: int | Array, data: ClientData = data) -> tuple[_State, Mapping[str, Array]]:
+    def advance(state: _StepState, r: int | Array, data: ClientData = data) -> tuple[_StepState, Mapping[str, Array]]:
         params, kept, carry = state
         wanted = step(params, carry, [data.batch(first + r * work.batches + j) for j in range(work.batches)])
         params, kept = update(params if wanted.start is None else wanted.start, wanted.gradient, kept)
-        return _State(params, kept, wanted.after(params) if wanted.after else wanted.carry), wanted.info
+        return _StepState(params, kept, wanted.after(params) if wanted.after else wanted.carry), wanted.info
 
     fresh = init(params)
     states = data.optimizer_states
-    count, begin = work.steps_of(data), _State(params, states.begin(fresh) if states else fresh, carry)
+    count, begin = work.steps_of(data), _StepState(params, states.begin(fresh) if states else fresh, carry)
     if isinstance(count, int):
         known = data if data.rows is not None else data.window(first, count * work.batches)
         end, seen = jax.lax.scan(lambda state, r: advance(state, r, known), begin, jnp.arange(count))
@@ -132,7 +132,7 @@ def local_steps(
     assert data.passes is not None
     batch_size, each = data.passes.batch_size, work.batches
 
-    def add(state: tuple[_State, Any], r: Array, rows: tuple[Array, Array]) -> tuple[_State, Any]:
+    def add(state: tuple[_StepState, Any], r: Array, rows: tuple[Array, Array]) -> tuple[_StepState, Any]:
         after, info = advance(state[0], r, data.with_rows(*rows, first + r * each))
         return after, jax.tree.map(lambda total, value: total + value, state[1], info)
 
@@ -145,7 +145,7 @@ def local_steps(
     _, shapes = jax.eval_shape(advance, begin, jnp.int32(0))
     none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), shapes)
     counts = None if data.passes.everyone is None else work.count(data.passes.everyone)
-    end, totals = repeat(add, (begin, none), count, Inputs(rows_of, place), counts)
+    end, totals = repeat(add, (begin, none), count, StepInputs(rows_of, place), counts)
     if states:
         states.end(end.optimizer)
     return LocalResult(end.params, end.carry, jax.tree.map(lambda total: total / count, totals))

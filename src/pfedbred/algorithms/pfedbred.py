@@ -40,10 +40,10 @@ class PersonalState(NamedTuple):
 
 PAPER = "Shi et al., Personalized Federated Learning with Hidden Information on Personalized Prior"
 
-Start = Callable[[Tree, PersonalState], Tree]
+ChooseStart = Callable[[Tree, PersonalState], Tree]
 """``start(w, state)``: where w_i or theta_i starts a round, given the global model and the client's state."""
 
-STARTS: dict[str, Start] = {
+STARTS: dict[str, ChooseStart] = {
     "global": lambda w, state: w,
     "theta": lambda w, state: state.theta,
     "memory": lambda w, state: state.memory,
@@ -70,8 +70,8 @@ def pfedbred(
     R: Count = 20,
     epochs: Epochs = None,
     beta: Positive = 1.0,
-    w_init: Literal["global", "theta", "memory"] | Start = "global",
-    theta_init: Literal["global", "theta", "memory"] | Start = "theta",
+    w_init: Literal["global", "theta", "memory"] | ChooseStart = "global",
+    theta_init: Literal["global", "theta", "memory"] | ChooseStart = "theta",
     prox_start: ProxStart = "local",
     prox_solver: str | Solver | optax.GradientTransformation = "gradient",
     tol: Tolerance = 0.0,

@@ -12,7 +12,7 @@ from pfedbred.bregman.proximal import Problem, Solver, envelope_gradient, solver
 from pfedbred.data.minibatches import ClientData
 from pfedbred.errors import SettingError
 from pfedbred.settings.signatures import parse_call
-from pfedbred.settings.values import LARGEST_FLOAT, Positive, Rule, parse_number
+from pfedbred.settings.values import LARGEST_FLOAT, Constraint, Positive, parse_number
 from pfedbred.types import Tree
 
 _STRENGTH = "strength"  # in records
@@ -49,7 +49,7 @@ def _is_learning(text: str) -> bool:
 
 _WORDS = f"learned, or learned(SCOPE) with SCOPE one of {', '.join(SCOPES)}"
 
-Strength = Positive | Annotated[str, Rule(_WORDS, _is_learning)]
+Strength = Positive | Annotated[str, Constraint(_WORDS, _is_learning)]
 """A setting: lambda, or how it is learned."""
 
 

@@ -25,7 +25,7 @@ _BLOCK = 16  # steps whose inputs a single client looks up at once
 _WIDTHS = 6  # the most widths that clients running side by side go through
 
 
-class Inputs(NamedTuple):
+class StepInputs(NamedTuple):
     """What steps read, such as the numbers of their samples: looked up for many steps at once.
 
     Attributes:
@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
     source: Tree
 
 
-class _Given(NamedTuple):
+class _LoopArrays(NamedTuple):
     """The arrays of a loop: what its step closes over, the source of its inputs, and what it carries."""
 
     around: Tree
@@ -56,7 +56,7 @@ def repeat(
     step: Callable[[Carry, Array, Tree], Carry],
     start: Carry,
     count: Array,
-    inputs: Inputs,
+    inputs: StepInputs,
     everyone: np.ndarray | None = None,
 ) -> Carry:
     """``step(carry, r, inputs of r)`` for r = 0, ..., count - 1. Under ``vmap``, clients may differ in their count.
@@ -82,20 +82,20 @@ def repeat(
     program = _Program(one_step, inputs.of)
 
     @custom_vmap
-    def loop(given: _Given, count: Array) -> Tree:
+    def loop(given: _LoopArrays, count: Array) -> Tree:
         return _alone(program, given, count)
 
     @loop.def_vmap
-    def rule(clients: int, differs: Any, given: _Given, count: Array) -> tuple[Tree, Tree]:
+    def rule(clients: int, differs: Any, given: _LoopArrays, count: Array) -> tuple[Tree, Tree]:
         known = everyone if everyone is not None and len(everyone) == clients else None
         count = count if differs[1] else jnp.full(clients, count)
         ended = _side_by_side(program, given, differs[0], count, known)
         return ended, jax.tree.map(lambda leaf: True, ended)
 
-    return loop(_Given(list(traced.consts), inputs.source, start), jnp.asarray(count, jnp.int32))
+    return loop(_LoopArrays(list(traced.consts), inputs.source, start), jnp.asarray(count, jnp.int32))
 
 
-def _alone(program: _Program, given: _Given, count: Array) -> Tree:
+def _alone(program: _Program, given: _LoopArrays, count: Array) -> Tree:
     """The loop of one client, with the inputs of a block of steps looked up together."""
 
     def block(number: Array, carry: Tree) -> Tree:
@@ -110,7 +110,9 @@ def _alone(program: _Program, given: _Given, count: Array) -> Tree:
     return jax.lax.fori_loop(0, -(-count // _BLOCK), block, given.carry)
 
 
-def _side_by_side(program: _Program, given: _Given, differs: _Given, count: Array, known: np.ndarray | None) -> Tree:
+def _side_by_side(
+    program: _Program, given: _LoopArrays, differs: _LoopArrays, count: Array, known: np.ndarray | None
+) -> Tree:
     """The loops of several clients; ``differs`` marks the arrays that have one entry for each of them."""
     clients = len(count)
     order = jnp.argsort(-count) if known is None else jnp.asarray(np.argsort(-known, kind="stable"))
@@ -126,7 +128,9 @@ def _side_by_side(program: _Program, given: _Given, differs: _Given, count: Arra
     for width, narrower in zip(widths, [*widths[1:], 0], strict=True):
         # Clients beyond the next width are done when the longest of them is.
         until = counts[narrower]
-        group = _Group(program, _pick(ordered, differs, slice(width)), differs, jnp.asarray(counts[:width], jnp.int32))
+        group = _ClientGroup(
+            program, _pick(ordered, differs, slice(width)), differs, jnp.asarray(counts[:width], jnp.int32)
+        )
         running = jax.tree.map(lambda leaf, width=width: leaf[:width], carry)
         running = group.run(running, done, until) if known is None else group.run_fixed(running, int(done), int(until))
         carry = jax.tree.map(lambda leaf, new, width=width: leaf.at[:width].set(new), carry, running)
@@ -135,12 +139,12 @@ def _side_by_side(program: _Program, given: _Given, differs: _Given, count: Arra
     return jax.tree.map(lambda leaf: leaf[back], carry)
 
 
-class _Group(NamedTuple):
+class _ClientGroup(NamedTuple):
     """Clients that run side by side, each until its own number of steps is reached."""
 
     program: _Program
-    given: _Given
-    differs: _Given
+    given: _LoopArrays
+    differs: _LoopArrays
     counts: Array
 
     def step(self, r: Any, read: Tree, carry: Tree) -> Tree:
@@ -211,7 +215,7 @@ def chosen_widths(counts: np.ndarray) -> list[int]:
     return finished[0][1]
 
 
-def _pick(given: _Given, differs: _Given, places: Any) -> _Given:
+def _pick(given: _LoopArrays, differs: _LoopArrays, places: Any) -> _LoopArrays:
     """The entries of some clients in the arrays that differ between clients."""
     return jax.tree.map(lambda leaf, own: leaf[places] if own else leaf, given, differs)
 

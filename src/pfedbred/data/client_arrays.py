@@ -8,7 +8,7 @@ import numpy as np
 
 from pfedbred.data.federation import Arrays, Federation, Split, check, offsets_of
 from pfedbred.data.labels import kind_of, read_labels, stored
-from pfedbred.data.pool import to_unit_interval
+from pfedbred.data.scaling import to_unit_interval
 from pfedbred.errors import SettingError
 
 

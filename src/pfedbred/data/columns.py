@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from pfedbred.data.scaling import moments
 from pfedbred.errors import SettingError
 from pfedbred.io.shapes import Maybe, expect
 from pfedbred.io.strict import read_json
@@ -33,7 +34,7 @@ SHAPE = [{"name": str, "categories": Maybe([str]), "indicator": bool}]
 """Columns in a file, as :meth:`Encoding.facts` describes them."""
 
 
-class Column(NamedTuple):
+class DataColumn(NamedTuple):
     """A column of a table.
 
     Attributes:
@@ -53,7 +54,7 @@ class Column(NamedTuple):
         return [*values, *([f"{self.name} missing"] if self.indicator else [])]
 
 
-class Statistics(NamedTuple):
+class ColumnStatistics(NamedTuple):
     """What fills the gaps of each column, and its standardisation, (x - shift) * scale; unused for texts."""
 
     fill: np.ndarray
@@ -71,9 +72,9 @@ class Encoding:
       own: statistics of each client, clients x columns.
     """
 
-    columns: tuple[Column, ...]
-    everyone: Statistics
-    own: Statistics
+    columns: tuple[DataColumn, ...]
+    everyone: ColumnStatistics
+    own: ColumnStatistics
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,7 +83,7 @@ class Encoding:
 
     def encode(self, x: np.ndarray, client: int | None = None) -> np.ndarray:
         """The inputs of samples from :func:`numbers_of`, by a client's own statistics if one is given."""
-        used = self.everyone if client is None else Statistics(*(each[client] for each in self.own))
+        used = self.everyone if client is None else ColumnStatistics(*(each[client] for each in self.own))
         inputs = []
         for place, (column, values) in enumerate(zip(self.columns, x.T, strict=True)):
             gaps = np.isnan(values)
@@ -96,7 +97,7 @@ class Encoding:
 
     def take(self, clients: np.ndarray) -> Encoding:
         """The encoding with the statistics of these clients only."""
-        return Encoding(self.columns, self.everyone, Statistics(*(each[clients] for each in self.own)))
+        return Encoding(self.columns, self.everyone, ColumnStatistics(*(each[clients] for each in self.own)))
 
     def facts(self) -> list[dict[str, Any]]:
         """The columns for a file."""
@@ -113,16 +114,16 @@ def restored(facts: Any, arrays: Mapping[str, np.ndarray], clients: int, where: 
     expect(facts, SHAPE, where, "'columns'")
     columns, found = _columns(facts), []
     for name, shape in (("everyone", (len(columns),)), ("own", (clients, len(columns)))):
-        parts = [arrays.get(f"{name}.{key}") for key in Statistics._fields]
+        parts = [arrays.get(f"{name}.{key}") for key in ColumnStatistics._fields]
         if any(each is None or each.shape != shape or not np.isfinite(each).all() for each in parts):
             raise SettingError(f"{where}: the statistics must be finite numbers for each of the columns")
-        found.append(Statistics(*(np.asarray(each, np.float64) for each in parts)))
+        found.append(ColumnStatistics(*(np.asarray(each, np.float64) for each in parts)))
     return Encoding(columns, *found)
 
 
 def fit(
     x: np.ndarray,
-    columns: Sequence[Column],
+    columns: Sequence[DataColumn],
     clients: Sequence[np.ndarray],
     fill: Fill = "mean",
     standardise: Standardise = "all",
@@ -152,30 +153,30 @@ def fit(
             numbers[-1] = np.nan
             x[:, place] = numbers[np.where(np.isnan(x[:, place]), len(categories), x[:, place]).astype(int)]
             categories = tuple(categories[number] for number in used)
-        known.append(Column(column.name, categories, gaps))
+        known.append(DataColumn(column.name, categories, gaps))
     is_text = np.array([column.categories is not None for column in columns])
     middle = np.nanmedian if fill == "median" else np.nanmean
     everyone = _statistics(train, is_text, middle, standardise, None)
     each = [_statistics(x[rows], is_text, middle, standardise, everyone) for rows in clients]
-    own = Statistics(*(np.stack(part) for part in zip(*each, strict=True)))
+    own = ColumnStatistics(*(np.stack(part) for part in zip(*each, strict=True)))
     return Encoding(tuple(known), everyone, own), x
 
 
 def _statistics(
-    x: np.ndarray, is_text: np.ndarray, middle: Any, standardise: Standardise, everyone: Statistics | None
-) -> Statistics:
+    x: np.ndarray, is_text: np.ndarray, middle: Any, standardise: Standardise, everyone: ColumnStatistics | None
+) -> ColumnStatistics:
     """Statistics of the values present; those of everyone where there are none, or all are the same."""
     count = x.shape[1]
-    found = Statistics(np.zeros(count), np.zeros(count), np.ones(count)) if everyone is None else everyone
+    found = ColumnStatistics(np.zeros(count), np.zeros(count), np.ones(count)) if everyone is None else everyone
     fill, shift, scale = (each.copy() for each in found)
     for place in np.flatnonzero(~is_text & ~np.isnan(x).all(axis=0)):
         values = x[:, place][~np.isnan(x[:, place])]
         fill[place] = middle(values)
         if standardise == "client" or (standardise == "all" and everyone is None):
-            shift[place] = values.mean()
-            if np.ptp(values) > 0:
-                scale[place] = 1 / values.std()
-    return Statistics(fill, shift, scale)
+            shift[place], spread = moments(values)
+            if spread > 0:
+                scale[place] = 1 / spread
+    return ColumnStatistics(fill, shift, scale)
 
 
 def in_words(encoding: Encoding, fill: Fill, standardise: Standardise) -> str:
@@ -192,7 +193,7 @@ def in_words(encoding: Encoding, fill: Fill, standardise: Standardise) -> str:
     return ", ".join([*words, f"numbers {done[standardise]}"])
 
 
-def read_columns(path: Path) -> tuple[Column, ...]:
+def read_columns(path: Path) -> tuple[DataColumn, ...]:
     """The columns in a file that several clients share, so that all of them have the same inputs."""
     facts = read_json(path)
     expect(facts, SHAPE, path)
@@ -202,9 +203,9 @@ def read_columns(path: Path) -> tuple[Column, ...]:
     return _columns(facts)
 
 
-def _columns(facts: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+def _columns(facts: Sequence[Mapping[str, Any]]) -> tuple[DataColumn, ...]:
     return tuple(
-        Column(each["name"], None if each["categories"] is None else tuple(each["categories"]), each["indicator"])
+        DataColumn(each["name"], None if each["categories"] is None else tuple(each["categories"]), each["indicator"])
         for each in facts
     )
 
@@ -212,7 +213,7 @@ def _columns(facts: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
 # Cells --------------------------------------------------------------------------------------------------------------
 
 
-def numbers_of(columns: Sequence[Column], rows: Sequence[Any], where: str = "samples") -> np.ndarray:
+def numbers_of(columns: Sequence[DataColumn], rows: Sequence[Any], where: str = "samples") -> np.ndarray:
     """Samples as numbers, from rows of cells in the order of the columns, or mappings by column name."""
     found = np.full((len(rows), len(columns)), np.nan)
     for number, row in enumerate(rows):
@@ -222,7 +223,7 @@ def numbers_of(columns: Sequence[Column], rows: Sequence[Any], where: str = "sam
     return found
 
 
-def _cells(columns: Sequence[Column], row: Any, where: str) -> list[Any]:
+def _cells(columns: Sequence[DataColumn], row: Any, where: str) -> list[Any]:
     if isinstance(row, Mapping):
         for column in columns:
             if column.name not in row:
@@ -235,7 +236,7 @@ def _cells(columns: Sequence[Column], row: Any, where: str) -> list[Any]:
     return cells
 
 
-def _number_of(column: Column, cell: Any, where: str) -> float:
+def _number_of(column: DataColumn, cell: Any, where: str) -> float:
     if is_missing(cell):
         return np.nan
     if column.categories is not None:

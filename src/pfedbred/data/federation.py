@@ -14,6 +14,7 @@ import numpy as np
 from pfedbred.data import labels as labels_
 from pfedbred.data.columns import Encoding
 from pfedbred.data.minibatches import Inputs
+from pfedbred.data.scaling import moments
 from pfedbred.data.text import Text
 from pfedbred.errors import SettingError, nearest
 from pfedbred.tasks import TASKS, Labels, Target
@@ -178,8 +179,7 @@ class Federation:
         """Mean and standard deviation of the training labels, if they are numbers."""
         if self.label_kind != "numbers":
             return None
-        y = self.train.y.astype(np.float64)
-        return Target(float(y.mean()), float(y.std()))
+        return Target(*map(float, moments(self.train.y)))
 
     def for_task(self, task: str) -> Federation:
         """The same federation for this task, if its labels fit it; classes without names can become numbers."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred.data import columns as columns_
-from pfedbred.data.columns import Column, Fill, Standardise
+from pfedbred.data.columns import DataColumn, Fill, Standardise
 from pfedbred.data.federation import (
     Federation,
     Fitted,
@@ -22,11 +22,9 @@ from pfedbred.data.federation import (
     offsets_of,
 )
 from pfedbred.data.labels import first_wrong, kind_of, stored
+from pfedbred.data.scaling import FitScaling, standardise
 from pfedbred.data.text import Text, WordVectors, learned_vocabulary
 from pfedbred.errors import SettingError
-
-Normalise = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""``normalise(x, training rows)`` returns shift and scale: inputs are (x - shift) * scale."""
 
 TEST_FRACTION = 0.25
 """Fraction of a client's samples that are for testing, unless the split decides it."""
@@ -66,13 +64,13 @@ class Pool:
     is_test: np.ndarray | None = None
     labels: tuple[str, ...] | None = None
     features: tuple[str, ...] | None = None
-    normalise: Normalise | None = None
+    normalise: FitScaling | None = None
     origin: Callable[[int], str] | None = None
     raw: bool = True
     text: Text | None = None
     vectors: WordVectors | None = None
     task: str = "classification"
-    columns: tuple[Column, ...] | None = None
+    columns: tuple[DataColumn, ...] | None = None
     agreed: bool = False
     source: str | None = None
 
@@ -151,7 +149,7 @@ def federate(
         labels=pool.labels,
         about={**about, **fitted.about},
         task=pool.task,
-        refit=_Refit(fit, trains, tests) if decided else None,
+        refit=_RefitPool(fit, trains, tests) if decided else None,
         **fitted.fields,
     )
     check(federation, f"{pool.name}: ")
@@ -159,7 +157,7 @@ def federate(
 
 
 @dataclass(frozen=True)
-class _Refit:
+class _RefitPool:
     """Repeats the fit; the clients' samples are given as rows of the pool."""
 
     fit: Callable[..., Fitted]
@@ -167,7 +165,7 @@ class _Refit:
     test: Sequence[np.ndarray]
     validation: Sequence[np.ndarray] | None = None
 
-    def divided(self, kept: Sequence[np.ndarray], held: Sequence[np.ndarray]) -> _Refit:
+    def divided(self, kept: Sequence[np.ndarray], held: Sequence[np.ndarray]) -> _RefitPool:
         """``kept`` and ``held`` are places among the training samples."""
         rows = np.concatenate(self.train)
         train, validation = ([rows[each] for each in part] for part in (kept, held))
@@ -238,13 +236,13 @@ def _vocabulary(pool: Pool, glove: str | None, train: np.ndarray, everything: np
     return text, f"from {name}, {vectors.dimensions} principal components" if reduced else f"from {name}"
 
 
-def _columns(pool: Pool, standardised: Standardise | None) -> tuple[Column, ...] | None:
+def _columns(pool: Pool, standardised: Standardise | None) -> tuple[DataColumn, ...] | None:
     """The columns to encode: if a table has gaps or texts, or a standardisation other than the default."""
     if pool.columns is not None or standardised in (None, "all"):
         return pool.columns
     if pool.normalise is not standardise:
         raise SettingError(f"standardise is for tables of numbers, and {pool.name} is not one")
-    return tuple(map(Column, pool.features or map(str, range(pool.x.shape[1]))))
+    return tuple(map(DataColumn, pool.features or map(str, range(pool.x.shape[1]))))
 
 
 def _checked(pool: Pool, assignment: Assignment) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -265,46 +263,3 @@ def _checked(pool: Pool, assignment: Assignment) -> tuple[list[np.ndarray], list
     if trained[tested].any():
         raise SettingError(f"{where} has row {tested[trained[tested]][0]} both for training and for testing")
     return train, test
-
-
-def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each feature, without a copy of x in floating point.
-
-    Measured from the first sample, so that a feature far from zero keeps its precision and a constant one is exact.
-    """
-    total, squares, first = np.zeros(x.shape[1:]), np.zeros(x.shape[1:]), x[0].astype(np.float64)
-    for begin in range(0, len(x), 4096):
-        piece = x[begin : begin + 4096].astype(np.float64) - first
-        total += piece.sum(axis=0)
-        squares += (piece**2).sum(axis=0)
-    mean = total / len(x)
-    return first + mean, np.sqrt(np.maximum(squares / len(x) - mean**2, 0))
-
-
-def by_pixel(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x - mean) / (std + 0.001) for each pixel over the whole pool, including test samples: the paper's MNIST."""
-    mean, spread = _moments(x)
-    return mean, 1 / (spread + 0.001)
-
-
-def by_one_number(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x - mean) / std with one mean and one std over the whole pool: the paper's Fashion-MNIST."""
-    mean, spread = _moments(x.reshape(len(x), -1))
-    overall = np.mean(mean)
-    return overall, 1 / np.sqrt(np.mean(spread**2 + (mean - overall) ** 2))
-
-
-def to_unit_interval(x: np.ndarray | None = None, train: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes to [0, 1]."""
-    return np.asarray(0.0), np.asarray(1 / 255)
-
-
-def to_plus_minus_one(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes to [-1, 1]: the paper's CIFAR-10."""
-    return np.asarray(127.5), np.asarray(1 / 127.5)
-
-
-def standardise(x: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean 0 and variance 1 for every feature of the training samples; a constant feature becomes 0."""
-    mean, spread = _moments(x[train])
-    return mean, 1 / np.where(spread > 0, spread, 1.0)

@@ -28,11 +28,11 @@ Tallies: TypeAlias = Mapping[str, Sums]
 """Statistics by model and part, as in ``global_test``; clients are along the first axis (the second, after seeds)."""
 
 
-Chosen: TypeAlias = Mapping[Part, Sequence[Metric]]
+MetricsByPart: TypeAlias = Mapping[Part, Sequence[Metric]]
 """The metrics of each part."""
 
 
-def chosen_metrics(parts: Iterable[Part], chosen: Sequence[Metric], task: Task) -> Chosen:
+def chosen_metrics(parts: Iterable[Part], chosen: Sequence[Metric], task: Task) -> MetricsByPart:
     """The metrics of each part: the chosen ones, but only the default ones on training samples."""
     return {part: metrics.resolve("", task.kind) if part == "train" else tuple(chosen) for part in parts}
 
@@ -109,7 +109,7 @@ class Evaluation(NamedTuple):
         return self.global_ if model == "global" else self.personal
 
 
-def combine(tallies: Tallies, chosen: Chosen, axis: int = 0) -> Mapping[str, Sums]:
+def combine(tallies: Tallies, chosen: MetricsByPart, axis: int = 0) -> Mapping[str, Sums]:
     """Both models' statistics side by side, by part; ``axis`` is the clients'.
 
     Large statistics are condensed here, on the device, and have the pooled value after those of the clients.
@@ -127,7 +127,7 @@ def combine(tallies: Tallies, chosen: Chosen, axis: int = 0) -> Mapping[str, Sum
     return {part: {metric.name: combined(part, metric) for metric in chosen[part]} for part in chosen}
 
 
-def summarise(combined: Mapping[str, Sums], chosen: Chosen) -> Evaluation:
+def summarise(combined: Mapping[str, Sums], chosen: MetricsByPart) -> Evaluation:
     """The metrics' values from combined statistics that begin with the seeds, then the models, then the clients."""
     found = {part: _scores(combined[part], chosen[part]) for part in chosen}
     return Evaluation(*(ModelScores(**{part: both[model] for part, both in found.items()}) for model in (0, 1)))

@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from pfedbred.data.columns import Column
+from pfedbred.data.columns import DataColumn
 from pfedbred.data.columns import numbers_of as numbers_of_cells
 from pfedbred.errors import SettingError
 from pfedbred.estimators.fitted import FittedModels
@@ -29,7 +29,7 @@ _MOST_SEED = 2**32 - 1
 class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
     """A model for each client of a table, and one for all: the base of the classifier and the regressor."""
 
-    _columns: Sequence[Column] | None
+    _columns: Sequence[DataColumn] | None
     _models: FittedModels
     clients_: list[Any]
     n_iter_: int
@@ -93,7 +93,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
         names = [ALONE] * len(x) if clients is None else read_clients(clients, len(x))
         self._has_clients = clients is not None
         self.clients_ = distinct(names)
-        columns = self._columns or [Column(f"x{place}") for place in range(x.shape[1])]
+        columns = self._columns or [DataColumn(f"x{place}") for place in range(x.shape[1])]
         federation = table_federation(
             x,
             y,

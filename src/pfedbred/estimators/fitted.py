@@ -22,7 +22,7 @@ from pfedbred.types import Array, Tree
 
 _BLOCK = 256  # rows predicted at a time: one shape for any table, compiled once
 
-Scores = Callable[[Tree, np.ndarray], Array]
+ComputeScores = Callable[[Tree, np.ndarray], Array]
 
 
 @dataclass
@@ -46,7 +46,7 @@ class FittedModels:
     global_: Tree
     personal: Tree
     temperature: np.ndarray
-    _scores: Scores | None = field(default=None, repr=False, compare=False)
+    _scores: ComputeScores | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, run: Run[Any]) -> FittedModels:
@@ -100,7 +100,7 @@ class FittedModels:
         filled[: len(inputs)] = inputs
         return np.asarray(self._scores(model, filled))[: len(inputs)]
 
-    def _compiled(self) -> Scores:
+    def _compiled(self) -> ComputeScores:
         """The prediction function of the run's algorithm, built as for the run."""
         experiment, inputs = Experiment(**self.options), len(self.encoding.names)
         y = np.zeros(1, np.float32 if self.target else np.int32)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred.data.columns import MOST_CATEGORIES, Column, as_category, is_missing
+from pfedbred.data.columns import MOST_CATEGORIES, DataColumn, as_category, is_missing
 from pfedbred.errors import SettingError
 
 
@@ -17,7 +17,7 @@ def is_frame(given: Any) -> bool:
     return all(hasattr(given, name) for name in ("columns", "dtypes", "isetitem"))
 
 
-def numbered(frame: Any, known: Sequence[Column] | None = None) -> tuple[Any, tuple[Column, ...]]:
+def numbered(frame: Any, known: Sequence[DataColumn] | None = None) -> tuple[Any, tuple[DataColumn, ...]]:
     """The frame with the number of its category in place of each text, NaN for a gap; and what its columns are.
 
     Categories are those of the ``known`` columns, where an unknown text is -1; without any, all that are there.
@@ -33,7 +33,7 @@ def numbered(frame: Any, known: Sequence[Column] | None = None) -> tuple[Any, tu
             cells = frame.iloc[:, place].tolist()
             values = [np.nan if _is_gap(each) else number.get(as_category(each), -1.0) for each in cells]
             frame.isetitem(place, np.array(values, np.float64))
-        found.append(Column(name, categories))
+        found.append(DataColumn(name, categories))
     return frame, tuple(found)
 
 

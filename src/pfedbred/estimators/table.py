@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedbred.data.columns import Column, Fill, Standardise
+from pfedbred.data.columns import DataColumn, Fill, Standardise
 from pfedbred.data.federation import Federation
 from pfedbred.data.pool import Assignment, Pool, federate
 
@@ -22,7 +22,7 @@ def table_federation(
     *,
     classes: int,
     task: str,
-    columns: Sequence[Column],
+    columns: Sequence[DataColumn],
     standardise: Standardise,
     missing: Fill | None,
 ) -> Federation:

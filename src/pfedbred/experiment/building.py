@@ -195,7 +195,7 @@ def scheduled_values(experiment: Experiment, round_: int) -> dict[str, float]:
     return {name: float(values[min(round_, len(values) - 1)]) for name, values in tables.items()}
 
 
-class _Parts(NamedTuple):
+class _Components(NamedTuple):
     """What a backend is made of."""
 
     experiment: Experiment
@@ -215,7 +215,7 @@ def _with_note(federation: Federation | Population) -> Federation | Population:
     return dataclasses.replace(federation, about={**federation.about, "inputs": note})
 
 
-def _prepare(experiment: Experiment, federation: Federation | Population | None) -> _Parts:
+def _prepare(experiment: Experiment, federation: Federation | Population | None) -> _Components:
     # The dataset's own numbers do not apply to other data.
     experiment = experiment.checked(data_elsewhere=federation is not None)
     if federation is None:
@@ -241,7 +241,7 @@ def _prepare(experiment: Experiment, federation: Federation | Population | None)
     algorithm, plan = make_algorithm(experiment, task, federation), make_plan(experiment, federation.classes)
     plan.check_rule(algorithm, experiment.algorithm_name)
     store = _decide_store(experiment, federation, algorithm)
-    return _Parts(experiment, federation, newcomers, task, algorithm, plan, store)
+    return _Components(experiment, federation, newcomers, task, algorithm, plan, store)
 
 
 def _data_task(experiment: Experiment) -> str | None:

@@ -11,13 +11,13 @@ from pfedbred.algorithms.ensemble import Members
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.scores import ModelScores
 from pfedbred.errors import SettingError
-from pfedbred.runs.chosen import Chosen
+from pfedbred.runs.chosen import ChosenRounds
 from pfedbred.types import Tree
 
 S = TypeVar("S")
 
 
-def final_models(backend: Backend[S], state: S, chosen: Chosen | None) -> tuple[Tree, Tree]:
+def final_models(backend: Backend[S], state: S, chosen: ChosenRounds | None) -> tuple[Tree, Tree]:
     """G by seed, and P by seed and client: of the chosen rounds if there are any, else of the last.
 
     All processes must call it.

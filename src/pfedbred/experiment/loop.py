@@ -44,7 +44,7 @@ def train(
     experiment = built.experiment
     if experiment.coverage is not None or experiment.posterior == "ensemble":
         keep_models = True  # to calibrate or to mix them, whether they are written or not
-    return _Training(built, [ChosenModels(keep_models), *callbacks], start, folder).run()
+    return _Loop(built, [ChosenModels(keep_models), *callbacks], start, folder).run()
 
 
 class _Moment(NamedTuple):
@@ -56,7 +56,7 @@ class _Moment(NamedTuple):
     described: dict[str, np.ndarray]
 
 
-class _Training(Generic[S]):
+class _Loop(Generic[S]):
     """One run of the loop."""
 
     def __init__(

@@ -30,10 +30,10 @@ from pfedbred.io import tensors
 from pfedbred.runs import layout, model_file
 from pfedbred.runs.saved_models import export
 from pfedbred.runs.trained_model import TrainedModel, load_model
-from pfedbred.settings.values import Count, Rule, check
+from pfedbred.settings.values import Constraint, Count, check
 from pfedbred.types import Tree
 
-BatchSize = Annotated[int, Rule("a whole number from 1 to 1000000", lambda value: 1 <= value <= 10**6)]
+BatchSize = Annotated[int, Constraint("a whole number from 1 to 1000000", lambda value: 1 <= value <= 10**6)]
 
 
 def adapt(

@@ -34,7 +34,7 @@ from pfedbred.data.datasets import Dataset
 from pfedbred.data.federation import Federation
 from pfedbred.data.partition import SPLITS
 from pfedbred.data.population import Population
-from pfedbred.engine.metrics import METRICS, Given, Metric
+from pfedbred.engine.metrics import METRICS, Metric, MetricLike
 from pfedbred.engine.selection import SELECTIONS
 from pfedbred.models import Model
 from pfedbred.settings.values import Count, Fraction, Level, Minority, NonNegativeCount, Seed
@@ -337,7 +337,7 @@ class ProtocolOptions:
         None, "random augmentation of training images: crop, flip or crop-flip", deployed=True, sent=True, later=True
     )
     eval_every: Count = option(1, "rounds between evaluations", deployed=True)
-    metrics: str | list[Given] | Metric | Callable[..., Any] | None = option(
+    metrics: str | list[MetricLike] | Metric | Callable[..., Any] | None = option(
         None,
         f"metrics to evaluate, such as {','.join(list(METRICS)[2:5])} (see 'pfedbred list metrics'); by "
         "default those of the task",

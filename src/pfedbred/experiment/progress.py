@@ -11,7 +11,7 @@ import numpy as np
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.history import Point
 from pfedbred.experiment.configuration import Experiment
-from pfedbred.runs.chosen import Chosen
+from pfedbred.runs.chosen import ChosenRounds
 
 S = TypeVar("S")
 
@@ -45,7 +45,7 @@ class Progress(Generic[S]):
     round_seconds: list[float] = field(default_factory=list)
     pace: float | None = None
     save_seconds: float = 0.0
-    chosen: Chosen | None = None
+    chosen: ChosenRounds | None = None
     folder: Path | None = None
 
     @property

@@ -17,7 +17,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.runs.calibration import RunCalibration
-from pfedbred.runs.chosen import Chosen
+from pfedbred.runs.chosen import ChosenRounds
 from pfedbred.runs.record import LETTERS, RunRecord
 from pfedbred.runs.summary import summary
 from pfedbred.runs.trained_model import TrainedModel
@@ -67,7 +67,7 @@ class Run(Generic[S]):
     finished_early: str | None = None
     diverged: int | None = None
     folder: Path | None = None
-    chosen: Chosen | None = None
+    chosen: ChosenRounds | None = None
     calibration: RunCalibration | None = None
     ensemble: ModelScores | None = None
     _models: Models | None = field(default=None, init=False)

@@ -17,7 +17,7 @@ from pfedbred.experiment.progress import Progress
 from pfedbred.io.folders import ensure_folder
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
 from pfedbred.runs import checkpoints, layout, locks
-from pfedbred.runs.chosen import Chosen, load_models
+from pfedbred.runs.chosen import ChosenRounds, load_models
 from pfedbred.runs.config_file import read_config
 from pfedbred.runs.metrics_file import digest, read_points, size_of
 from pfedbred.settings.schedules import spans_all_rounds
@@ -138,6 +138,6 @@ def load_progress(folder: Path, built: Built[S], found: checkpoints.Checkpoint) 
         facts["seconds"],
         facts["compile_seconds"],
         [facts["round_seconds"]] if facts["round_seconds"] else [],
-        chosen=Chosen(models=load_models(found.arrays)) if has_validation(points) else None,
+        chosen=ChosenRounds(models=load_models(found.arrays)) if has_validation(points) else None,
     )
     return progress, facts["metrics"]

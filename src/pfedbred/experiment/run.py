@@ -20,7 +20,7 @@ from pfedbred.experiment.callbacks.checkpointing import Checkpoints
 from pfedbred.experiment.callbacks.choosing import keeps_models
 from pfedbred.experiment.callbacks.metrics_writer import MetricsWriter
 from pfedbred.experiment.callbacks.model_writer import ModelWriter
-from pfedbred.experiment.callbacks.outcome import Outcome
+from pfedbred.experiment.callbacks.outcome import OutcomeFiles
 from pfedbred.experiment.callbacks.pictures import Pictures
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
@@ -165,7 +165,7 @@ def run_into(
     saver = Checkpoints(folder, metrics, how.checkpoint_every, at_end=keeps)
     outcome: list[Callback] = []
     if how.outcome:
-        outcome = [ModelWriter(folder, how.keep_models, how.warn), Pictures(folder), Outcome(folder, how.extra)]
+        outcome = [ModelWriter(folder, how.keep_models, how.warn), Pictures(folder), OutcomeFiles(folder, how.extra)]
     try:
         with writing_into(folder):
             for each in (*layout.leftovers(folder), folder / layout.SUMMARY):  # a resumed run is not finished

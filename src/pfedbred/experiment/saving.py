@@ -13,7 +13,7 @@ from typing import Any
 
 from pfedbred.errors import SettingError
 from pfedbred.experiment.callbacks.model_writer import ModelWriter
-from pfedbred.experiment.callbacks.outcome import Outcome
+from pfedbred.experiment.callbacks.outcome import OutcomeFiles
 from pfedbred.experiment.callbacks.pictures import Pictures
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import open_folder
@@ -34,7 +34,7 @@ def save(run: Run[Any], folder: Path, overwrite: bool = False) -> Path:
         with closing(MetricsFile(folder)) as metrics:
             for point in run.points:
                 metrics.write(point)
-        for each in (ModelWriter(folder, keep=True), Pictures(folder), Outcome(folder)):
+        for each in (ModelWriter(folder, keep=True), Pictures(folder), OutcomeFiles(folder)):
             each.on_end(run)
     return folder
 

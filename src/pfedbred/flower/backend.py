@@ -29,8 +29,8 @@ from pfedbred.engine.scores import Evaluation
 from pfedbred.errors import SettingError, printable
 from pfedbred.flower import server_state, wire
 from pfedbred.flower.gathering import Gathering
-from pfedbred.flower.introductions import Facts
-from pfedbred.flower.messaging import Reply, Request, facts_in, has_trained, log, read_facts
+from pfedbred.flower.introductions import NodeFacts
+from pfedbred.flower.messaging import NodeRequest, Reply, facts_in, has_trained, log, read_facts
 from pfedbred.flower.roster import Description
 from pfedbred.flower.run_config import ServerOptions
 from pfedbred.flower.server_half import Comparison, ServerHalf
@@ -164,7 +164,7 @@ class DeployedBackend:
         state.chosen = round_
         if last and self._told != round_:
             facts = {"run": state.run, "chosen": round_, "deadline": self._options.deadline}
-            keep = Request("query.keep", wire.content(facts))
+            keep = NodeRequest("query.keep", wire.content(facts))
             replies = self._gathering.exchange(dict.fromkeys(self._gathering.present(), keep), state.round)
             for i, reply in replies.items():
                 if problem := facts_in(reply).get("problem"):
@@ -260,7 +260,7 @@ class DeployedBackend:
                 "chosen": state.chosen,
             }
             content = wire.content(order, message=half.message(server, i), **extra)
-            requests[i] = Request(kinds.get(i, "evaluate"), content)
+            requests[i] = NodeRequest(kinds.get(i, "evaluate"), content)
         replies = self._gathering.exchange(requests, state.round + 1)
         if self._pending is not None:
             result = evaluation_of(replies, self._roster, half.tallies, half.metrics, state.round)
@@ -273,7 +273,7 @@ class DeployedBackend:
 
     def _read(
         self, replies: Mapping[int, Reply], like: Tree, shape: Mapping[str, Any], uploading: Sequence[int], number: int
-    ) -> tuple[dict[int, Tree], dict[int, Facts], float]:
+    ) -> tuple[dict[int, Tree], dict[int, NodeFacts], float]:
         """The readable uploads, the facts with them, and how long the slowest client worked."""
         uploads, said, slowest = {}, {}, 0.0
         for i, reply in replies.items():
@@ -295,7 +295,7 @@ class DeployedBackend:
         self,
         server: Tree,
         uploads: wire.Trees,
-        said: Mapping[int, Facts],
+        said: Mapping[int, NodeFacts],
         chosen: Sequence[int],
         number: int,
         responses: Responses | None,

@@ -137,7 +137,7 @@ class Participant:
         """Trains for a round, saves its state, and uploads what the algorithm defines if the server asks for it."""
         with self._understood(message) as order:
             trained, after = order.half.train(order.message, order.record, order.said["round"] - 1)
-            kept = home_.Kept(order.said["round"], order.record, after)
+            kept = home_.HomeState(order.said["round"], order.record, after)
             with _details_withheld("it cannot save its state", unable=True):
                 home_.save(order.folder, kept)
         facts = {

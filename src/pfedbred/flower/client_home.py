@@ -38,7 +38,7 @@ _TIMEOUT = 30.0  # seconds
 LATEST = "latest.safetensors"
 
 
-class Kept(NamedTuple):
+class HomeState(NamedTuple):
     """A client between two rounds.
 
     The server may have to repeat the last round, or may have rejected the update, so both records are kept.
@@ -109,13 +109,13 @@ def keep_chosen(folder: Path, round_: int | None) -> None:
         latest.replace(folder / PERSONAL)
 
 
-def save(folder: Path, kept: Kept) -> None:
+def save(folder: Path, kept: HomeState) -> None:
     """Writes what a client keeps, atomically."""
     arrays = {name: np.asarray(leaf) for name, leaf in tensors.named((kept.before, kept.after)).items()}
     tensors.save(_KIND, folder / "record.safetensors", {"round": kept.round}, arrays)
 
 
-def load(folder: Path, like: Tree) -> Kept | None:
+def load(folder: Path, like: Tree) -> HomeState | None:
     """What a client has kept for a run, if anything; ``like`` gives a record's shapes and types."""
     path = folder / "record.safetensors"
     if not path.exists():
@@ -123,4 +123,4 @@ def load(folder: Path, like: Tree) -> Kept | None:
     facts, arrays = tensors.load(_KIND, path)
     expect(facts, {"round": COUNT}, path)
     before, after = tensors.refill((like, like), current_names(arrays), str(path))
-    return Kept(facts["round"], before, after)
+    return HomeState(facts["round"], before, after)

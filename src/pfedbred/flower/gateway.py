@@ -78,7 +78,7 @@ def application(superlink: str, trusted: ssl.SSLContext) -> Starlette:
             reply = await client.post(path, content=_limited(request), headers=_passed(request.headers))
         except ClientDisconnect:
             return Response(status_code=400)
-        except _TooLarge:
+        except _RequestTooLarge:
             _log(f"refused: {path} with more than {_LARGEST:,} bytes")
             return Response("the request is too large", 413)
         except httpx.HTTPError as problem:
@@ -89,7 +89,7 @@ def application(superlink: str, trusted: ssl.SSLContext) -> Starlette:
     return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
 
 
-class _TooLarge(Exception):
+class _RequestTooLarge(Exception):
     """A request with too many bytes."""
 
 
@@ -98,7 +98,7 @@ async def _limited(request: Request) -> AsyncIterator[bytes]:
     async for piece in request.stream():
         size += len(piece)
         if size > _LARGEST:
-            raise _TooLarge
+            raise _RequestTooLarge
         yield piece
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pfedbred.errors import SettingError, printable
 from pfedbred.flower import wire
 from pfedbred.flower.introductions import INTRODUCTION
-from pfedbred.flower.messaging import Grid, Reply, Request, exchange, facts_in, log, read_facts, sender_name
+from pfedbred.flower.messaging import Grid, NodeRequest, Reply, exchange, facts_in, log, read_facts, sender_name
 from pfedbred.flower.roster import Roster
 from pfedbred.flower.run_config import ServerOptions
 
@@ -60,7 +60,7 @@ class Gathering:
             "task": self._task,
             "validation": self._validation,
         }
-        requests = dict.fromkeys(nodes, Request("query.meet", wire.content(facts)))
+        requests = dict.fromkeys(nodes, NodeRequest("query.meet", wire.content(facts)))
         deadline = min(self._options.deadline, _INTRODUCTION_DEADLINE)
         replies = exchange(self._grid, requests, group="meet", deadline=deadline)
         said = {}
@@ -74,7 +74,7 @@ class Gathering:
                 self.roster.refuse(node, str(problem), sender_name(replies[node]))
         self.roster.admit(said)
 
-    def exchange(self, requests: Mapping[int, Request], round_: int) -> dict[int, Reply]:
+    def exchange(self, requests: Mapping[int, NodeRequest], round_: int) -> dict[int, Reply]:
         """Sends each client its request in this round; returns the replies until the deadline.
 
         Logs clients that are late, or failed for reasons of their own, such as a full disk.

@@ -12,7 +12,7 @@ from pfedbred.flower.wire import PROTOCOL, TARGET
 from pfedbred.io.shapes import COUNT, Maybe
 from pfedbred.tasks import TASKS
 
-Facts = Mapping[str, Any]
+NodeFacts = Mapping[str, Any]
 
 SCHEMA = {
     "dataset": str,
@@ -45,7 +45,7 @@ _REMEDIES = {
 _LARGEST = 2**24  # numbers in a sample, words, or samples of a client
 
 
-def unusable(facts: Facts, min_samples: int) -> str | None:
+def unusable(facts: NodeFacts, min_samples: int) -> str | None:
     """Why a client cannot take part, judging by its introduction; None if it can."""
     version = facts.get("protocol", 1)  # missing in the first version
     if not isinstance(version, int):
@@ -81,7 +81,7 @@ def too_few(samples: int, min_samples: int) -> str | None:
     return f"it has {samples} training samples, but min-samples is {min_samples}" if samples < min_samples else None
 
 
-def difference(facts: Facts, schema: Facts) -> str | None:
+def difference(facts: NodeFacts, schema: NodeFacts) -> str | None:
     """The first difference between a client's data and the schema, with a remedy; None if there is none."""
     name = next((name for name in SCHEMA if not _alike(name, facts[name], schema[name])), None)
     if name is None:
@@ -104,7 +104,7 @@ def _alike(name: str, one: Any, other: Any) -> bool:
     return name == "dataset" or one == other
 
 
-def majority(said: Sequence[Facts], least: int) -> dict[str, Any] | None:
+def majority(said: Sequence[NodeFacts], least: int) -> dict[str, Any] | None:
     """The schema of most of these clients; None unless ``least`` clients and more than half share it."""
     schemas = [{name: facts[name] for name in SCHEMA} for facts in said]
     if not schemas:
@@ -122,5 +122,5 @@ def _most_common(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return max(schemas, key=lambda one: _fitting(one, schemas))
 
 
-def _fitting(schema: Facts, schemas: Sequence[Facts]) -> int:
+def _fitting(schema: NodeFacts, schemas: Sequence[NodeFacts]) -> int:
     return sum(difference(one, schema) is None for one in schemas)

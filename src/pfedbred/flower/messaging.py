@@ -35,7 +35,7 @@ class Grid(Protocol):
         """The replies that have arrived."""
 
 
-class Request(NamedTuple):
+class NodeRequest(NamedTuple):
     """A message to a node: its type, as the ClientApp registers it, and its content."""
 
     kind: str
@@ -49,7 +49,7 @@ class Reply(NamedTuple):
     problem: str = ""
 
 
-def exchange(grid: Grid, requests: Mapping[int, Request], *, group: str, deadline: float) -> dict[int, Reply]:
+def exchange(grid: Grid, requests: Mapping[int, NodeRequest], *, group: str, deadline: float) -> dict[int, Reply]:
     """Sends each node its request and collects replies for ``deadline`` seconds. A late node has no entry."""
     if not requests:
         return {}

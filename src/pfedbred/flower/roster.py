@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pfedbred.errors import SettingError, printable
-from pfedbred.flower.introductions import Facts, difference, majority, unusable
+from pfedbred.flower.introductions import NodeFacts, difference, majority, unusable
 from pfedbred.flower.wire import TARGET
 from pfedbred.io.shapes import COUNT
 from pfedbred.tasks import Target
@@ -97,7 +97,7 @@ class Roster:
         self.schema: dict[str, Any] | None = None
         self.target: Target | None = None
         self.nodes: dict[int, int] = {}
-        self._introduced: dict[int, Facts] = {}  # nodes waiting for the schema
+        self._introduced: dict[int, NodeFacts] = {}  # nodes waiting for the schema
         self._asked: dict[int, tuple[float, str]] = {}  # by node: until when, by time.monotonic, and why it was refused
 
     def unknown(self, nodes: Sequence[int]) -> list[int]:
@@ -139,7 +139,7 @@ class Roster:
             self._log(f"{name or f'node {node}'} was refused: {why}")
         self._asked[node] = (time.monotonic() + _PAUSE, why)
 
-    def admit(self, said: Mapping[int, Facts]) -> None:
+    def admit(self, said: Mapping[int, NodeFacts]) -> None:
         """Numbers the clients at these nodes: each gets the number it had, the one it asks for, or the next free one.
 
         The first clients wait until enough of them have data of one kind. A client that introduces itself again, as
@@ -176,7 +176,7 @@ class Roster:
             self.members[number] = Member(fingerprint(facts["client"]), name, **sizes, target=facts["target"])
             self.nodes[number] = node
 
-    def _check(self, facts: Facts) -> None:
+    def _check(self, facts: NodeFacts) -> None:
         """Refuses a client that cannot take part, or whose data differ from the others'."""
         problem = unusable(facts, self.min_samples)
         if problem:
@@ -185,7 +185,7 @@ class Roster:
         if differs:
             raise SettingError(f"its data differ from the others': {differs}")
 
-    def _number(self, facts: Facts, name: str, new: set[int]) -> int:
+    def _number(self, facts: NodeFacts, name: str, new: set[int]) -> int:
         wish, own = facts["number"], fingerprint(facts["client"])
         for number, member in self.members.items():
             if member.fingerprint == own:
@@ -268,11 +268,11 @@ def _pooled(members: Sequence[Member]) -> Target | None:
     return Target(mean, spread)
 
 
-def _by_number_and_name(entry: tuple[int, Facts]) -> tuple[bool, str, int]:
+def _by_number_and_name(entry: tuple[int, NodeFacts]) -> tuple[bool, str, int]:
     """Sorts clients that ask for a number first, then by name."""
     node, facts = entry
     return facts["number"] is None, str(facts["name"]), node
 
 
-def _name(facts: Facts) -> str:
+def _name(facts: NodeFacts) -> str:
     return printable(facts["name"], 100)

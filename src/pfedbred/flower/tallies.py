@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from pfedbred.engine.scores import Chosen, Evaluation, Tallies, combine, summarise
+from pfedbred.engine.scores import Evaluation, MetricsByPart, Tallies, combine, summarise
 from pfedbred.errors import SettingError
 from pfedbred.flower import wire
 from pfedbred.flower.messaging import Reply, log, read_facts
@@ -23,7 +23,7 @@ NAME = "tallies"
 
 
 def evaluation_of(
-    replies: Mapping[int, Reply], roster: Roster, like: Tallies, metrics: Chosen, round_: int
+    replies: Mapping[int, Reply], roster: Roster, like: Tallies, metrics: MetricsByPart, round_: int
 ) -> Evaluation | None:
     """G and P from the clients' statistics; None if nobody sent any. A client without statistics counts as one without
     samples.

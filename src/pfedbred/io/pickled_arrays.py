@@ -32,7 +32,7 @@ class _Unsupported(Exception):
 
 
 @dataclass(frozen=True)
-class _Name:
+class _ImportedName:
     """What would be imported."""
 
     text: str
@@ -100,9 +100,9 @@ def _build(content: bytes) -> Any:
                 raise _Unsupported
             _last(stack, dict).update(zip(items[::2], items[1::2], strict=True))
         elif name == "GLOBAL":
-            stack.append(_Name(value))
+            stack.append(_ImportedName(value))
         elif name == "STACK_GLOBAL":
-            stack.append(_Name(" ".join(_popped(stack, 2))))
+            stack.append(_ImportedName(" ".join(_popped(stack, 2))))
         elif name == "REDUCE":
             stack.append(_Call(*_popped(stack, 2)))
         elif name == "BUILD":
@@ -138,9 +138,13 @@ def _last(stack: list[Any], kind: type) -> Any:
 
 def _array_parts(value: Any) -> tuple[Any, np.dtype[Any], bool, Any]:
     """Shape, type, whether in Fortran order, and content of what would become an array."""
-    if not isinstance(value, _Call) or not isinstance(value.function, _Name) or value.function.text not in _ARRAY:
+    if (
+        not isinstance(value, _Call)
+        or not isinstance(value.function, _ImportedName)
+        or value.function.text not in _ARRAY
+    ):
         raise _Unsupported
-    if value.arguments[0] != _Name("numpy ndarray"):  # a subclass
+    if value.arguments[0] != _ImportedName("numpy ndarray"):  # a subclass
         raise _Unsupported
     _, shape, kind, fortran, content = value.state
     if not isinstance(shape, tuple) or not all(type(each) is int and 0 <= each < 2**63 for each in shape):
@@ -151,7 +155,7 @@ def _array_parts(value: Any) -> tuple[Any, np.dtype[Any], bool, Any]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    if not isinstance(value, _Call) or value.function != _Name("numpy dtype"):
+    if not isinstance(value, _Call) or value.function != _ImportedName("numpy dtype"):
         raise _Unsupported
     text, (_, order, *inner) = value.arguments[0], value.state
     if text in ("O", "O8"):

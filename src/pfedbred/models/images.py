@@ -10,7 +10,7 @@ from jax import lax
 
 from pfedbred.errors import SettingError
 from pfedbred.models.linear import uniform
-from pfedbred.models.normalisation import Normalise, norm_init
+from pfedbred.models.normalisation import NormaliseLayer, norm_init
 from pfedbred.types import Array, Key, Tree
 
 
@@ -55,7 +55,7 @@ def unit_init(key: Key, inputs: int, outputs: int, side: int, dtype: Any, groups
     return {"weight": weight, "norm": norm_init(outputs, dtype)}
 
 
-def unit(params: Tree, name: str, x: Array, stride: int, normalise: Normalise) -> Array:
+def unit(params: Tree, name: str, x: Array, stride: int, normalise: NormaliseLayer) -> Array:
     """norm(conv(x)), padded so that stride 1 keeps the sides; kernels with fewer channels than x are grouped."""
     kernel = params["weight"]
     y = conv(x, kernel, stride, padding=kernel.shape[1] // 2, groups=x.shape[-1] // kernel.shape[-1])

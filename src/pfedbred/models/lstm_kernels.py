@@ -148,7 +148,7 @@ def _run(kernel: Callable[..., None], params: Tree, length: Array, widths: tuple
     return call(recurrent, length, *arrays)
 
 
-class _Tile:
+class _TileView:
     """One program's view: some samples, one direction.
 
     Its blocks are (samples, hidden), padded with zeros to powers of two, as Triton requires.
@@ -216,7 +216,7 @@ class _Tile:
 
 def _forward_kernel(time: int, batch: int, hidden: int, recurrent: Any, length: Any, *arrays: Any) -> None:
     products, bias, out, *kept = arrays
-    tile = _Tile(batch, hidden, recurrent, length)
+    tile = _TileView(batch, hidden, recurrent, length)
     kernels = [tile.recurrent(part, transposed=True) for part in range(4)]
     biases = [tile.row(bias, part) for part in range(4)]
 
@@ -243,7 +243,7 @@ def _forward_kernel(time: int, batch: int, hidden: int, recurrent: Any, length: 
 
 def _backward_kernel(time: int, batch: int, hidden: int, recurrent: Any, length: Any, *arrays: Any) -> None:
     d_out, gates, cells, d_sums = arrays
-    tile = _Tile(batch, hidden, recurrent, length)
+    tile = _TileView(batch, hidden, recurrent, length)
     kernels = [tile.recurrent(part, transposed=False) for part in range(4)]
     first = tile.first(time)
 

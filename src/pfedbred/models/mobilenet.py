@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from pfedbred.models.base import Model
 from pfedbred.models.images import sides_and_channels, unit, unit_init
 from pfedbred.models.linear import dense, dense_init
-from pfedbred.models.normalisation import Norm, Normalise, with_norm
+from pfedbred.models.normalisation import Norm, NormaliseLayer, with_norm
 from pfedbred.types import Array, Key, Tree
 
 _SMALLEST = 8  # 8 -> 4 -> 2 -> 1
@@ -76,7 +76,7 @@ def mobilenet(
         params["last"] = unit_init(final, outputs[-1], last, 1, dtype)
         return {**params, "output": dense_init(output, last, classes, dtype)}
 
-    def network(params: Tree, x: Array, normalise: Normalise) -> Array:
+    def network(params: Tree, x: Array, normalise: NormaliseLayer) -> Array:
         x = x.reshape(x.shape[0], height, width, channels).astype(params["output"]["weight"].dtype)
         x = jax.nn.relu6(unit(params["stem"], "stem", x, 1, normalise))
         for number, stride in enumerate(strides, 1):
@@ -97,7 +97,7 @@ def _block_init(key: Key, inputs: int, expansion: int, outputs: int, dtype: Any)
     return block if expansion == 1 else {"expand": unit_init(first, inputs, wide, 1, dtype), **block}
 
 
-def _block(block: Tree, name: str, x: Array, stride: int, normalise: Normalise) -> Array:
+def _block(block: Tree, name: str, x: Array, stride: int, normalise: NormaliseLayer) -> Array:
     y = x
     if "expand" in block:
         y = jax.nn.relu6(unit(block["expand"], f"{name}.expand", y, 1, normalise))

@@ -19,8 +19,8 @@ from pfedbred.models.convolution import with_fast_convolutions
 from pfedbred.types import Array, Key, Tree
 
 Norm = Literal["group", "batch"]
-Normalise = Callable[[str, Tree, Array], Array]
-Network = Callable[[Tree, Array, Normalise], Array]
+NormaliseLayer = Callable[[str, Tree, Array], Array]
+Network = Callable[[Tree, Array, NormaliseLayer], Array]
 
 GROUPS = 2
 _EPSILON = 1e-5

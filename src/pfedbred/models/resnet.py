@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from pfedbred.models.base import Model
 from pfedbred.models.images import sides_and_channels, unit, unit_init
 from pfedbred.models.linear import dense, dense_init
-from pfedbred.models.normalisation import Norm, Normalise, with_norm
+from pfedbred.models.normalisation import Norm, NormaliseLayer, with_norm
 from pfedbred.types import Array, Key, Tree
 
 _SMALLEST = 8  # 8 -> 4 -> 2 -> 1 in the four stages of ResNet-18
@@ -55,7 +55,7 @@ def resnet(
             }
         return {**params, "output": dense_init(output, widths[-1], classes, dtype)}
 
-    def network(params: Tree, x: Array, normalise: Normalise) -> Array:
+    def network(params: Tree, x: Array, normalise: NormaliseLayer) -> Array:
         x = x.reshape(x.shape[0], height, width, channels).astype(params["output"]["weight"].dtype)
         x = jax.nn.relu(unit(params["stem"], "stem", x, 1, normalise))
         for stage in range(1, len(widths) + 1):
@@ -77,7 +77,7 @@ def _block_init(key: Key, inputs: int, outputs: int, dtype: Any) -> Tree:
     return block if inputs == outputs else {**block, "skip": unit_init(skip, inputs, outputs, 1, dtype)}
 
 
-def _block(block: Tree, name: str, x: Array, stride: int, normalise: Normalise) -> Array:
+def _block(block: Tree, name: str, x: Array, stride: int, normalise: NormaliseLayer) -> Array:
     y = jax.nn.relu(unit(block["unit1"], f"{name}.unit1", x, stride, normalise))
     y = unit(block["unit2"], f"{name}.unit2", y, 1, normalise)
     if "skip" in block:

@@ -15,7 +15,7 @@ from pfedbred.experiment.result import Run
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, Some, expect
 from pfedbred.paper.columns import ALL, Facts
 from pfedbred.paper.records import read_measured, rounded
-from pfedbred.paper.rows import Split, Table
+from pfedbred.paper.rows import SplitSeed, Table
 from pfedbred.runs.figures import places
 from pfedbred.runs.schema import PLATFORM
 from pfedbred.runs.statistics import evenly_spaced, mean_and_std, paired_difference
@@ -114,7 +114,7 @@ def best_of(of_model: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return mean_and_std(of_model["best"]) if of_model["finite"] else (None, None)
 
 
-Records = Mapping[Split, dict[str, Any]]
+Records = Mapping[SplitSeed, dict[str, Any]]
 """The records of a cell, by split."""
 
 

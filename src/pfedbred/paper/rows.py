@@ -15,11 +15,11 @@ from pfedbred.paper.columns import Column
 from pfedbred.paper.printed import Printed
 from pfedbred.paper.records import record_file
 
-Split = int | None
+SplitSeed = int | None
 """The seed of a split; None is the dataset's own."""
 
 
-class Source(NamedTuple):
+class RecordSource(NamedTuple):
     """A row of another table that is the same experiment, so that its records serve both."""
 
     table: str
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     algorithm: str
     options: Mapping[str, Any] = {}  # never mutated
     strength: float | None = None
-    source: Source | None = None
+    source: RecordSource | None = None
 
     def experiment(self, column: Column, *, seeds: int, rounds: int | None) -> Experiment:
         """The row's experiment in a column."""
@@ -88,7 +88,7 @@ class Table:
     printed: Printed = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
     about: tuple[str, ...] = ()
-    splits: tuple[Split, ...] = (None,)
+    splits: tuple[SplitSeed, ...] = (None,)
     compared: Mapping[str, str] = field(default_factory=dict)
     shows_fit: bool = False
 
@@ -100,7 +100,7 @@ class Table:
             found.setdefault(base, []).append(row)
         return [(base, *(row for row in group if row != base)) for base, group in found.items()]
 
-    def record_file(self, out: Path, column: str, row: str, split: Split = None) -> Path:
+    def record_file(self, out: Path, column: str, row: str, split: SplitSeed = None) -> Path:
         """The file of a cell's record on a split."""
         source = self.rows[row].source
         if split is not None:

@@ -30,22 +30,22 @@ from pfedbred.paper.cells import CELL, best_of, measured
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.markdown import mean_and_std_text
 from pfedbred.paper.records import Request, fingerprint, load_or_measure
-from pfedbred.paper.rows import Row, Split, Table
+from pfedbred.paper.rows import Row, SplitSeed, Table
 from pfedbred.paper.splits import federation_of
 from pfedbred.runs import layout, locks
 from pfedbred.runs.metrics_file import MetricsFile, read_points, size_of
 
 
-class Training(NamedTuple):
+class SharedTraining(NamedTuple):
     """The cells of one training: a row's, and those of rows that differ only in the evaluation of P."""
 
     column: str
-    split: Split
+    split: SplitSeed
     row: str
     also: tuple[str, ...] = ()
 
 
-def run_training(table: Table, training: Training, request: Request) -> list[SettingError]:
+def run_training(table: Table, training: SharedTraining, request: Request) -> list[SettingError]:
     """Runs the missing cells of a training; returns why some cannot be run."""
     column, split, first, also = training
     problems = []
@@ -54,18 +54,18 @@ def run_training(table: Table, training: Training, request: Request) -> list[Set
             run_cell(table, column, row, request, split, also if row == first else ())
         except SettingError as problem:  # the other cells may still run
             problems.append(problem)
-            request.say(f"{_Place(table, column, row, split).name}: cannot be run: {problem}")
+            request.say(f"{_CellPlace(table, column, row, split).name}: cannot be run: {problem}")
     return problems
 
 
 @dataclass(frozen=True)
-class _Place:
+class _CellPlace:
     """A cell's place in its table."""
 
     table: Table
     column: str
     row_name: str
-    split: Split
+    split: SplitSeed
 
     @property
     def name(self) -> str:
@@ -107,13 +107,13 @@ class _Place:
 
 
 def run_cell(
-    table: Table, column: str, row: str, request: Request, split: Split = None, also: Sequence[str] = ()
+    table: Table, column: str, row: str, request: Request, split: SplitSeed = None, also: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The record of a cell: read if it was run with these settings, else run and written.
 
     If it is run, so are missing records of the rows ``also``, which differ only in the evaluation of P.
     """
-    place = _Place(table, column, row, split)
+    place = _CellPlace(table, column, row, split)
     file, name = place.file(request), place.name
     work = file.with_suffix(".run")
     held = ExitStack()  # holds the folder's lock until the record is written
@@ -124,7 +124,9 @@ def run_cell(
         built = place.build(request, federation)
         held.enter_context(open_folder(work, resume=True))
         others = [
-            each for each in (_Place(table, column, each, split) for each in also) if not each.file(request).exists()
+            each
+            for each in (_CellPlace(table, column, each, split) for each in also)
+            if not each.file(request).exists()
         ]
         evaluated = [_AlsoEvaluated(each.build(request, federation), work / each.row_name) for each in others]
         finished = _run(built, work, name, request, evaluated)

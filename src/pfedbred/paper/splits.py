@@ -9,10 +9,10 @@ from pfedbred import data
 from pfedbred.data.federation import Federation
 from pfedbred.errors import SettingError
 from pfedbred.paper.columns import Column, Federations
-from pfedbred.paper.rows import Split
+from pfedbred.paper.rows import SplitSeed
 
 
-def federation_of(federations: Federations, column: Column, split: Split) -> Federation:
+def federation_of(federations: Federations, column: Column, split: SplitSeed) -> Federation:
     """The federation of a column on a split.
 
     For a split other than the dataset's own, a prepared federation is named by the seed, as in mnist-paper-split2.fed.

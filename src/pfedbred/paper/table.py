@@ -20,7 +20,7 @@ from pfedbred.paper.jobs import run_jobs
 from pfedbred.paper.markdown import markdown
 from pfedbred.paper.records import Request, chosen
 from pfedbred.paper.rows import Table
-from pfedbred.paper.running import Training, run_training
+from pfedbred.paper.running import SharedTraining, run_training
 
 
 def run_table(table: Table, request: Request) -> list[Cell]:
@@ -41,7 +41,7 @@ def run_table(table: Table, request: Request) -> list[Cell]:
 
 def _run_missing(table: Table, columns: Sequence[str], rows: Sequence[str], request: Request) -> None:
     jobs = [
-        partial(run_training, table, Training(column, split, first, tuple(also)))
+        partial(run_training, table, SharedTraining(column, split, first, tuple(also)))
         for column, split, (first, *also) in product(columns, table.splits, table.trainings(rows))
     ]
     problems = run_jobs(jobs, request)

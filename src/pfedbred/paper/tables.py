@@ -5,7 +5,7 @@ from __future__ import annotations
 from pfedbred.bregman import priors
 from pfedbred.paper import printed
 from pfedbred.paper.columns import COLUMNS
-from pfedbred.paper.rows import Row, Source, Table
+from pfedbred.paper.rows import RecordSource, Row, Table
 
 _METHODS = (
     "fedavg",
@@ -54,7 +54,7 @@ FO_STEP = Table(
     "fo-step",
     "fo with the paper's eta_alpha, and with twice as much",
     {
-        "eta_a=0.01": Row("fo", source=Source("ablation", "fo")),
+        "eta_a=0.01": Row("fo", source=RecordSource("ablation", "fo")),
         "eta_a=0.02": Row("fo", {"settings": {"eta_a": 0.02}}),
     },
     _IMAGES,
@@ -64,7 +64,7 @@ FO_STEP = Table(
 SPLITS = Table(
     "splits",
     "Beyond the paper: Table 2 on three splits of the data",
-    {name: Row(name, source=Source("table2", name)) for name in _METHODS},
+    {name: Row(name, source=RecordSource("table2", name)) for name in _METHODS},
     _IMAGES,
     {(column, row, model): figure for (column, row, model), figure in printed.TABLE2.items() if column in _IMAGES},
     models=_MODELS,
@@ -99,7 +99,7 @@ PRIORS = Table(
 
 _PER_FEDAVG = ("per-fedavg", "per-fedavg+ft", "per-fedavg+am")
 _VARIANTS: dict[str, tuple[Row, str]] = {  # with the row of Table 2 that a variant may explain
-    **{name: (Row(name, source=Source("table2", name)), name) for name in _PER_FEDAVG},
+    **{name: (Row(name, source=RecordSource("table2", name)), name) for name in _PER_FEDAVG},
     **{
         name.replace("per-fedavg", "two-steps"): (Row(name, {"settings": {"adapt_steps": 2}}), name)
         for name in _PER_FEDAVG
@@ -133,7 +133,9 @@ FEDEM = Table(
     "fedem",
     "FedEM by the number of components",
     {
-        f"M={count}": Row("fedem", {"settings": {"M": count}}, source=Source("table2", "fedem") if count == 3 else None)
+        f"M={count}": Row(
+            "fedem", {"settings": {"M": count}}, source=RecordSource("table2", "fedem") if count == 3 else None
+        )
         for count in (2, 3, 5)
     },
     _IMAGES,

@@ -20,7 +20,7 @@ MODELS: tuple[Which, ...] = ("global", "personal")
 
 
 @dataclass
-class Chosen:
+class ChosenRounds:
     """The best round so far of each model and seed, by the first metric of the validation samples.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pfedbred.errors import SettingError
-from pfedbred.runs.onnx_values import Convert, Given, Value, is_symbolic, reduced, registered
+from pfedbred.runs.onnx_values import Convert, Operand, Value, is_symbolic, reduced, registered
 
 if TYPE_CHECKING:
     from pfedbred.runs.onnx_graph import Graph
@@ -20,7 +20,7 @@ _converts = registered(PRIMITIVES)
 
 
 @_converts("broadcast_in_dim")
-def _broadcast(graph: Graph, equation: Any, x: Given, *sizes: Given) -> Value:
+def _broadcast(graph: Graph, equation: Any, x: Operand, *sizes: Operand) -> Value:
     """Adds axes of size 1; they are repeated only where that is needed."""
     axes, shape = equation.params["broadcast_dimensions"], equation.params["shape"]
     new = [axis for axis in range(len(shape)) if axis not in axes]
@@ -32,37 +32,37 @@ def _broadcast(graph: Graph, equation: Any, x: Given, *sizes: Given) -> Value:
 
 
 @_converts("reshape")
-def _reshape(graph: Graph, equation: Any, x: Given, *sizes: Given) -> str:
+def _reshape(graph: Graph, equation: Any, x: Operand, *sizes: Operand) -> str:
     return graph.reshaped(graph.exact(x, equation.invars[0].aval.shape), equation.params["new_sizes"])
 
 
 @_converts("squeeze")
-def _squeeze(graph: Graph, equation: Any, x: Given) -> str:
+def _squeeze(graph: Graph, equation: Any, x: Operand) -> str:
     axes = [axis % len(x.shape) for axis in equation.params["dimensions"]]
     return graph.op("Squeeze", graph.exact(x, equation.invars[0].aval.shape), np.array(axes, np.int64))
 
 
 @_converts("transpose")
-def _transpose(graph: Graph, equation: Any, x: Given) -> Value:
+def _transpose(graph: Graph, equation: Any, x: Operand) -> Value:
     order = equation.params["permutation"]
     return Value(graph.transposed(graph.loose(x), order), tuple(x.shape[axis] for axis in order))
 
 
 @_converts("concatenate")
-def _concatenate(graph: Graph, equation: Any, *parts: Given) -> str:
+def _concatenate(graph: Graph, equation: Any, *parts: Operand) -> str:
     names = [graph.exact(each, one.aval.shape) for each, one in zip(parts, equation.invars, strict=True)]
     return graph.op("Concat", *names, axis=equation.params["dimension"])
 
 
 @_converts("stack")
-def _stack(graph: Graph, equation: Any, *parts: Given) -> str:
+def _stack(graph: Graph, equation: Any, *parts: Operand) -> str:
     axis = equation.params["axis"]
     names = [graph.exact(each, one.aval.shape) for each, one in zip(parts, equation.invars, strict=True)]
     return graph.op("Concat", *(graph.op("Unsqueeze", each, np.array([axis], np.int64)) for each in names), axis=axis)
 
 
 @_converts("split")
-def _split(graph: Graph, equation: Any, x: Given) -> list[str]:
+def _split(graph: Graph, equation: Any, x: Operand) -> list[str]:
     sizes = np.array(equation.params["sizes"], np.int64)
     name = graph.exact(x, equation.invars[0].aval.shape)
     return graph.ops("Split", name, sizes, outputs=len(sizes), axis=equation.params["axis"])
@@ -79,7 +79,7 @@ def _sliced(graph: Graph, name: str, cuts: Mapping[int, tuple[int, int, int]]) -
 
 
 @_converts("slice")
-def _slice(graph: Graph, equation: Any, x: Given) -> str:
+def _slice(graph: Graph, equation: Any, x: Operand) -> str:
     params, shape = equation.params, equation.invars[0].aval.shape
     steps = params["strides"] or (1,) * len(shape)
     cuts = {
@@ -93,13 +93,13 @@ def _slice(graph: Graph, equation: Any, x: Given) -> str:
 
 
 @_converts("rev")
-def _reverse(graph: Graph, equation: Any, x: Given) -> str:
+def _reverse(graph: Graph, equation: Any, x: Operand) -> str:
     name = graph.exact(x, equation.invars[0].aval.shape)
     return _sliced(graph, name, {axis: (-1, np.iinfo(np.int64).min, -1) for axis in equation.params["dimensions"]})
 
 
 @_converts("dynamic_slice")
-def _dynamic_slice(graph: Graph, equation: Any, x: Given, *starts: Given) -> str:
+def _dynamic_slice(graph: Graph, equation: Any, x: Operand, *starts: Operand) -> str:
     """From places that are known; JAX moves them so that the slice is inside the array."""
     shape, sizes = equation.invars[0].aval.shape, equation.params["slice_sizes"]
     cuts = {}
@@ -114,7 +114,7 @@ def _dynamic_slice(graph: Graph, equation: Any, x: Given, *starts: Given) -> str
 
 
 @_converts("pad")
-def _pad(graph: Graph, equation: Any, x: Given, value: Given) -> str:
+def _pad(graph: Graph, equation: Any, x: Operand, value: Operand) -> str:
     low, high, between = zip(*equation.params["padding_config"], strict=True)
     if any(between):
         raise SettingError("ONNX: padding between the entries of an array is not supported")
@@ -129,7 +129,7 @@ def _size_as_value(graph: Graph, equation: Any) -> str:
 
 
 @_converts("iota")
-def _iota(graph: Graph, equation: Any, *sizes: Given) -> Value:
+def _iota(graph: Graph, equation: Any, *sizes: Operand) -> Value:
     """Places along an axis; where no size depends on the batch, it is known."""
     shape, axis = equation.params["shape"], equation.params["dimension"]
     if is_symbolic(shape[axis]):
@@ -142,7 +142,7 @@ def _iota(graph: Graph, equation: Any, *sizes: Given) -> Value:
 
 
 @_converts("gather")
-def _gather(graph: Graph, equation: Any, x: Given, places: Given) -> str:
+def _gather(graph: Graph, equation: Any, x: Operand, places: Operand) -> str:
     """Rows by their number, such as the vectors of words; or a slice at a known place, which JAX traces so."""
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     shape, at = (each.aval for each in equation.invars)

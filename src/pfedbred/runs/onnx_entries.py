@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from pfedbred.errors import SettingError
-from pfedbred.runs.onnx_values import Convert, Given, Value, number, registered
+from pfedbred.runs.onnx_values import Convert, Operand, Value, number, registered
 
 if TYPE_CHECKING:
     from pfedbred.runs.onnx_graph import Graph
@@ -27,7 +27,7 @@ def _widest(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 def _entrywise(compute: Callable[..., str]) -> Convert:
     """Of names of entries, not of whole arrays: axes may still be of size 1."""
 
-    def convert(graph: Graph, equation: Any, *given: Given) -> Value:
+    def convert(graph: Graph, equation: Any, *given: Operand) -> Value:
         name = compute(graph, equation, *map(graph.loose, given))
         return Value(name, _widest([each.shape for each in given]))
 

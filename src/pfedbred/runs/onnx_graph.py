@@ -28,7 +28,7 @@ from jax.extend import core
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.runs import onnx_axes, onnx_entries, onnx_sums
-from pfedbred.runs.onnx_values import Given, Value, is_symbolic, storable
+from pfedbred.runs.onnx_values import Operand, Value, is_symbolic, storable
 from pfedbred.types import Tree
 
 OPSET, _IR_VERSION = 20, 9  # of the end of 2023: runtimes older than that are not expected
@@ -81,14 +81,14 @@ class Graph:
             self._size = self.op("Shape", name, start=0, end=1)
         return self._result(name, dtype, (self.batch, *shape))
 
-    def output(self, name: str, value: Given) -> None:
+    def output(self, name: str, value: Operand) -> None:
         """Makes a result of the graph one of its outputs."""
         found, shape = self.loose(value), value.shape
         dtype = self._types[found] if isinstance(value, Value) else value.dtype
         self._nodes.append(self._onnx.helper.make_node("Identity", [found], [self._named(name)]))
         self._outputs.append(self._described(name, dtype, shape))
 
-    def apply(self, function: Callable[..., Sequence[Any]], params: Tree, *inputs: Value) -> list[Given]:
+    def apply(self, function: Callable[..., Sequence[Any]], params: Tree, *inputs: Value) -> list[Operand]:
         """The results of ``function(params, *inputs)``, a list of arrays; params are known, inputs are not."""
         shapes = [jax.ShapeDtypeStruct(each.shape, self._types[each.name]) for each in inputs]
         try:
@@ -144,11 +144,11 @@ class Graph:
 
     # For the primitives ---------------------------------------------------------------------------------------------
 
-    def loose(self, given: Given) -> str:
+    def loose(self, given: Operand) -> str:
         """Its name, for an operator that broadcasts axes of size 1."""
         return given.name if isinstance(given, Value) else self.constant(given)
 
-    def exact(self, given: Given, shape: Sequence[Any] | None = None) -> str:
+    def exact(self, given: Operand, shape: Sequence[Any] | None = None) -> str:
         """Its name after broadcasting to ``shape``."""
         if not isinstance(given, Value) or shape is None or given.shape == tuple(shape):
             return self.loose(given)
@@ -188,12 +188,12 @@ class Graph:
 
     # Programs -------------------------------------------------------------------------------------------------------
 
-    def _run(self, program: Any, constants: Sequence[Any], given: Sequence[Given]) -> list[Given]:
+    def _run(self, program: Any, constants: Sequence[Any], given: Sequence[Operand]) -> list[Operand]:
         """Converts a program's equations one by one."""
-        found: dict[Any, Given] = dict(zip(program.constvars, map(np.asarray, constants), strict=True))
+        found: dict[Any, Operand] = dict(zip(program.constvars, map(np.asarray, constants), strict=True))
         found |= zip(program.invars, given, strict=True)
 
-        def read(each: Any) -> Given:
+        def read(each: Any) -> Operand:
             is_literal = isinstance(each, core.Literal)
             return np.asarray(each.val, each.aval.dtype) if is_literal else found[each]
 
@@ -202,7 +202,7 @@ class Graph:
             found |= zip(equation.outvars, results, strict=True)
         return [read(each) for each in program.outvars]
 
-    def _converted(self, equation: Any, given: list[Given]) -> Sequence[Given]:
+    def _converted(self, equation: Any, given: list[Operand]) -> Sequence[Operand]:
         name = equation.primitive.name
         if name in _CALLS:
             called = equation.params[_CALLS[name]]
@@ -224,7 +224,7 @@ class Graph:
             made = [made]
         return [self._as_result(each, out.aval) for each, out in zip(made, equation.outvars, strict=True)]
 
-    def _whole(self, given: Given, aval: Any) -> Given:
+    def _whole(self, given: Operand, aval: Any) -> Operand:
         if not isinstance(given, Value):
             return given
         return self._result(self.exact(given, aval.shape), aval.dtype, aval.shape)
@@ -233,13 +233,13 @@ class Graph:
         name, shape = (made, aval.shape) if isinstance(made, str) else made
         return self._result(name, aval.dtype, shape)
 
-    def _loop(self, equation: Any, given: list[Given]) -> list[Given]:
+    def _loop(self, equation: Any, given: list[Operand]) -> list[Operand]:
         """A loop over the first axis of some inputs: ONNX's Scan, whose body reads the graph around it by name."""
         params, closed = equation.params, equation.params["jaxpr"]
         fixed, carried = params["num_consts"], params["num_carry"]
         avals = [each.aval for each in equation.invars]
         outer, self._nodes = self._nodes, []
-        inside: list[Given] = list(given[:fixed])
+        inside: list[Operand] = list(given[:fixed])
         inputs = []
         for variable in closed.jaxpr.invars[fixed:]:
             name = self._new("loop")

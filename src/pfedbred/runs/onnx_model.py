@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred.data.columns import MISSING, Column, Encoding
+from pfedbred.data.columns import MISSING, DataColumn, Encoding
 from pfedbred.io.atomic import replacing
 from pfedbred.models.platform import portable
 from pfedbred.runs import model_file
@@ -103,7 +103,7 @@ def _encoded(graph: Graph, encoding: Encoding) -> Value:
     return graph.typed(inputs, np.float32, (graph.batch, len(encoding.names)))
 
 
-def _gaps(graph: Graph, column: Column, cells: str) -> str:
+def _gaps(graph: Graph, column: DataColumn, cells: str) -> str:
     """Where a column has no value."""
     if column.categories is None:
         return graph.op("IsNaN", cells)

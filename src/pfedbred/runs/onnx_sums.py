@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pfedbred.errors import SettingError
-from pfedbred.runs.onnx_values import Convert, Given, number, reduced, registered
+from pfedbred.runs.onnx_values import Convert, Operand, number, reduced, registered
 
 if TYPE_CHECKING:
     from pfedbred.runs.onnx_graph import Graph
@@ -26,7 +26,7 @@ _REDUCTIONS = {"reduce_sum": "ReduceSum", "reduce_prod": "ReduceProd", "reduce_m
 
 
 @_converts(*_REDUCTIONS)
-def _reduce(graph: Graph, equation: Any, x: Given) -> str:
+def _reduce(graph: Graph, equation: Any, x: Operand) -> str:
     aval, kind = equation.invars[0].aval, _REDUCTIONS[equation.primitive.name]
     name = graph.exact(x, aval.shape)
     if aval.dtype != bool:
@@ -35,7 +35,7 @@ def _reduce(graph: Graph, equation: Any, x: Given) -> str:
 
 
 @_converts("argmax", "argmin")
-def _arg(graph: Graph, equation: Any, x: Given) -> str:
+def _arg(graph: Graph, equation: Any, x: Operand) -> str:
     kind = {"argmax": "ArgMax", "argmin": "ArgMin"}[equation.primitive.name]
     (axis,) = equation.params["axes"]
     found = graph.op(kind, graph.exact(x, equation.invars[0].aval.shape), axis=axis, keepdims=0)
@@ -43,13 +43,13 @@ def _arg(graph: Graph, equation: Any, x: Given) -> str:
 
 
 @_converts("cumsum")
-def _cumulative(graph: Graph, equation: Any, x: Given) -> str:
+def _cumulative(graph: Graph, equation: Any, x: Operand) -> str:
     name, axis = graph.exact(x, equation.invars[0].aval.shape), np.array(equation.params["axis"], np.int64)
     return graph.op("CumSum", name, axis, reverse=int(equation.params["reverse"]))
 
 
 @_converts("dot_general")
-def _product(graph: Graph, equation: Any, a: Given, b: Given) -> str:
+def _product(graph: Graph, equation: Any, a: Operand, b: Operand) -> str:
     """A matrix product where it is one, possibly of many matrices; else the general sum over products."""
     ((sum_a, sum_b), (batch_a, batch_b)) = equation.params["dimension_numbers"]
     left, right = (each.aval for each in equation.invars)
@@ -73,19 +73,19 @@ def _product(graph: Graph, equation: Any, a: Given, b: Given) -> str:
 
 
 @_converts("conv_general_dilated")
-def _convolution(graph: Graph, equation: Any, x: Given, kernel: Given) -> str:
+def _convolution(graph: Graph, equation: Any, x: Operand, kernel: Operand) -> str:
     return _convolved(graph, equation, x, kernel, equation.params)
 
 
 @_converts("convolve")
-def _own_convolution(graph: Graph, equation: Any, x: Given, kernel: Given) -> str:
+def _own_convolution(graph: Graph, equation: Any, x: Operand, kernel: Operand) -> str:
     """That of :mod:`pfedbred.models.convolution`."""
     if equation.params["wanted"] != "y":
         raise SettingError("ONNX: the gradient of a convolution is not supported")
     return _convolved(graph, equation, x, kernel, equation.params["convolution"]._asdict())
 
 
-def _convolved(graph: Graph, equation: Any, x: Given, kernel: Given, how: Mapping[str, Any]) -> str:
+def _convolved(graph: Graph, equation: Any, x: Operand, kernel: Operand, how: Mapping[str, Any]) -> str:
     if how.get("batch_group_count", 1) != 1 or set(how["lhs_dilation"]) != {1} or np.min(how["padding"]) < 0:
         raise SettingError("ONNX: a transposed convolution is not supported")
     names = how["dimension_numbers"]
@@ -108,17 +108,17 @@ def _convolved(graph: Graph, equation: Any, x: Given, kernel: Given, how: Mappin
 
 
 @_converts("reduce_window_max")
-def _max_pool(graph: Graph, equation: Any, x: Given) -> str:
+def _max_pool(graph: Graph, equation: Any, x: Operand) -> str:
     return _pooled(graph, equation, x, "MaxPool")
 
 
 @_converts("reduce_window_sum")
-def _sum_pool(graph: Graph, equation: Any, x: Given) -> str:
+def _sum_pool(graph: Graph, equation: Any, x: Operand) -> str:
     mean = _pooled(graph, equation, x, "AveragePool", count_include_pad=1)
     return graph.op("Mul", mean, number(equation.invars[0], math.prod(equation.params["window_dimensions"])))
 
 
-def _pooled(graph: Graph, equation: Any, x: Given, kind: str, **options: Any) -> str:
+def _pooled(graph: Graph, equation: Any, x: Operand, kind: str, **options: Any) -> str:
     """Pooling over the axes between the first and the last, which are samples and channels."""
     params, shape = equation.params, equation.invars[0].aval.shape
     window, steps, padding = (params[key] for key in ("window_dimensions", "window_strides", "padding"))

@@ -19,7 +19,7 @@ class Value(NamedTuple):
     shape: tuple[Any, ...]
 
 
-Given = Value | np.ndarray
+Operand = Value | np.ndarray
 """What a primitive is applied to: a result in the graph, or an array that is known already."""
 
 

@@ -12,7 +12,7 @@ from pfedbred import tasks
 from pfedbred.data import prepared
 from pfedbred.data.federation import columns_at
 from pfedbred.data.labels import named_as
-from pfedbred.data.sources.tables import Table, read_csv, read_parquet
+from pfedbred.data.sources.tables import TableRows, read_csv, read_parquet
 from pfedbred.data.sources.user_files import inputs_of
 from pfedbred.errors import SettingError
 from pfedbred.io.npy import Npz, read_npy
@@ -154,13 +154,13 @@ def read_samples(
     raise SettingError(f"cannot read {path}: expected .npz, .npy, .csv, .parquet or .fed")
 
 
-def _raw_rows(table: Table, columns: Sequence[str]) -> np.ndarray:
+def _raw_rows(table: TableRows, columns: Sequence[str]) -> np.ndarray:
     rows = np.empty((len(table), len(columns)), object)
     rows[:] = table.rows(columns)
     return rows
 
 
-def _inputs(table: Table, columns: Sequence[str], path: Path) -> np.ndarray:
+def _inputs(table: TableRows, columns: Sequence[str], path: Path) -> np.ndarray:
     """For a model of numbers, images or texts; a table of numbers may have gaps."""
     found = inputs_of(table, columns, str(path))
     texts = next((each for each in found.columns or () if each.categories is not None), None)
@@ -189,7 +189,7 @@ def _texts(labels: np.ndarray, names: Sequence[str] | None) -> list[str]:
 
 
 def _from_table(
-    table: Table,
+    table: TableRows,
     path: Path,
     label_column: str | None,
     features: Sequence[str] | None,

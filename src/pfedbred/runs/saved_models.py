@@ -24,7 +24,7 @@ from pfedbred.io import tensors
 from pfedbred.runs import model_file
 from pfedbred.runs.calibration import of_one
 from pfedbred.runs.chosen import MODELS as MODEL_KINDS
-from pfedbred.runs.chosen import Chosen
+from pfedbred.runs.chosen import ChosenRounds
 from pfedbred.runs.layout import COMPARISON, GLOBAL_MODEL, MODELS, SWEEP, TABLE
 from pfedbred.runs.start_params import FROZEN
 from pfedbred.settings import schedules
@@ -41,7 +41,7 @@ def write_models(
     backend: Backend[S],
     state: S,
     round_: int,
-    chosen: Chosen | None = None,
+    chosen: ChosenRounds | None = None,
     fitted: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the models of a finished run into its folder; G alone where personal models stay with their clients.

@@ -23,7 +23,7 @@ from pfedbred.models.base import WithStatistics
 from pfedbred.runs.trained_model import TrainedModel
 from pfedbred.types import Tree
 
-Arrays = dict[str, np.ndarray]
+StateDict = dict[str, np.ndarray]
 
 
 def write_torch(path: Path, trained: TrainedModel) -> None:
@@ -42,11 +42,11 @@ def write_torch(path: Path, trained: TrainedModel) -> None:
         torch.save(whole, file)
 
 
-def state_dict(trained: TrainedModel) -> Arrays:
+def state_dict(trained: TrainedModel) -> StateDict:
     """The params and batch statistics of a model by the names that they have in PyTorch."""
     name, network = trained.about["model"], _network(trained)
     params, statistics = network if isinstance(network, WithStatistics) else (network, {})
-    found: Arrays = {}
+    found: StateDict = {}
     for path, layer in _layers(params):
         found |= _LAYERS.get(name, _plain)(path, layer)
     if trained.text is not None and trained.text.vectors is not None:
@@ -99,7 +99,7 @@ def _layers(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _layers(each, here)
 
 
-def _plain(path: str, layer: Any, conv: str | None = None, norm: str | None = None) -> Arrays:
+def _plain(path: str, layer: Any, conv: str | None = None, norm: str | None = None) -> StateDict:
     """A linear layer, a convolution, a convolution with its norm, or a norm."""
     if "scale" in layer:
         return {f"{path}.weight": layer["scale"], f"{path}.bias": layer["shift"]}
@@ -141,11 +141,11 @@ def _unit(model: str, path: str) -> tuple[str, str]:
     return (f"{where}.conv{unit}", f"{where}.bn{unit}") if unit else (f"{where}.downsample.0", f"{where}.downsample.1")
 
 
-def _residual(path: str, layer: Any) -> Arrays:
+def _residual(path: str, layer: Any) -> StateDict:
     return _plain("fc", layer) if path == "output" else _plain(path, layer, *_unit("resnet", path))
 
 
-def _recurrent(path: str, layer: Any) -> Arrays:
+def _recurrent(path: str, layer: Any) -> StateDict:
     """Layers as those of one ``torch.nn.LSTM`` called lstm; both directions if arrays have a first axis of two."""
     if path == "embedding":
         return {"embedding.weight": layer}
@@ -171,7 +171,7 @@ _ENCODER = {
 """Parts of a layer as ``torch.nn.TransformerEncoderLayer`` names them."""
 
 
-def _attentive(path: str, layer: Any) -> Arrays:
+def _attentive(path: str, layer: Any) -> StateDict:
     """Layers as those of a ``torch.nn.TransformerEncoder`` called encoder; patches go through a convolution."""
     if path == "positions":
         return {path: layer}
@@ -188,7 +188,7 @@ def _attentive(path: str, layer: Any) -> Arrays:
     return {key.replace("in_proj.", "in_proj_"): array for key, array in _plain(theirs, layer).items()}
 
 
-_LAYERS: dict[str, Callable[[str, Any], Arrays]] = {
+_LAYERS: dict[str, Callable[[str, Any], StateDict]] = {
     "resnet8": _residual,
     "resnet18": _residual,
     "lstm": _recurrent,

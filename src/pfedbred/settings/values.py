@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pfedbred.errors import SettingError, nearest
 
 
-class Rule(NamedTuple):
+class Constraint(NamedTuple):
     """What a number must satisfy, in words and as a predicate; and whether it decides how the program is built."""
 
     words: str
@@ -31,17 +31,17 @@ class InPlaceOf(NamedTuple):
 
 LARGEST_FLOAT = 3.4028234e38  # beyond this a float32 is infinite
 
-Positive = Annotated[float, Rule("a number > 0", lambda value: value > 0)]
-NonNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
-Tolerance = Annotated[float, Rule("a number >= 0", lambda value: value >= 0, builds=True)]
-Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
-Level = Annotated[float, Rule("a number above 0 and below 1", lambda value: 0 < value < 1)]
-Minority = Annotated[float, Rule("a number >= 0 and below 0.5", lambda value: 0 <= value < 0.5)]
-Count = Annotated[int, Rule("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
-Few = Annotated[int, Rule("a whole number from 1 to 1000", lambda value: 1 <= value <= 1000)]
-Seed = Annotated[int, Rule("a whole number from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32)]
+Positive = Annotated[float, Constraint("a number > 0", lambda value: value > 0)]
+NonNegative = Annotated[float, Constraint("a number >= 0", lambda value: value >= 0)]
+Tolerance = Annotated[float, Constraint("a number >= 0", lambda value: value >= 0, builds=True)]
+Fraction = Annotated[float, Constraint("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Level = Annotated[float, Constraint("a number above 0 and below 1", lambda value: 0 < value < 1)]
+Minority = Annotated[float, Constraint("a number >= 0 and below 0.5", lambda value: 0 <= value < 0.5)]
+Count = Annotated[int, Constraint("a whole number >= 1 and below 2**31", lambda value: 1 <= value < 2**31)]
+Few = Annotated[int, Constraint("a whole number from 1 to 1000", lambda value: 1 <= value <= 1000)]
+Seed = Annotated[int, Constraint("a whole number from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32)]
 Epochs = Annotated[Count | None, InPlaceOf("R")]
-NonNegativeCount = Annotated[int, Rule("a whole number >= 0", lambda value: value >= 0)]
+NonNegativeCount = Annotated[int, Constraint("a whole number >= 0", lambda value: value >= 0)]
 
 
 def check(name: str, value: Any, annotation: Any) -> Any:

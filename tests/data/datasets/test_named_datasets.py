@@ -17,9 +17,9 @@ from pfedbred.data.datasets.fashion_mnist import fashion_mnist
 from pfedbred.data.datasets.femnist import femnist
 from pfedbred.data.datasets.mnist import mnist
 from pfedbred.data.datasets.sent140 import sent140
-from pfedbred.data.pool import by_one_number, by_pixel, standardise, to_plus_minus_one
+from pfedbred.data.scaling import by_one_number, by_pixel, standardise, to_plus_minus_one
 from pfedbred.data.sources import tables
-from pfedbred.data.sources.tables import Table
+from pfedbred.data.sources.tables import TableRows
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_errors_about_broken_files_name_the_file_and_the_row(tiny_mnist):
 def test_progress_is_shown_while_images_are_decoded(monkeypatch, capsys):
     monkeypatch.setattr(tables, "_PROGRESS_SECONDS", -1.0)
     cells = [png(np.full((2, 2), value, np.uint8)) for value in (3, 7)]
-    decoded = Table.of([pyarrow.table({"image": cells})], ["x.parquet"], ()).images("image")
+    decoded = TableRows.of([pyarrow.table({"image": cells})], ["x.parquet"], ()).images("image")
     assert decoded[:, 0, 0].tolist() == [3, 7]
     assert capsys.readouterr().err.splitlines() == ["decoding images: 1 of 2", "decoding images: 2 of 2"]
 
@@ -129,16 +129,16 @@ def test_labels_of_every_type():
     types = [getattr(pyarrow, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
     for kind in (*types, pyarrow.float32(), pyarrow.dictionary(pyarrow.int8(), pyarrow.int64())):
         halves = [pyarrow.array(part, kind) for part in ([3, 0], [], [127])]
-        table = Table(pyarrow.table({"y": pyarrow.chunked_array(halves)}), ["x.parquet"], [0])
+        table = TableRows(pyarrow.table({"y": pyarrow.chunked_array(halves)}), ["x.parquet"], [0])
         labels = table.whole_numbers("y")
         assert labels.dtype == np.int32
         assert labels.tolist() == [3, 0, 127]
     for kind, value in ((pyarrow.uint64(), 2**64 - 1), (pyarrow.int64(), -(2**63)), (pyarrow.uint32(), 2**31)):
-        table = Table(pyarrow.table({"y": pyarrow.array([1, value], kind)}), ["x.parquet"], [0])
+        table = TableRows(pyarrow.table({"y": pyarrow.array([1, value], kind)}), ["x.parquet"], [0])
         with pytest.raises(pfedbred.SettingError, match=rf"x\.parquet, row 1: label {value} is not a whole number"):
             table.whole_numbers("y")
     for kind, values in ((pyarrow.float64(), [1.5]), (pyarrow.bool_(), [True]), (pyarrow.string(), ["1"])):
-        table = Table(pyarrow.table({"y": pyarrow.array(values, kind)}), ["x.parquet"], [0])
+        table = TableRows(pyarrow.table({"y": pyarrow.array(values, kind)}), ["x.parquet"], [0])
         with pytest.raises(pfedbred.SettingError, match="column 'y' must hold whole numbers"):
             table.whole_numbers("y")
 

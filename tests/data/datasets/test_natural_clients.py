@@ -12,7 +12,7 @@ from support.hub_files import REAL, needs, png, write_parquet
 import pfedbred
 from pfedbred import models
 from pfedbred.data.datasets.shakespeare import ALPHABET, shakespeare
-from pfedbred.data.sources.tables import Table
+from pfedbred.data.sources.tables import TableRows
 
 
 @pytest.fixture
@@ -149,14 +149,14 @@ def test_vectors_with_labels_that_are_floating_point_numbers(folder):
 )
 def test_columns_that_are_no_vectors(cells, words):
     with pytest.raises(pfedbred.SettingError, match=words):
-        Table.of([pyarrow.table({"v": cells})], ["x.parquet"], ()).vectors("v")
+        TableRows.of([pyarrow.table({"v": cells})], ["x.parquet"], ()).vectors("v")
 
 
 def test_vectors_of_several_files():
     parts = [pyarrow.table({"v": [[1, 2], [3, 4]]}), pyarrow.table({"v": [[5, 6]]})]
-    assert Table.of(parts, ["a", "b"], ()).vectors("v").tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert TableRows.of(parts, ["a", "b"], ()).vectors("v").tolist() == [[1, 2], [3, 4], [5, 6]]
     with pytest.raises(pfedbred.SettingError, match="b, row 0: column 'v' must hold byte strings of one length"):
-        Table.of([pyarrow.table({"v": [b"ab"]}), pyarrow.table({"v": [b"a"]})], ["a", "b"], ()).byte_strings("v")
+        TableRows.of([pyarrow.table({"v": [b"ab"]}), pyarrow.table({"v": [b"a"]})], ["a", "b"], ()).byte_strings("v")
 
 
 def test_datasets_without_clients_are_divided_by_label(folder):

@@ -11,7 +11,7 @@ import pfedbred
 from pfedbred.data.datasets.femnist import femnist
 from pfedbred.data.datasets.mnist import mnist
 from pfedbred.data.sources import pool_cache
-from pfedbred.data.sources.tables import Table
+from pfedbred.data.sources.tables import TableRows
 
 SHADES = (10, 60, 200)
 
@@ -33,8 +33,8 @@ def folder(tmp_path, monkeypatch):
 def decoded(monkeypatch):
     """How often a column of images has been decoded."""
     calls = []
-    images = Table.images
-    monkeypatch.setattr(Table, "images", lambda self, column: calls.append(column) or images(self, column))
+    images = TableRows.images
+    monkeypatch.setattr(TableRows, "images", lambda self, column: calls.append(column) or images(self, column))
     return calls
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 import pfedbred
-from pfedbred.data.sources.tables import Table
+from pfedbred.data.sources.tables import TableRows
 from pfedbred.experiment.building import build
 
 
@@ -345,8 +345,8 @@ def test_the_columns_of_a_wide_table_are_not_looked_up_one_by_one(tmp_path, monk
     names = [f"c{i}" for i in range(100)]
     path = tmp_path / "wide.csv"
     path.write_text("\n".join([",".join([*names, "label", "client"]), *(["0.5," * 100 + "1,a"] * 4)]))
-    made = Table.__init__
-    monkeypatch.setattr(Table, "__init__", lambda self, table, *rest: made(self, Searched(table), *rest))
+    made = TableRows.__init__
+    monkeypatch.setattr(TableRows, "__init__", lambda self, table, *rest: made(self, Searched(table), *rest))
     federation = pfedbred.load(str(path))
     assert 0 < Searched.passes < 20
     backwards = list(map(Compared, names[::-1]))

@@ -18,7 +18,7 @@ from pfedbred.engine.history import Point
 from pfedbred.engine.scores import Evaluation, ModelScores, Scores
 from pfedbred.experiment.building import build
 from pfedbred.experiment.callbacks.model_writer import ModelWriter
-from pfedbred.experiment.callbacks.outcome import Outcome
+from pfedbred.experiment.callbacks.outcome import OutcomeFiles
 from pfedbred.experiment.callbacks.pictures import Pictures
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
@@ -296,10 +296,10 @@ def test_patience_starts_with_the_first_number(monkeypatch):
 
 @pytest.mark.parametrize(
     ("left_out", "files"),
-    [(ModelWriter, {layout.MODELS}), (Pictures, {layout.CURVES}), (Outcome, {layout.DATA, layout.SUMMARY})],
+    [(ModelWriter, {layout.MODELS}), (Pictures, {layout.CURVES}), (OutcomeFiles, {layout.DATA, layout.SUMMARY})],
 )
 def test_each_part_of_the_outcome_is_a_callback_of_its_own(left_out, files, tmp_path):
-    parts = [kind(tmp_path) for kind in (ModelWriter, Pictures, Outcome) if kind is not left_out]
+    parts = [kind(tmp_path) for kind in (ModelWriter, Pictures, OutcomeFiles) if kind is not left_out]
     train(built(), parts)
     everything = {layout.MODELS, layout.CURVES, layout.DATA, layout.SUMMARY}
     assert {each.name for each in tmp_path.iterdir()} == everything - files

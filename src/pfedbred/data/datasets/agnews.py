@@ -19,17 +19,17 @@ from functools import partial
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.general import dirichlet
 from pfedbred.data.pool import Pool
-from pfedbred.data.sources.hub import Source
+from pfedbred.data.sources.hub import HubDataset
 from pfedbred.data.sources.samples import table_pool
-from pfedbred.data.sources.tables import Table
+from pfedbred.data.sources.tables import TableRows
 
-SOURCE = Source("agnews", "fancyzhx/ag_news", "agnews", ("text", "label"), other_folder="agnews_test")
+SOURCE = HubDataset("agnews", "fancyzhx/ag_news", "agnews", ("text", "label"), other_folder="agnews_test")
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 
 
 def agnews(data_dir: str | None, clients: int, seed: int) -> Pool:
     """News by four topics."""
-    return table_pool(SOURCE, data_dir, classes=4, read=Table.texts, labels=TOPICS)
+    return table_pool(SOURCE, data_dir, classes=4, read=TableRows.texts, labels=TOPICS)
 
 
 DATASET = Dataset(agnews, partial(dirichlet, alpha=1.0), clients=20, models=("lstm",))

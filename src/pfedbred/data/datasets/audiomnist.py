@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.owners import column
-from pfedbred.data.pool import Pool, to_unit_interval
-from pfedbred.data.sources.hub import Source
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import to_unit_interval
+from pfedbred.data.sources.hub import HubDataset
 from pfedbred.data.sources.samples import table_pool
 
-SOURCE = Source("audiomnist", None, "audiomnist", ("image", "label", "speaker"))
+SOURCE = HubDataset("audiomnist", None, "audiomnist", ("image", "label", "speaker"))
 
 
 def audiomnist(data_dir: str | None, clients: int | None, seed: int) -> Pool:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.owners import column
-from pfedbred.data.pool import Pool, to_unit_interval
-from pfedbred.data.sources.hub import Source
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import to_unit_interval
+from pfedbred.data.sources.hub import HubDataset
 from pfedbred.data.sources.samples import table_pool
 
-SOURCE = Source("chinese-mnist", None, "chinese_mnist", ("image", "label", "writer"))
+SOURCE = HubDataset("chinese-mnist", None, "chinese_mnist", ("image", "label", "writer"))
 VALUES = (*range(11), 100, 1_000, 10_000, 100_000_000)
 """The numbers that the numerals stand for, since not every font has the numerals."""
 

@@ -21,8 +21,9 @@ import numpy as np
 
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.paper import paper_split
-from pfedbred.data.pool import Pool, to_plus_minus_one
-from pfedbred.data.sources.hub import Source, find_files
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import to_plus_minus_one
+from pfedbred.data.sources.hub import HubDataset, find_files
 from pfedbred.data.sources.pool_cache import cached
 from pfedbred.data.sources.samples import table_pool
 from pfedbred.data.sources.tables import read_image
@@ -34,7 +35,7 @@ _LABELS = ("train_lables.json", "test_lables.json")  # as the package spells the
 ORIGINAL = "the original pixels"
 """What a federation says about its source."""
 
-SOURCE = Source("cifar10", "uoft-cs/cifar10", "cifar10", ("img", "label"), preferred=(*_IMAGES, *_LABELS))
+SOURCE = HubDataset("cifar10", "uoft-cs/cifar10", "cifar10", ("img", "label"), preferred=(*_IMAGES, *_LABELS))
 
 
 def cifar10(data_dir: str | None, clients: int, seed: int) -> Pool:

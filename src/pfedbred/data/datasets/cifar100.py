@@ -18,11 +18,12 @@ from functools import partial
 
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.general import dirichlet
-from pfedbred.data.pool import Pool, to_plus_minus_one
-from pfedbred.data.sources.hub import Source
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import to_plus_minus_one
+from pfedbred.data.sources.hub import HubDataset
 from pfedbred.data.sources.samples import table_pool
 
-SOURCE = Source("cifar100", "uoft-cs/cifar100", "cifar100", ("img", "fine_label"))
+SOURCE = HubDataset("cifar100", "uoft-cs/cifar100", "cifar100", ("img", "fine_label"))
 
 
 def cifar100(data_dir: str | None, clients: int, seed: int) -> Pool:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.paper import paper_split
-from pfedbred.data.pool import Pool, by_one_number
-from pfedbred.data.sources.hub import Source
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import by_one_number
+from pfedbred.data.sources.hub import HubDataset
 from pfedbred.data.sources.samples import table_pool
 
-SOURCE = Source("fashion-mnist", "zalando-datasets/fashion_mnist", "fashion_mnist", ("image", "label"))
+SOURCE = HubDataset("fashion-mnist", "zalando-datasets/fashion_mnist", "fashion_mnist", ("image", "label"))
 
 
 def fashion_mnist(data_dir: str | None, clients: int, seed: int) -> Pool:

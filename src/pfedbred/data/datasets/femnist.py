@@ -6,13 +6,14 @@ import numpy as np
 
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.leaf import by_writer
-from pfedbred.data.pool import Pool, to_unit_interval
-from pfedbred.data.sources.hub import Files, Source, find_files, read_table
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import to_unit_interval
+from pfedbred.data.sources.hub import Files, HubDataset, find_files, read_table
 from pfedbred.data.sources.leaf import UserSamples, read_leaf
 from pfedbred.data.sources.pool_cache import cached
 from pfedbred.errors import SettingError
 
-SOURCE = Source("femnist", "flwrlabs/femnist", "femnist", ("image", "writer_id", "character"), leaf=True)
+SOURCE = HubDataset("femnist", "flwrlabs/femnist", "femnist", ("image", "writer_id", "character"), leaf=True)
 
 
 def femnist(data_dir: str | None, clients: int | None, seed: int) -> Pool:

@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from pfedbred.data.columns import Column, as_category
+from pfedbred.data.columns import DataColumn, as_category
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.owners import column
 from pfedbred.data.pool import TEST_FRACTION, Pool
@@ -42,7 +42,7 @@ def heart(data_dir: str | None, clients: int | None, seed: int) -> Pool:
         if each.name in _KINDS:
             present = ~np.isnan(x[:, place])
             kinds, x[present, place] = np.unique(x[present, place], return_inverse=True)
-            each = Column(each.name, tuple(map(as_category, kinds.tolist())))
+            each = DataColumn(each.name, tuple(map(as_category, kinds.tolist())))
         described.append(each)
     owner, owners = table.names("hospital")
     return Pool(

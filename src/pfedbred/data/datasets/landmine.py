@@ -19,18 +19,19 @@ from dataclasses import replace
 
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.owners import column
-from pfedbred.data.pool import Pool, standardise
-from pfedbred.data.sources.hub import Source
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import standardise
+from pfedbred.data.sources.hub import HubDataset
 from pfedbred.data.sources.samples import table_pool
-from pfedbred.data.sources.tables import Table
+from pfedbred.data.sources.tables import TableRows
 
-SOURCE = Source("landmine", None, "landmine", ("features", "y", "task"))
+SOURCE = HubDataset("landmine", None, "landmine", ("features", "y", "task"))
 
 
 def landmine(data_dir: str | None, clients: int | None, seed: int) -> Pool:
     """Mines (6 %) and clutter by nine radar features, fields as clients."""
     labels = ("clutter", "mine")
-    pool = table_pool(SOURCE, data_dir, classes=2, read=Table.vectors, normalise=standardise, labels=labels)
+    pool = table_pool(SOURCE, data_dir, classes=2, read=TableRows.vectors, normalise=standardise, labels=labels)
     return replace(pool, task="binary")
 
 

@@ -7,11 +7,12 @@ from functools import partial
 
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.paper import paper_split
-from pfedbred.data.pool import Pool, by_pixel
-from pfedbred.data.sources.hub import Source
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import by_pixel
+from pfedbred.data.sources.hub import HubDataset
 from pfedbred.data.sources.samples import table_pool
 
-SOURCE = Source("mnist", "ylecun/mnist", "mnist", ("image", "label"))
+SOURCE = HubDataset("mnist", "ylecun/mnist", "mnist", ("image", "label"))
 
 
 def mnist(data_dir: str | None, clients: int, seed: int) -> Pool:

@@ -24,11 +24,12 @@ from typing import Literal
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.leaf import by_writer
 from pfedbred.data.partition.owners import column
-from pfedbred.data.pool import Pool, to_unit_interval
-from pfedbred.data.sources.hub import Source
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import to_unit_interval
+from pfedbred.data.sources.hub import HubDataset
 from pfedbred.data.sources.samples import table_pool
 
-SOURCE = Source("mnist-writers", None, "mnist_writers", ("image", "label", "writer"))
+SOURCE = HubDataset("mnist-writers", None, "mnist_writers", ("image", "label", "writer"))
 
 
 def mnist_writers(

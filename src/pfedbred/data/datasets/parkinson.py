@@ -20,7 +20,8 @@ from functools import partial
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.labels import read_labels
 from pfedbred.data.partition.owners import column
-from pfedbred.data.pool import TEST_FRACTION, Pool, standardise
+from pfedbred.data.pool import TEST_FRACTION, Pool
+from pfedbred.data.scaling import standardise
 from pfedbred.data.sources.named_file import NamedFile
 from pfedbred.data.sources.user_files import compact
 

@@ -29,12 +29,12 @@ import numpy as np
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.leaf import by_groups
 from pfedbred.data.pool import Pool
-from pfedbred.data.sources.hub import Source, find_files, folders, read_table
+from pfedbred.data.sources.hub import HubDataset, find_files, folders, read_table
 from pfedbred.data.sources.leaf import UserSamples, read_leaf
 from pfedbred.data.text import WordVectors
 from pfedbred.errors import SettingError
 
-SOURCE = Source(
+SOURCE = HubDataset(
     "sent140",
     "stanfordnlp/sentiment140",
     "sent140",

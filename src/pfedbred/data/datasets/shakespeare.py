@@ -24,12 +24,12 @@ import numpy as np
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.leaf import by_role
 from pfedbred.data.pool import Pool
-from pfedbred.data.sources.hub import Source, find_files, read_table
-from pfedbred.data.sources.tables import Table
+from pfedbred.data.sources.hub import HubDataset, find_files, read_table
+from pfedbred.data.sources.tables import TableRows
 from pfedbred.data.text import Text
 from pfedbred.errors import SettingError
 
-SOURCE = Source("shakespeare", "flwrlabs/shakespeare", "shakespeare", ())
+SOURCE = HubDataset("shakespeare", "flwrlabs/shakespeare", "shakespeare", ())
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters."""
 
@@ -48,7 +48,7 @@ def shakespeare(data_dir: str | None, clients: int | None, seed: int) -> Pool:
     return Pool("shakespeare", x, y, len(ALPHABET), owner=owner, owners=owners, labels=tuple(ALPHABET), text=_TEXT)
 
 
-def _cut(table: Table) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _cut(table: TableRows) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Every window of 81 characters in what each role says, as ids, and its role."""
     role, roles = table.names("client")
     speeches: dict[int, list[str]] = defaultdict(list)
@@ -64,7 +64,7 @@ def _cut(table: Table) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     return np.concatenate(windows), owner, tuple(roles[number] for number in long)
 
 
-def _cut_by_leaf(table: Table) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _cut_by_leaf(table: TableRows) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """The windows cut by LEAF, without those that have a character outside its alphabet."""
     owner, owners = table.names("character_id")
     joined = [x + y for x, y in zip(table.texts("x"), table.texts("y"), strict=True)]

@@ -20,12 +20,12 @@ import numpy as np
 from pfedbred.data.datasets.base import Dataset
 from pfedbred.data.partition.owners import column
 from pfedbred.data.pool import Pool
-from pfedbred.data.sources.hub import Source
+from pfedbred.data.sources.hub import HubDataset
 from pfedbred.data.sources.samples import table_pool
-from pfedbred.data.sources.tables import Table
+from pfedbred.data.sources.tables import TableRows
 from pfedbred.errors import SettingError
 
-SOURCE = Source("uci-har", None, "uci_har", ("signal_int16", "label", "subject"))
+SOURCE = HubDataset("uci-har", None, "uci_har", ("signal_int16", "label", "subject"))
 ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
 _SIGNALS, _LENGTH, _UNIT = 9, 128, 1 / 4000
 
@@ -35,7 +35,7 @@ def uci_har(data_dir: str | None, clients: int | None, seed: int) -> Pool:
     return table_pool(SOURCE, data_dir, classes=6, read=_signals, normalise=_to_units, labels=ACTIVITIES)
 
 
-def _signals(table: Table, column: str) -> np.ndarray:
+def _signals(table: TableRows, column: str) -> np.ndarray:
     """Windows of shape (128, 9): time first, as models for signals expect."""
     stored = table.byte_strings(column)
     if stored.shape[1] != 2 * _SIGNALS * _LENGTH:

@@ -10,10 +10,10 @@ import numpy as np
 from pfedbred.data.labels import WORDS, kind_of
 from pfedbred.data.pool import TEST_FRACTION, Assignment, Pool, divide
 from pfedbred.errors import SettingError
-from pfedbred.settings.values import Count, Rule
+from pfedbred.settings.values import Constraint, Count
 
 # Beyond these bounds a split no longer changes: each label has one owner, or all shares are equal.
-Concentration = Annotated[float, Rule("a number from 0.001 to 1000000", lambda value: 1e-3 <= value <= 1e6)]
+Concentration = Annotated[float, Constraint("a number from 0.001 to 1000000", lambda value: 1e-3 <= value <= 1e6)]
 
 
 def iid(pool: Pool, *, clients: int, seed: int, test_fraction: float) -> Assignment:

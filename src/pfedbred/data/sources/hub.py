@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pfedbred.data.sources.leaf import LeafFile, leaf_files
-from pfedbred.data.sources.tables import Table, first_line, read_parquet
+from pfedbred.data.sources.tables import TableRows, first_line, read_parquet
 from pfedbred.errors import SettingError
 
 
-class Source(NamedTuple):
+class HubDataset(NamedTuple):
     """Where a dataset is published.
 
     Attributes:
@@ -71,7 +71,7 @@ def folders(data_dir: str | None) -> list[Path]:
     return [Path(each) for each in (data_dir, os.environ.get("PFEDBRED_DATA"), cache_folder()) if each]
 
 
-def find_files(source: Source, data_dir: str | None) -> Files:
+def find_files(source: HubDataset, data_dir: str | None) -> Files:
     """The files in the first of the folders that has the dataset."""
     if data_dir and not Path(data_dir).is_dir():  # most likely a typo: do not use data from elsewhere instead
         raise SettingError(_absent(source, Path(data_dir)))
@@ -88,7 +88,7 @@ def find_files(source: Source, data_dir: str | None) -> Files:
     return Files([], [])
 
 
-def _parquet_files(folder: Path, source: Source) -> list[Path]:
+def _parquet_files(folder: Path, source: HubDataset) -> list[Path]:
     """The .parquet files of a folder: in the folder itself, in ``data``, or in a configuration's folder."""
     if source.configuration:
         return _in_order(folder / source.configuration, source.parts)
@@ -113,12 +113,12 @@ def _in_order(folder: Path, parts: Sequence[str]) -> list[Path]:
     return [path for each in zip(named, inside, strict=True) for files in each for path in files] or found
 
 
-def read_table(source: Source, paths: list[Path]) -> Table:
+def read_table(source: HubDataset, paths: list[Path]) -> TableRows:
     """All samples of the dataset, training samples first: from these files, or downloaded if there are none."""
     return read_parquet(paths, source.columns) if paths else _download(source)
 
 
-def _download(source: Source) -> Table:
+def _download(source: HubDataset) -> TableRows:
     if source.address is None:
         raise SettingError(_absent(source, cache_folder()))
     try:
@@ -135,7 +135,7 @@ def _download(source: Source) -> Table:
         raise SettingError(f"{_absent(source, cache_folder())}; downloading failed: {first_line(problem)}") from None
     parts = [part for part in source.parts if part in loaded] or list(loaded)
     tables = [loaded[part].data.table for part in parts]
-    return Table.of(tables, [f"{source.address}, {part}" for part in parts], source.columns)
+    return TableRows.of(tables, [f"{source.address}, {part}" for part in parts], source.columns)
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def _quiet(name: str) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _absent(source: Source, folder: Path) -> str:
+def _absent(source: HubDataset, folder: Path) -> str:
     """An error that says which files to put where."""
     target = folder / source.folder
     if source.address is None:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pfedbred.data.pool import Pool
-from pfedbred.data.sources.hub import Source, find_files, read_table
+from pfedbred.data.sources.hub import HubDataset, find_files, read_table
 from pfedbred.data.sources.pool_cache import cached
-from pfedbred.data.sources.tables import Table
+from pfedbred.data.sources.tables import TableRows
 from pfedbred.data.sources.user_files import pool_from_table
 from pfedbred.errors import SettingError
 
@@ -41,7 +41,7 @@ def hub_pool(
         raise SettingError(
             f"a dataset of the hub is hub:OWNER/NAME, or hub:OWNER/NAME/CONFIGURATION, not {'hub:' + address!r}"
         )
-    source = Source(
+    source = HubDataset(
         f"hub:{address}",
         match["address"],
         match["address"],
@@ -66,7 +66,7 @@ def hub_pool(
     return replace(pool, name=match["name"])
 
 
-def _only_images(table: Table, others: Sequence[str | None]) -> list[str] | None:
+def _only_images(table: TableRows, others: Sequence[str | None]) -> list[str] | None:
     """The column of images, if there is exactly one."""
     images = [each for each in table.columns if each not in others and table.holds_images(each)]
     return images if len(images) == 1 else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pfedbred.data.sources.hub import cache_folder
-from pfedbred.data.sources.tables import Table, read_csv, read_parquet
+from pfedbred.data.sources.tables import TableRows, read_csv, read_parquet
 from pfedbred.errors import SettingError
 
 
@@ -24,7 +24,7 @@ class NamedFile(NamedTuple):
     path: str
     published: str
 
-    def read(self, data_dir: str | None) -> Table:
+    def read(self, data_dir: str | None) -> TableRows:
         """The table, from ``data_dir``, $PFEDBRED_DATA or the cache."""
         folders = [data_dir] if data_dir else [os.environ.get("PFEDBRED_DATA"), cache_folder()]
         for folder in folders:

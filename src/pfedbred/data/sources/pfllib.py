@@ -16,7 +16,7 @@ import numpy as np
 
 from pfedbred.data.client_arrays import from_clients
 from pfedbred.data.federation import Arrays, Federation
-from pfedbred.data.pool import to_unit_interval
+from pfedbred.data.scaling import to_unit_interval
 from pfedbred.data.sources.user_files import compact
 from pfedbred.errors import SettingError
 from pfedbred.io.npy import Npz

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pfedbred.data.pool import Pool
-from pfedbred.data.sources.hub import Source, cache_folder
+from pfedbred.data.sources.hub import HubDataset, cache_folder
 from pfedbred.errors import SettingError, file_name, printable
 from pfedbred.io import tensors
 from pfedbred.io.folders import ensure_folder
@@ -26,7 +26,7 @@ _NAMES = {name: Maybe([str]) for name in ("owners", "labels", "features")}
 _FACTS = {"origin": [str], "classes": COUNT, "raw": bool, **_NAMES}
 
 
-def cached(source: Source, paths: Sequence[Path], read: Callable[[], Pool], columns: Sequence[str] = ()) -> Pool:
+def cached(source: HubDataset, paths: Sequence[Path], read: Callable[[], Pool], columns: Sequence[str] = ()) -> Pool:
     """What ``read()`` returns, from the cache if these files (or the download) have been read before.
 
     ``columns`` are the columns read, if the source does not determine them.
@@ -55,7 +55,7 @@ def cached(source: Source, paths: Sequence[Path], read: Callable[[], Pool], colu
     return _with_normalisation(pool, shift, scale)
 
 
-def _fingerprint(source: Source, paths: Sequence[Path]) -> list[str]:
+def _fingerprint(source: HubDataset, paths: Sequence[Path]) -> list[str]:
     """A fingerprint that changes when the source does."""
     if not paths:
         return [f"{source.address} {source.configuration or source.revision}"]

@@ -7,19 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from pfedbred.data.pool import Normalise, Pool
-from pfedbred.data.sources.hub import Source, find_files, read_table
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import FitScaling
+from pfedbred.data.sources.hub import HubDataset, find_files, read_table
 from pfedbred.data.sources.pool_cache import cached
-from pfedbred.data.sources.tables import Table
+from pfedbred.data.sources.tables import TableRows
 
 
 def table_pool(
-    source: Source,
+    source: HubDataset,
     data_dir: str | None,
     *,
     classes: int,
-    read: Callable[[Table, str], np.ndarray] | None = None,
-    normalise: Normalise | None = None,
+    read: Callable[[TableRows, str], np.ndarray] | None = None,
+    normalise: FitScaling | None = None,
     labels: Sequence[str] | None = None,
     parts: Sequence[str] = (),
 ) -> Pool:
@@ -40,7 +41,7 @@ def table_pool(
     def pool() -> Pool:
         table = read_table(source, paths)
         column, label, *clients = source.columns
-        x, y = (read or Table.images)(table, column), table.whole_numbers(label)
+        x, y = (read or TableRows.images)(table, column), table.whole_numbers(label)
         owner, owners = table.names(clients[0]) if clients else (None, None)
         return Pool(source.name, x, y, classes, owner=owner, owners=owners, normalise=normalise, origin=table.origin)
 

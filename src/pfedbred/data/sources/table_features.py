@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pfedbred.data.columns import MOST_CATEGORIES, Column, is_missing
-from pfedbred.data.sources.tables import Table, is_number
+from pfedbred.data.columns import MOST_CATEGORIES, DataColumn, is_missing
+from pfedbred.data.sources.tables import TableRows, is_number
 from pfedbred.errors import SettingError
 
 
-def features_of(table: Table, columns: Sequence[str], hint: str = "") -> tuple[np.ndarray, tuple[Column, ...]]:
+def features_of(table: TableRows, columns: Sequence[str], hint: str = "") -> tuple[np.ndarray, tuple[DataColumn, ...]]:
     """These columns side by side, as numbers or numbers of texts, NaN for a gap; and their descriptions.
 
     ``hint`` ends the error for a column that cannot be a feature.
     """
     found = [_feature(table, column, hint) for column in columns]
-    described = tuple(Column(name, texts) for name, (_, texts) in zip(columns, found, strict=True))
+    described = tuple(DataColumn(name, texts) for name, (_, texts) in zip(columns, found, strict=True))
     return np.stack([values for values, _ in found], axis=1), described
 
 
-def _feature(table: Table, column: str, hint: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
+def _feature(table: TableRows, column: str, hint: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """One column, and its texts if it has any."""
     import pyarrow
 

@@ -31,7 +31,7 @@ _PROGRESS_SECONDS = 3.0  # between two progress messages
 _NEEDS = "needs pyarrow and pillow: pip install 'pfedbred[data]'"
 
 
-class Table:
+class TableRows:
     """Rows from one or more files, one after another."""
 
     def __init__(self, table: Any, names: Sequence[str], begins: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class Table:
         self._place = {column: place for place, column in enumerate(self.columns)}
 
     @staticmethod
-    def of(parts: Sequence[Any], names: Sequence[str], columns: Sequence[str]) -> Table:
+    def of(parts: Sequence[Any], names: Sequence[str], columns: Sequence[str]) -> TableRows:
         """The rows of some Arrow tables, with these columns only, or all if none are named."""
         import pyarrow
 
@@ -59,7 +59,7 @@ class Table:
         kept = [part.select(list(columns)) if columns else part for part in parts]
         begins = np.concatenate([[0], np.cumsum([part.num_rows for part in parts])[:-1]]).astype(int).tolist()
         try:
-            return Table(pyarrow.concat_tables(kept), names, begins)
+            return TableRows(pyarrow.concat_tables(kept), names, begins)
         except pyarrow.ArrowException:
             raise SettingError(f"{names[0]} and the files beside it do not have the same columns") from None
 
@@ -292,7 +292,7 @@ def is_number(value: Any) -> bool:
     return True
 
 
-def read_parquet(paths: Sequence[Path], columns: Sequence[str] = ()) -> Table:
+def read_parquet(paths: Sequence[Path], columns: Sequence[str] = ()) -> TableRows:
     """The rows of these files."""
     parquet = _arrow("parquet", paths[0])
     parts = []
@@ -304,15 +304,15 @@ def read_parquet(paths: Sequence[Path], columns: Sequence[str] = ()) -> Table:
                 raise SettingError(f"cannot read {path}: it is damaged")
             refuse_bomb(path, size, facts.num_rows * max(1, facts.num_columns))
             parts.append(file.read())
-    return Table.of(parts, [str(path) for path in paths], columns)
+    return TableRows.of(parts, [str(path) for path in paths], columns)
 
 
-def read_csv(path: Path) -> Table:
+def read_csv(path: Path) -> TableRows:
     """The rows of a CSV file with a header."""
     csv = _arrow("csv", path)
     check_regular_file(path)
     with _reading(path):
-        return Table.of([csv.read_csv(path)], [str(path)], ())
+        return TableRows.of([csv.read_csv(path)], [str(path)], ())
 
 
 def _arrow(part: str, path: Path) -> Any:

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedbred.data.client_arrays import check_resolution
-from pfedbred.data.columns import Column, numbers_of
+from pfedbred.data.columns import DataColumn, numbers_of
 from pfedbred.data.labels import FRACTION, ReadLabels, kind_of, numbered, read_labels, stored, whole_number
-from pfedbred.data.pool import Normalise, Pool, standardise, to_unit_interval
+from pfedbred.data.pool import Pool
+from pfedbred.data.scaling import FitScaling, standardise, to_unit_interval
 from pfedbred.data.sources.leaf import leaf_files
 from pfedbred.data.sources.table_features import features_of
-from pfedbred.data.sources.tables import Table, is_number, read_csv, read_parquet
+from pfedbred.data.sources.tables import TableRows, is_number, read_csv, read_parquet
 from pfedbred.errors import NoSamples, SettingError
 from pfedbred.io.npy import Npz
 from pfedbred.settings.values import parse_number
@@ -28,7 +29,7 @@ def pool_from_arrays(
     client: Any = None,
     *,
     name: str = "custom",
-    normalise: Normalise | None = None,
+    normalise: FitScaling | None = None,
     where: str = "",
     task: str | None = None,
 ) -> Pool:
@@ -94,7 +95,7 @@ def pool_from_file(
     label_column: str | None,
     features: Sequence[str] | None,
     task: str | None = None,
-    columns: Sequence[Column] | None = None,
+    columns: Sequence[DataColumn] | None = None,
 ) -> Pool:
     """A pool from an .npz, a .csv, a .parquet, or a folder of .parquet files."""
     if os.path.isdir(path):
@@ -136,7 +137,7 @@ def pool_from_dataset(
             f"from_dataset takes a datasets.Dataset (one part, such as train), not a {type(dataset).__name__}"
         )
     table = dataset.with_format("arrow")[:]  # keeps the order after shuffle and select
-    return pool_from_table(Table.of([table], [name], ()), name, client_column, label_column, features, task)
+    return pool_from_table(TableRows.of([table], [name], ()), name, client_column, label_column, features, task)
 
 
 def _pool_from_npz(path: Path, client_column: str | None, label: str, task: str | None) -> Pool:
@@ -153,13 +154,13 @@ def _pool_from_npz(path: Path, client_column: str | None, label: str, task: str 
 
 
 def pool_from_table(
-    table: Table,
+    table: TableRows,
     where: str,
     client_column: str | None,
     label_column: str | None,
     features: Sequence[str] | None,
     task: str | None,
-    agreed: Sequence[Column] | None = None,
+    agreed: Sequence[DataColumn] | None = None,
 ) -> Pool:
     """A pool whose features are columns of numbers or categories, or one column of images, texts or lists.
 
@@ -197,7 +198,7 @@ def pool_from_table(
     )
 
 
-def label_columns(table: Table, given: str | None, task: str | None, where: str) -> list[str]:
+def label_columns(table: TableRows, given: str | None, task: str | None, where: str) -> list[str]:
     """The column with the labels; for sets of labels, one column for each label."""
     if given is None:
         found = next((each for each in ("label", "y") if each in table.columns), None)
@@ -210,7 +211,7 @@ def label_columns(table: Table, given: str | None, task: str | None, where: str)
     return [each.strip() for each in given.split(",")] if kind_of(task) == "sets" else [given]
 
 
-def _table_labels(table: Table, columns: Sequence[str], task: str | None) -> ReadLabels:
+def _table_labels(table: TableRows, columns: Sequence[str], task: str | None) -> ReadLabels:
     kind = kind_of(task)
     if kind == "sets":
         return read_labels(table.numbers(columns, _CHOOSE_LABELS), task, table.name)._replace(names=tuple(columns))
@@ -251,11 +252,11 @@ class TableInputs(NamedTuple):
     """Samples in columns of a table, with their normalisation, or their columns if these have gaps or texts."""
 
     x: np.ndarray
-    normalise: Normalise | None = None
-    columns: tuple[Column, ...] | None = None
+    normalise: FitScaling | None = None
+    columns: tuple[DataColumn, ...] | None = None
 
 
-def _mostly_numbers(table: Table, column: str) -> bool:
+def _mostly_numbers(table: TableRows, column: str) -> bool:
     """Whether texts are numbers with gaps or typing errors rather than texts to be read."""
     cells = table.column(column).to_pylist()
     return 2 * sum(map(is_number, cells)) > len(cells)
@@ -265,7 +266,7 @@ _CHOOSE = "; choose columns with --features, or name the client's with --client-
 _CHOOSE_LABELS = "; choose the label column with --label-column"
 
 
-def inputs_of(table: Table, columns: Sequence[str], where: str, hint: str = "") -> TableInputs:
+def inputs_of(table: TableRows, columns: Sequence[str], where: str, hint: str = "") -> TableInputs:
     """The samples in these columns: one column of images, texts or lists, or several of numbers and categories.
 
     ``hint`` ends the error for a column that cannot be an input.

@@ -22,7 +22,7 @@ from pfedbred.tasks import TaskKind
 
 __all__ = ["METRICS", "Given", "Metric", "Predictions", "as_list", "check_task", "get", "listed", "resolve"]
 
-Given: TypeAlias = str | Metric | Callable[[], Metric]
+MetricLike: TypeAlias = str | Metric | Callable[[], Metric]
 """A metric by its name, as an object, or as a function that builds one."""
 
 METRICS: dict[str, Metric] = {
@@ -42,7 +42,7 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def get(metric: Given) -> Metric:
+def get(metric: MetricLike) -> Metric:
     """The metric of that name, or the one that a function builds; a :class:`Metric` is returned as it is."""
     if callable(metric):
         metric = build_part("metric", metric, {})
@@ -61,7 +61,9 @@ def get(metric: Given) -> Metric:
     return METRICS[metric]
 
 
-def resolve(metrics: Sequence[Given] | Given | None, task: str | TaskKind = tasks.CLASSIFICATION) -> tuple[Metric, ...]:
+def resolve(
+    metrics: Sequence[MetricLike] | MetricLike | None, task: str | TaskKind = tasks.CLASSIFICATION
+) -> tuple[Metric, ...]:
     """The metrics to evaluate, one or several of what :func:`get` takes, or ``"accuracy,f1,ece"``.
 
     Those that every evaluation of the task has come first (for classification accuracy and loss), the others follow in
@@ -74,7 +76,7 @@ def resolve(metrics: Sequence[Given] | Given | None, task: str | TaskKind = task
     return (*always, *(each for each in chosen if each not in always))
 
 
-def listed(metrics: Sequence[Given] | Given) -> list[Metric]:
+def listed(metrics: Sequence[MetricLike] | MetricLike) -> list[Metric]:
     """The metrics that are given, each once."""
     chosen = [get(each) for each in as_list(metrics)]
     names = [each.name for each in chosen]
@@ -84,7 +86,7 @@ def listed(metrics: Sequence[Given] | Given) -> list[Metric]:
     return chosen
 
 
-def as_list(metrics: Sequence[Given] | Given) -> list[Given]:
+def as_list(metrics: Sequence[MetricLike] | MetricLike) -> list[MetricLike]:
     """One metric, several, or ``"accuracy,f1,ece"`` as a list."""
     if isinstance(metrics, str):
         return [name.strip() for name in metrics.split(",")] if metrics.strip() else []

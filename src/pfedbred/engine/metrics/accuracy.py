@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pfedbred.engine.metrics.base import Mean, Metric, Predictions, mean, mean_value
+from pfedbred.engine.metrics.base import MeanStatistics, Metric, Predictions, mean, mean_value
 from pfedbred.engine.metrics.logits import correct
 
 
-def _sums(predictions: Predictions) -> Mean:
+def _sums(predictions: Predictions) -> MeanStatistics:
     return mean(correct(predictions), predictions.mask)
 
 

@@ -59,17 +59,17 @@ class Metric(NamedTuple):
     condense: Callable[[Tree], Tree] | None = None
 
 
-class Mean(NamedTuple):
+class MeanStatistics(NamedTuple):
     """Statistics of a mean over samples."""
 
     total: Array
     samples: Array
 
 
-def mean(each: Array, mask: Array) -> Mean:
+def mean(each: Array, mask: Array) -> MeanStatistics:
     """The statistics of the mean of ``each`` where ``mask`` holds: exact for booleans, else at least float32."""
     dtype = jnp.int32 if each.dtype == bool else jnp.promote_types(each.dtype, jnp.float32)
-    return Mean(jnp.sum(jnp.where(mask, each, 0), dtype=dtype), count(mask))
+    return MeanStatistics(jnp.sum(jnp.where(mask, each, 0), dtype=dtype), count(mask))
 
 
 def count(mask: Array) -> Array:
@@ -77,7 +77,7 @@ def count(mask: Array) -> Array:
     return jnp.sum(mask, dtype=jnp.int32)
 
 
-def mean_value(sums: Mean) -> np.ndarray:
+def mean_value(sums: MeanStatistics) -> np.ndarray:
     """The mean; NaN without samples."""
     return ratio(sums.total, sums.samples)
 

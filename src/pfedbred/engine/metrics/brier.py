@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from pfedbred.engine.metrics.base import Mean, Metric, Predictions, mean, mean_value
+from pfedbred.engine.metrics.base import MeanStatistics, Metric, Predictions, mean, mean_value
 from pfedbred.engine.metrics.logits import exponentials, one_hot
 
 
-def _sums(predictions: Predictions) -> Mean:
+def _sums(predictions: Predictions) -> MeanStatistics:
     each = exponentials(predictions.outputs)
     probabilities = each / jnp.sum(each, 0)
     errors = probabilities - one_hot(predictions.labels, len(each))

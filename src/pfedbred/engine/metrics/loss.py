@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pfedbred.engine.metrics.base import Mean, Metric, Predictions, mean, mean_value
+from pfedbred.engine.metrics.base import MeanStatistics, Metric, Predictions, mean, mean_value
 
 
-def _sums(predictions: Predictions) -> Mean:
+def _sums(predictions: Predictions) -> MeanStatistics:
     return mean(predictions.losses, predictions.mask)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred.engine.metrics.base import Mean, Metric, Predictions, mean, mean_value, ratio
+from pfedbred.engine.metrics.base import MeanStatistics, Metric, Predictions, mean, mean_value, ratio
 from pfedbred.types import Array
 
 
@@ -44,7 +44,7 @@ def _ratio(sums: Decisions) -> np.ndarray:
     return ratio(sums.good, sums.all)
 
 
-def _exact(predictions: Predictions) -> Mean:
+def _exact(predictions: Predictions) -> MeanStatistics:
     return mean(jnp.all(_right(predictions), axis=-1), predictions.mask)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from pfedbred.engine.metrics.base import Mean, Metric, Predictions, mean, mean_value
+from pfedbred.engine.metrics.base import MeanStatistics, Metric, Predictions, mean, mean_value
 from pfedbred.engine.metrics.logits import finite
 from pfedbred.tasks.classification import cross_entropy
 
 
-def _sums(predictions: Predictions) -> Mean:
+def _sums(predictions: Predictions) -> MeanStatistics:
     outputs, labels, _, mask = predictions
     logits = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
     return mean(jnp.where(finite(outputs), cross_entropy(logits, labels), jnp.nan), mask)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from pfedbred.engine.metrics.base import Mean, Metric, Predictions, mean, mean_value, ratio
+from pfedbred.engine.metrics.base import MeanStatistics, Metric, Predictions, mean, mean_value, ratio
 from pfedbred.types import Array
 
 _ROUNDING = 16 * float(np.finfo(np.float32).eps)  # of a float32 sum of squares, relative to it
@@ -27,11 +27,11 @@ def _errors(predictions: Predictions) -> Array:
     return outputs.reshape(labels.shape) - labels
 
 
-def _squared(predictions: Predictions) -> Mean:
+def _squared(predictions: Predictions) -> MeanStatistics:
     return mean(_errors(predictions) ** 2, predictions.mask)
 
 
-def _absolute(predictions: Predictions) -> Mean:
+def _absolute(predictions: Predictions) -> MeanStatistics:
     return mean(jnp.abs(_errors(predictions)), predictions.mask)
 
 
@@ -41,7 +41,7 @@ def _squares(predictions: Predictions) -> Squares:
     return Squares(errors, mean(labels, predictions.mask).total, mean(labels**2, predictions.mask).total, samples)
 
 
-def _root(sums: Mean) -> np.ndarray:
+def _root(sums: MeanStatistics) -> np.ndarray:
     return np.sqrt(mean_value(sums))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pfedbred.engine.history import Point, Which
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.progress import Progress
-from pfedbred.runs.chosen import MODELS, Chosen
+from pfedbred.runs.chosen import MODELS, ChosenRounds
 
 if TYPE_CHECKING:
     from pfedbred.engine.backend import Backend
@@ -73,7 +73,7 @@ class ChosenModels(Callback):
             now = np.where(np.isnan(values), -np.inf, values if metric.higher_is_better else -values)
             better = now > self._best[model] if model in self._best else np.ones(len(now), bool)
             self._best[model] = np.where(better, now, self._best.get(model, now))
-            progress.chosen = progress.chosen or Chosen()
+            progress.chosen = progress.chosen or ChosenRounds()
             rounds = progress.chosen.rounds.get(model, np.zeros(len(now), int))
             progress.chosen.rounds[model] = np.where(better, point.round, rounds)
             if better.any():

@@ -13,7 +13,7 @@ from pfedbred.runs.data_file import write_data
 from pfedbred.runs.layout import DATA, SUMMARY
 
 
-class Outcome(Callback):
+class OutcomeFiles(Callback):
     """Writes the outcome of a run that has ended: last of all, because the summary marks it as finished."""
 
     def __init__(self, folder: Path, extra: Callable[[Run[Any]], dict[str, Any]] | None = None) -> None:
