@@ -33,7 +33,6 @@ ROWS: dict[str, tuple[str, str, Contender]] = {
 """By what eta is: the table and row of its records, and how it is measured. The first is what the others are compared
 with."""
 
-Records = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 
 def run_eta(request: Request) -> None:

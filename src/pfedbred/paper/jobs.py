@@ -23,7 +23,7 @@ from pfedbred.report.terminal import progress_lines
 _POLL = 0.5  # seconds between checks whether to stop
 
 
-class _Reply(NamedTuple):
+class _JobEnd(NamedTuple):
     """What a process did, as plain values: exceptions with custom arguments cannot be pickled back."""
 
     lines: list[str]
@@ -47,7 +47,7 @@ def run_jobs(jobs: Sequence[Job], request: Request) -> list[SettingError]:
     listening = interruption.listening() if request.interruption else nullcontext()
     start = (stop, interruption.end)
     with listening, ProcessPoolExecutor(request.jobs, context, _prepare, start) as pool:
-        waiting: set[Future[_Reply]] = {pool.submit(_work, each, plain) for each in jobs}
+        waiting: set[Future[_JobEnd]] = {pool.submit(_work, each, plain) for each in jobs}
         while waiting:
             done, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
             if interruption.check():
@@ -105,17 +105,17 @@ def _prepare(stop: Any, end: float | None) -> None:
     _following.append(_Follower(stop, end))
 
 
-def _work(job: Job, request: Request) -> _Reply:
+def _work(job: Job, request: Request) -> _JobEnd:
     """Runs a job in this process."""
     lines: list[str] = []
     request = dataclasses.replace(request, say=lines.append, interruption=_following[0])
     try:
         problems = list(map(str, job(request)))
     except Stopped as stopped:
-        return _Reply(lines, [], (stopped.reason, str(stopped)))
+        return _JobEnd(lines, [], (stopped.reason, str(stopped)))
     except Exception as problem:
         if not is_out_of_memory(problem):
             raise
         problems = ["out of memory: use fewer --jobs, and run the same command again"]
         lines += problems  # the other jobs may still run
-    return _Reply(lines, problems, None)
+    return _JobEnd(lines, problems, None)
