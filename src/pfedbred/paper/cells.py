@@ -114,13 +114,13 @@ def best_of(of_model: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return mean_and_std(of_model["best"]) if of_model["finite"] else (None, None)
 
 
-Records = Mapping[SplitSeed, dict[str, Any]]
+RecordsBySplit = Mapping[SplitSeed, dict[str, Any]]
 """The records of a cell, by split."""
 
 
 def read_cells(table: Table, out: Path) -> list[Cell]:
     """All measured figures, in the table's order, for the columns in which the table has its own records."""
-    found: dict[tuple[str, str], Records] = {}
+    found: dict[tuple[str, str], RecordsBySplit] = {}
     for column in ALL:
         rows = {row: read_records(table, out, column, row) for row in table.rows}
         if any(split is not None or not table.rows[row].source for row, records in rows.items() for split in records):
@@ -128,7 +128,7 @@ def read_cells(table: Table, out: Path) -> list[Cell]:
     return [_cell(table, column, row, model, found) for column, row in found for model in table.models.get(row, "PG")]
 
 
-def read_records(table: Table, out: Path, column: str, row: str) -> Records:
+def read_records(table: Table, out: Path, column: str, row: str) -> RecordsBySplit:
     """The existing records of a cell."""
     found = {}
     for split in table.splits:
@@ -145,7 +145,7 @@ def read_records(table: Table, out: Path, column: str, row: str) -> Records:
     return found
 
 
-def _cell(table: Table, column: str, row: str, model: str, found: Mapping[tuple[str, str], Records]) -> Cell:
+def _cell(table: Table, column: str, row: str, model: str, found: Mapping[tuple[str, str], RecordsBySplit]) -> Cell:
     records = found[column, row]
     of_model = [record[model] for record in records.values()]
     first = next(iter(records.values()))
@@ -187,7 +187,7 @@ def _cell(table: Table, column: str, row: str, model: str, found: Mapping[tuple[
     )
 
 
-def _difference(records: Records, others: Records, model: str, figure: str) -> Difference | None:
+def _difference(records: RecordsBySplit, others: RecordsBySplit, model: str, figure: str) -> Difference | None:
     """The difference over common splits; None without any, or unless both have the figure for as many seeds on the same
     data.
     """

@@ -18,7 +18,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment.space import Range
 from pfedbred.io.atomic import write_json, write_text
 from pfedbred.paper.fair import ARENAS, CONTENDERS, SPLITS, Arena, Contender, measured, recorded
-from pfedbred.paper.fair_report import shown
+from pfedbred.paper.fair_report import RecordsByMethod, shown
 from pfedbred.paper.records import Request, chosen
 from pfedbred.runs.statistics import estimate, paired_difference
 
@@ -32,7 +32,6 @@ ROWS: dict[str, tuple[str, str, Contender]] = {
 }
 """By what eta is: the table and row of its records, and how it is measured. The first is what the others are compared
 with."""
-
 
 
 def run_eta(request: Request) -> None:
@@ -67,7 +66,7 @@ def run_eta(request: Request) -> None:
     request.say("\n".join(["", *lines, f"table: {request.out / 'eta.md'}"]))
 
 
-def _table(arena: Arena, records: Records) -> list[str]:
+def _table(arena: Arena, records: RecordsByMethod) -> list[str]:
     metric = METRICS[arena.metric]
     scale = 100 if metric.percent else 1
     unit = f"{metric.title}{' (%)' if metric.percent else ''}"
@@ -90,5 +89,5 @@ def _values(by_split: Mapping[int, Mapping[str, Any]], figure: str) -> np.ndarra
     return np.array([[np.nan if value is None else value for value in each[figure]] for each in by_split.values()])
 
 
-def _plain(records: Records) -> dict[str, Any]:
+def _plain(records: RecordsByMethod) -> dict[str, Any]:
     return {row: {str(split): dict(each) for split, each in by.items()} for row, by in records.items()}

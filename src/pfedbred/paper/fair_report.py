@@ -17,7 +17,7 @@ from pfedbred.runs.statistics import Estimate, estimate, paired_difference
 _LARGE = 1e4  # means from which powers of ten are shown: of models that diverged
 _FEWEST = 3  # the fewest data sets that ranks are averaged over
 
-Records = Mapping[str, Mapping[int, Mapping[str, Any]]]
+RecordsByMethod = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """Records by method and split."""
 
 
@@ -64,7 +64,7 @@ def ranks(values: Mapping[str, Mapping[str, float]]) -> Ranks | None:
 
 
 def write_report(
-    out: Path, found: Mapping[str, tuple[FairData, Records]], splits: int, say: Callable[[str], None]
+    out: Path, found: Mapping[str, tuple[FairData, RecordsByMethod]], splits: int, say: Callable[[str], None]
 ) -> None:
     """Writes ``fair.md``, ``fair.json`` and, with three complete data sets or more, ``fair.png``.
 
@@ -128,7 +128,7 @@ def _incomplete(missing: Mapping[str, int], records: int) -> list[str]:
     ]
 
 
-def _table(about: FairData, records: Records, complete: bool) -> tuple[list[str], dict[str, float]]:
+def _table(about: FairData, records: RecordsByMethod, complete: bool) -> tuple[list[str], dict[str, float]]:
     """The table of one data set, and the score of each method, the higher the better."""
     metric = METRICS[about.metric]
     sign, scale = (1 if metric.higher_is_better else -1), 100 if metric.percent else 1
