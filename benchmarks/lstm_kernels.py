@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred import models
-from pfedbred.models import lstm_kernels
+from pfedbred.models import lstm_on_gpu
 from pfedbred.models.lstm import _layer_init, scanned
 from pfedbred.types import Array, Tree, Words
 
@@ -116,7 +116,7 @@ def main() -> int:
             exact = run(scanned, arguments)
         for precision in ("highest", "default"):
             with jax.default_matmul_precision(precision):
-                by_scan, once, twice = (run(layer, narrow) for layer in (scanned, *2 * (lstm_kernels.layer,)))
+                by_scan, once, twice = (run(layer, narrow) for layer in (scanned, *2 * (lstm_on_gpu.layer,)))
             pairs = zip(jax.tree.leaves(once), jax.tree.leaves(twice), strict=True)
             same = all(np.array_equal(a, b) for a, b in pairs)
             print(f"{name}, {precision}: same bits {'yes' if same else 'NO'}")

@@ -10,7 +10,7 @@ import pytest
 from test_models import KEY, LENGTHS, as_numpy, numpy_lstm, sentences
 
 from pfedbred import models
-from pfedbred.models import lstm_kernels
+from pfedbred.models import lstm_kernels, lstm_on_gpu
 from pfedbred.models.lstm import _layer_init, scanned
 from pfedbred.types import Words
 
@@ -62,7 +62,37 @@ def test_outputs_and_gradients_are_those_of_the_scan(hidden, inputs, batch):
         return layer(*arguments), gradients(layer, *arguments)
 
     given = a_layer(hidden, inputs, batch)
-    assert_close(*(jax.jit(jax.vmap(partial(both, layer)))(*given) for layer in (lstm_kernels.layer, scanned)))
+    assert_close(*(jax.jit(jax.vmap(partial(both, layer)))(*given) for layer in (lstm_on_gpu.layer, scanned)))
+
+
+def single(tree):
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, tree)
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("default", 2e-3), pytest.param("highest", 2e-6, marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize(
+    ("of_x", "of_outputs"), [(1.0, 1.0), (1e6, 1e-12), pytest.param(1e-9, 1e9, marks=pytest.mark.full)]
+)
+def test_rounding_leaves_three_digits_whatever_the_scale(precision, tolerance, of_x, of_outputs):
+    """Products in half precision, which can hold none of these numbers unless they are scaled."""
+    params, x, length = jax.tree.map(lambda leaf: leaf[0], a_layer(10, 7, 18, clients=1))
+    params["input"], x = params["input"] / of_x, x * of_x
+
+    def found(layer, params, x):
+        def loss(params, x):
+            out = layer(params, x, length)
+            return of_outputs * jnp.sum(jnp.sin(out + jnp.arange(out.size, dtype=out.dtype).reshape(out.shape) % 7))
+
+        return layer(params, x, length), jax.grad(loss, (0, 1))(params, x)
+
+    with jax.default_matmul_precision(precision):
+        rounded = jax.jit(partial(found, lstm_on_gpu.layer))(*single((params, x)))
+    exact = jax.jit(partial(found, scanned))(params, x)
+    for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.max(np.abs(b)))
 
 
 @pytest.mark.parametrize("longest", [0, 3])
@@ -76,7 +106,7 @@ def test_a_program_ends_with_its_longest_sample(longest):
     def both(layer, *arguments):
         return layer(*arguments), gradients(layer, *arguments)
 
-    assert_close(*(jax.jit(partial(both, layer))(params, x, length) for layer in (lstm_kernels.layer, scanned)))
+    assert_close(*(jax.jit(partial(both, layer))(params, x, length) for layer in (lstm_on_gpu.layer, scanned)))
 
 
 @pytest.mark.full
@@ -104,7 +134,7 @@ def test_curvature_is_that_of_the_scan():
     def derivative(layer, inputs, along):
         return jax.jvp(lambda *inputs: gradients(layer, *inputs, length), inputs, along)
 
-    assert_close(*(derivative(layer, (params, x), along) for layer in (lstm_kernels.layer, scanned)))
+    assert_close(*(derivative(layer, (params, x), along) for layer in (lstm_on_gpu.layer, scanned)))
 
 
 @pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="from 0.12 on, JAX compiles for GPUs only where one is")
@@ -115,7 +145,7 @@ def test_they_are_lowered_for_gpus(monkeypatch):
         a_layer(50, 50, 40),
     )
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    every = jax.vmap(jax.vmap(lambda *arguments: gradients(lstm_kernels.layer, *arguments)))
+    every = jax.vmap(jax.vmap(lambda *arguments: gradients(lstm_on_gpu.layer, *arguments)))
     lowered = jax.jit(every).trace(params, x, length).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("xla.gpu.triton(") == 2
 
@@ -127,13 +157,13 @@ def test_where_they_are_used(monkeypatch):
         compute_capability = "9.0"
 
     params = {"recurrent": jnp.zeros((2, 200, 50), jnp.float32)}
-    assert not lstm_kernels.usable(params)  # not a GPU
+    assert not lstm_on_gpu.usable(params)  # not a GPU
     monkeypatch.setattr(jax, "devices", lambda: [Device])
-    assert lstm_kernels.usable(params)
-    assert not lstm_kernels.usable({"recurrent": jnp.zeros((2, 200, 50), jnp.float64)})
-    assert not lstm_kernels.usable({"recurrent": jnp.zeros((2, 260, 65), jnp.float32)})
+    assert lstm_on_gpu.usable(params)
+    assert not lstm_on_gpu.usable({"recurrent": jnp.zeros((2, 200, 50), jnp.float64)})
+    assert not lstm_on_gpu.usable({"recurrent": jnp.zeros((2, 260, 65), jnp.float32)})
     Device.compute_capability = "8.6"
-    assert not lstm_kernels.usable(params)
+    assert not lstm_on_gpu.usable(params)
     Device.compute_capability = "9.0"
     monkeypatch.setattr(lstm_kernels, "_IN_JAX", False)
-    assert not lstm_kernels.usable(params)
+    assert not lstm_on_gpu.usable(params)

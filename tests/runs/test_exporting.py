@@ -96,10 +96,10 @@ def test_half_precision_is_computed_in_single_precision(name, tmp_path):
 
 def test_the_traces_for_other_runtimes_have_no_kernels_of_this_machine(tmp_path, monkeypatch):
     """On a machine with a GPU the LSTM's layers are kernels."""
-    from pfedbred.models import lstm_kernels
+    from pfedbred.models import lstm_on_gpu
 
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    monkeypatch.setattr(lstm_kernels, "usable", lambda params: True)
+    monkeypatch.setattr(lstm_on_gpu, "usable", lambda params: True)
     model = trained("lstm")
     path = written(model, tmp_path)
     monkeypatch.undo()

@@ -114,11 +114,10 @@ def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
 def _layer(params: Tree, x: Array, length: Array) -> Array:
     """Both directions: maps x, (time, batch, inputs), given the samples' lengths, to (time, batch, 2 hidden)."""
     if _by_kernels(params):
-        from pfedbred.models import lstm_kernels
+        from pfedbred.models import lstm_on_gpu
 
-        # The kernels gain nothing from half precision (benchmarks/README.md): params and x, already rounded to it, are
-        # passed as float32.
-        return lstm_kernels.layer(jax.tree.map(widened, params), widened(x), length).astype(x.dtype)
+        # The layer rounds float32 to half precision itself; params and x in bfloat16 are passed as float32.
+        return lstm_on_gpu.layer(jax.tree.map(widened, params), widened(x), length).astype(x.dtype)
     return scanned(params, x, length)
 
 
@@ -131,9 +130,9 @@ def _by_kernels(params: Tree) -> bool:
     """Whether layers run as GPU kernels, which are faster if neighbouring samples are of similar length."""
     if platform() != "gpu":
         return False
-    from pfedbred.models import lstm_kernels
+    from pfedbred.models import lstm_on_gpu
 
-    return lstm_kernels.usable(jax.eval_shape(lambda params: jax.tree.map(widened, params), params))
+    return lstm_on_gpu.usable(jax.eval_shape(lambda params: jax.tree.map(widened, params), params))
 
 
 def widened(array: Array) -> Array:
