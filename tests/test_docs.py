@@ -34,10 +34,11 @@ def test_docstring_examples(file):
     assert result.failed == 0
 
 
-def test_every_module_can_be_imported():
+def test_every_module_can_be_imported_and_has_what_it_lists():
     for _, name, _ in pkgutil.walk_packages(pfedbred.__path__, "pfedbred."):
         if not name.endswith("__main__"):
-            importlib.import_module(name)
+            module = importlib.import_module(name)
+            assert [each for each in getattr(module, "__all__", ()) if not hasattr(module, each)] == [], name
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def sweep(
 
     Args:
       experiment: what to run; settings that are not in the grid are the same everywhere.
-      grid: values for each setting, or a :class:`Range` to draw from.
+      grid: values for each setting, or a :class:`pfedbred.Range` to draw from.
       federation: custom data, in place of ``experiment.dataset``.
       points: how many points to draw, at random or by the sampler; by default every combination of the values.
       sampler: ``random``, or one of Optuna's: ``tpe``, ``qmc``, ``cmaes``, ``gp``.
