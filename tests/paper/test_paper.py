@@ -11,7 +11,7 @@ from conftest import small_federation
 
 import pfedbred
 from pfedbred import paper, priors
-from pfedbred.algorithms import factory
+from pfedbred.algorithms import builder
 from pfedbred.engine import ResidentBackend
 from pfedbred.experiment.callbacks import Interruption, checkpointing
 from pfedbred.experiment.callbacks.stopping import process_started
@@ -52,7 +52,7 @@ def test_printed_figures_stand_where_the_paper_has_them():
 @pytest.mark.parametrize("table", tables.TABLES.values(), ids=tables.TABLES)
 def test_every_figure_belongs_to_a_cell_that_can_be_run(table):
     for row in table.rows.values():
-        factory(row.algorithm)
+        builder(row.algorithm)
     for column, row, model in table.printed:
         assert column in (*table.columns, *columns.STAND_INS)
         assert model in table.models.get(row, "PG")

@@ -177,7 +177,7 @@ def _check(experiment: Experiment, grid: Space) -> None:
         raise SettingError("a sweep is one compiled program; the executor loop has none")
     if isinstance(experiment.algorithm, Algorithm):
         raise SettingError("an Algorithm object has no settings to sweep: give its name or the function that builds it")
-    known = settings_.declared(algorithms.factory(experiment.algorithm))
+    known = settings_.declared(algorithms.builder(experiment.algorithm))
     for name, values in grid.items():
         if name not in known:
             raise SettingError(f"unknown setting {name!r}{nearest(name, known)}")
