@@ -41,6 +41,14 @@ def test_every_module_can_be_imported_and_has_what_it_lists():
             assert [each for each in getattr(module, "__all__", ()) if not hasattr(module, each)] == [], name
 
 
+def test_benchmarks_import_what_exists():
+    for file in sorted((ROOT / "benchmarks").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pfedbred"):
+                names = ", ".join(each.name for each in node.names)
+                exec(f"from {node.module} import {names}", {})  # as the benchmark does
+
+
 @pytest.fixture
 def registries():
     """Pages add entries of their own to these tables; take them out again."""
