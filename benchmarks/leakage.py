@@ -19,7 +19,6 @@ import typer
 
 import pfedbred
 from pfedbred.algorithms.base import Task
-from pfedbred.data.federation import from_clients
 from pfedbred.engine import Plan, selection
 from pfedbred.engine.round import Round, Shared, new_record, shards_of
 from pfedbred.types import Tree
@@ -53,7 +52,7 @@ def guessed(federation: pfedbred.Federation, params: Tree, algorithm: str) -> st
 def recovered(x: np.ndarray, y: np.ndarray, params: Tree, steps: int) -> np.ndarray:
     """A guess at a sample for each client along the first axis and each label."""
     samples = list(zip(x, y, strict=True))
-    weight, bias = updates(from_clients(samples, samples), params, "fedavg", R=steps)
+    weight, bias = updates(pfedbred.from_clients(samples, samples), params, "fedavg", R=steps)
     return weight / bias[..., None]
 
 

@@ -34,10 +34,19 @@ def test_docstring_examples(file):
     assert result.failed == 0
 
 
-def test_every_module_can_be_imported():
+def test_every_module_can_be_imported_and_has_what_it_lists():
     for _, name, _ in pkgutil.walk_packages(pfedbred.__path__, "pfedbred."):
         if not name.endswith("__main__"):
-            importlib.import_module(name)
+            module = importlib.import_module(name)
+            assert [each for each in getattr(module, "__all__", ()) if not hasattr(module, each)] == [], name
+
+
+def test_benchmarks_import_what_exists():
+    for file in sorted((ROOT / "benchmarks").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pfedbred"):
+                names = ", ".join(each.name for each in node.names)
+                exec(f"from {node.module} import {names}", {})  # as the benchmark does
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def named_in(hint):
     """The library's own types that a type names."""
     if isinstance(hint, type) and hint.__module__.startswith("pfedbred."):
         yield hint
-    for part in typing.get_args(hint):
+    for part in hint if isinstance(hint, list) else typing.get_args(hint):  # arguments of a Callable are a list
         yield from named_in(part)
 
 
@@ -84,6 +84,16 @@ def test_what_the_protocols_speak_of_is_public(protocol):
     found = {each for hint in hints for part in hint.values() for each in named_in(part)}
     assert len(found) >= 4
     assert {each.__name__ for each in found} <= set(pfedbred.__all__)
+
+
+def test_what_methods_sweeps_and_callbacks_speak_of_is_public():
+    parts = [pfedbred.Algorithm, pfedbred.Client, pfedbred.Server, pfedbred.Callback]
+    methods = [getattr(each, "__wrapped__", each) for part in parts for each in vars(part).values()]
+    own = [each for each in methods if isinstance(each, FunctionType) and each.__module__.startswith("pfedbred.")]
+    names = {"Run": pfedbred.Run, "Sweep": pfedbred.Sweep, "Sweeping": pfedbred.Sweeping}  # imported for types alone
+    hints = [typing.get_type_hints(each, None, names) for each in [*parts, *own, pfedbred.local_steps, pfedbred.sweep]]
+    found = {each for hint in hints for part in hint.values() for each in named_in(part)}
+    assert {each.__name__ for each in found} - set(pfedbred.__all__) == set()
 
 
 def folders(parent):

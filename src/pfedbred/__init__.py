@@ -19,6 +19,7 @@ from pfedbred.algorithms.base import (
     Algorithm,
     Client,
     Info,
+    Networks,
     Server,
     ServerState,
     Task,
@@ -26,7 +27,7 @@ from pfedbred.algorithms.base import (
     averaging_server,
     method,
 )
-from pfedbred.algorithms.local_steps import Step, Work, descend, draws, local_steps
+from pfedbred.algorithms.local_steps import LocalResult, Step, Work, descend, draws, local_steps
 from pfedbred.bregman import means, priors
 from pfedbred.bregman import proximal as prox
 from pfedbred.bregman.families.base import Family
@@ -62,8 +63,10 @@ from pfedbred.experiment.newcomer import adapt
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.run import run
+from pfedbred.experiment.space import Range
 from pfedbred.experiment.sweep import sweep
 from pfedbred.experiment.sweep_result import Sweep
+from pfedbred.experiment.sweeping import Sweeping
 from pfedbred.models import MODELS, Model
 from pfedbred.runs.exporting import export
 from pfedbred.runs.record import RunRecord
@@ -106,9 +109,11 @@ __all__ = [
     "Info",
     "Interruption",
     "Key",
+    "LocalResult",
     "Mean",
     "Metric",
     "Model",
+    "Networks",
     "NonNegative",
     "Outputs",
     "Patience",
@@ -122,6 +127,7 @@ __all__ = [
     "Positive",
     "Predictions",
     "Progress",
+    "Range",
     "Rejections",
     "ResidentBackend",
     "Rule",
@@ -139,6 +145,7 @@ __all__ = [
     "StreamedBackend",
     "StreamedState",
     "Sweep",
+    "Sweeping",
     "Target",
     "Task",
     "TaskKind",

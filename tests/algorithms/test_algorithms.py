@@ -13,7 +13,7 @@ import pfedbred
 from pfedbred import algorithms
 from pfedbred.algorithms.base import Batch, Uploads
 from pfedbred.algorithms.exchange import costs, exchange
-from pfedbred.algorithms.fedu import Update
+from pfedbred.algorithms.fedu import Upload
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.engine import selection
 from pfedbred.experiment.building import build
@@ -30,7 +30,7 @@ def make(name, dtype=jnp.float64):
     """The algorithm with few steps, on a network that has a body and a head."""
     model = pfedbred.models.dnn((6,), 3, hidden=4, dtype=dtype)
     task = pfedbred.Task(model._replace(norms=("hidden",)))  # to fedbn any params will do
-    known = pfedbred.settings.declared(algorithms.factory(name))
+    known = pfedbred.settings.declared(algorithms.builder(name))
     return algorithms.make(name, task, {key: value for key, value in FEW.items() if key in known}), task
 
 
@@ -183,7 +183,7 @@ def test_updates_can_be_measured(name):
 )
 def test_names_are_checked(name, words):
     with pytest.raises(pfedbred.SettingError, match=words):
-        algorithms.factory(name)
+        algorithms.builder(name)
 
 
 @pytest.mark.parametrize("base", OWN_SERVERS)
@@ -194,9 +194,9 @@ def test_only_servers_that_average_take_a_server_optimizer(base):
 
 
 def test_settings_of_wrappers_are_known_under_the_wrapped_name():
-    known = pfedbred.settings.declared(algorithms.factory("pfedme+ft+am"))
+    known = pfedbred.settings.declared(algorithms.builder("pfedme+ft+am"))
     assert {"lam", "ft_alpha", "am_beta"} <= set(known)
-    assert "ft_alpha" not in pfedbred.settings.declared(algorithms.factory("pfedme+am"))
+    assert "ft_alpha" not in pfedbred.settings.declared(algorithms.builder("pfedme+am"))
 
 
 def traced(algorithm, task):
@@ -237,6 +237,6 @@ def test_mixing_pairs_of_clients_needs_no_array_of_pairs_times_params(name):
         weight, valid = jnp.full(clients, 1 / clients), jnp.ones(clients, bool)
         return algorithm.server.aggregate(state, Uploads(upload, jnp.arange(clients), weight, valid, jax.random.key(0)))
 
-    upload = Update(state.model, None) if name == "fedu" else state.model
+    upload = Upload(state.model, None) if name == "fedu" else state.model
     program = jax.make_jaxpr(aggregate)(state, upload)
     assert max(array_sizes(program.jaxpr)) <= max(clients * clients, clients * d) < clients * clients * d

@@ -149,7 +149,7 @@ DROPPING = pfedbred.Task(normalised.dropping(FEDERATION.shape, FEDERATION.classe
 
 def trained(name, rounds=2, task=DROPPING, participation="all", seeds=(0,), backend=pfedbred.ResidentBackend, **plan):
     settings = {"R": 3, "R_personal": 2, "K": 2} | ({"alpha": 0.1} if name != "mg-meta" else {})
-    known = pfedbred.settings.declared(pfedbred.algorithms.factory(name))
+    known = pfedbred.settings.declared(pfedbred.algorithms.builder(name))
     inner = pfedbred.make(name, task, {key: value for key, value in settings.items() if key in known})
     plan = pfedbred.Plan(selection.uniform(2), batch_size=4, participation=participation, **plan)
     made = backend(with_statistics(inner, task), task, FEDERATION, plan)

@@ -180,7 +180,7 @@ def passes_and_steps(name: str, task: pfedbred.Task) -> tuple[dict[str, int], di
     """Settings with one pass of six minibatches, two for further kinds of local work, and with as many steps."""
     one, two = (algorithms.make(name, task, {"R": R}).client.draws for R in (1, 2))
     minibatches = {"R": two - one}  # of a step
-    places = alternatives(algorithms.factory(name))
+    places = alternatives(algorithms.builder(name))
     passes = {each: 1 if other == "R" else 2 for each, other in places.items()}
     return passes, {other: 6 * passes[each] // minibatches.get(other, 1) for each, other in places.items()}
 

@@ -33,7 +33,7 @@ def run(name, batches=BATCHES, **given):
 
     Numbers are inputs of the program, which is compiled once for all their values; it is most of the time.
     """
-    build = algorithms.factory(name)
+    build = algorithms.builder(name)
     known = settings.declared(build)
     chosen = {**{key: value for key, value in STEPS.items() if key in known}, **given}
     numbers = {"eta", "eta_a", "beta", "lam", "alpha", "alpha_m"} & known.keys()

@@ -21,8 +21,8 @@ from test_reference_stateful import BATCH, CHANGING, CLASSES, FEATURES, HIDDEN, 
 import pfedbred
 from pfedbred.algorithms import mean_field
 from pfedbred.algorithms.base import Uploads
-from pfedbred.algorithms.body_and_head import Parts
-from pfedbred.algorithms.pfedvem import Update
+from pfedbred.algorithms.body_and_head import BodyAndHead
+from pfedbred.algorithms.pfedvem import Upload
 from pfedbred.data.minibatches import example_data
 from pfedbred.engine.keys import network_key
 
@@ -143,10 +143,10 @@ def test_the_m_step_of_pfedvem_is_in_closed_form():
     for q, log_rho in zip(clients, log_rhos, strict=True):
         assert abs(jax.grad(away, 2)(q, w, log_rho)) < 1e-12
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads)
-    assert isinstance(stacked, Update)
+    assert isinstance(stacked, Upload)
     received = Uploads(stacked, jnp.arange(2), jnp.array([0.9, 0.1]), jnp.ones(2, bool), jax.random.key(0))
     after = algorithm.server.aggregate(state, received).model
-    assert isinstance(after, Parts)
+    assert isinstance(after, BodyAndHead)
 
     def total(w: Any) -> Any:
         return sum(away(q, w, log_rho) for q, log_rho in zip(clients, log_rhos, strict=True))

@@ -87,7 +87,7 @@ def experiments(draw, strange):
     chosen = draw(st.sets(st.sampled_from(sorted(OWN)), max_size=7)) | {"algorithm", "rounds"}
     options = {name: draw(value(OWN[name], strange)) for name in sorted(chosen)}
     try:
-        known = settings_.declared(algorithms.factory(options["algorithm"]))
+        known = settings_.declared(algorithms.builder(options["algorithm"]))
     except (pfedbred.SettingError, AttributeError):  # the algorithm is strange itself
         known = {}
     own = {}

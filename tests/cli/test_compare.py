@@ -149,11 +149,11 @@ def resolved(monkeypatch):
 
     counted(configuration.Experiment, "_settings")
     counted(run, "parse_seconds")
-    counted(trackers, "check")
+    counted(trackers, "parse")
     return calls
 
 
-ONCE = ["_settings", "check", "parse_seconds"]
+ONCE = ["_settings", "parse", "parse_seconds"]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def federation(name):
 
 
 def ordinary(algorithm):
-    known = settings.declared(algorithms.factory(algorithm))
+    known = settings.declared(algorithms.builder(algorithm))
     return {name: value for name, value in SETTINGS.items() if name in known}
 
 

@@ -177,7 +177,7 @@ def test_scores_from_counts():
     samples = np.array([[[20] * 25 + [0]] * 2])
     chosen = metrics.resolve("")
     means = {"accuracy": correct, "loss": 2 * correct}
-    sums = {name: metrics.base.Mean(each, samples) for name, each in means.items()}
+    sums = {name: metrics.base.MeanStatistics(each, samples) for name, each in means.items()}
     found, alike = scoring._scores(sums, chosen)
     accuracies = 0.8 * np.arange(25) / 20
     assert found.worst_decile[0] == pytest.approx(accuracies[:3].mean())

@@ -164,8 +164,12 @@ def test_custom_data_is_marked_as_such(tmp_path):
         "fields": lambda out: pfedbred.run(**given, federation=federation(), out=out),
         "experiment": lambda out: pfedbred.run(pfedbred.Experiment(**given), federation=federation(), out=out),
     }.items():
-        run(tmp_path / name)
-        assert "dataset: <federation, not importable>" in (tmp_path / name / "config.yaml").read_text()
+        run(tmp_path / name).save(tmp_path / f"{name}-saved")
+        for folder in (name, f"{name}-saved"):
+            written = (tmp_path / folder / "config.yaml").read_text()
+            assert "dataset: <federation, not importable>" in written
+            assert "Run it again from the program that made it" in written
+            assert "pfedbred run" not in written
 
 
 def test_a_replaced_experiment_stays_checked():

@@ -11,9 +11,9 @@ from conftest import small_federation
 
 import pfedbred
 from pfedbred import paper, priors
-from pfedbred.algorithms import factory
+from pfedbred.algorithms import builder
 from pfedbred.engine import ResidentBackend
-from pfedbred.experiment.callbacks import Interruption, checkpointing
+from pfedbred.experiment.callbacks import Interruption, checkpointing, trackers
 from pfedbred.experiment.callbacks.stopping import process_started
 from pfedbred.paper import columns, complexity, pictures, printed, records, running, tables, tuned
 from pfedbred.paper import table as table_
@@ -52,7 +52,7 @@ def test_printed_figures_stand_where_the_paper_has_them():
 @pytest.mark.parametrize("table", tables.TABLES.values(), ids=tables.TABLES)
 def test_every_figure_belongs_to_a_cell_that_can_be_run(table):
     for row in table.rows.values():
-        factory(row.algorithm)
+        builder(row.algorithm)
     for column, row, model in table.printed:
         assert column in (*table.columns, *columns.STAND_INS)
         assert model in table.models.get(row, "PG")
@@ -310,11 +310,14 @@ def test_the_time_limit_counts_from_the_start_of_the_process(call, small):
 
 
 @pytest.mark.full
-def test_trackers_record_each_training(call, small, tmp_path):
+def test_trackers_record_each_training(call, small, tmp_path, monkeypatch):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    parse, parsed = trackers.parse, []
+    monkeypatch.setattr(trackers, "parse", lambda text: parsed.append(text) or parse(text))
     options = ("paper", "table2", "--columns", "digits", "--rows", "fedavg,pfedme", "--seeds", "1", "--out", "here")
     code, _, problem = call(*options, "--rounds", "3", "--track", "tensorboard")
     assert code == 0, problem
+    assert parsed == ["tensorboard"]
     for row in ("fedavg", "pfedme"):
         folder = tmp_path / "here" / "tracking" / "tensorboard" / f"table2-digits-{row}"
         found = reader.EventAccumulator(str(folder)).Reload()

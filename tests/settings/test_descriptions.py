@@ -51,7 +51,7 @@ def test_advice_is_about_settings_that_exist():
 
 @pytest.mark.parametrize("name", ["mg-meta+am", "fedavg+server(yogi)"])
 def test_settings_of_a_wrapped_method_are_described(name):
-    build = algorithms.factory(name)
+    build = algorithms.builder(name)
     assert list(settings.described(build)) == list(settings.declared(build))
     assert all(settings.described(build).values())
 
@@ -60,7 +60,7 @@ def test_settings_of_a_wrapped_method_are_described(name):
 def test_the_command_describes_a_method(name, capsys, monkeypatch):
     code, out, _ = command_line("list", name, capsys=capsys, monkeypatch=monkeypatch)
     assert code == 0
-    for key, parameter in settings.declared(algorithms.factory(name)).items():
+    for key, parameter in settings.declared(algorithms.builder(name)).items():
         assert f"  {key} = {parameter.default}\n" in out
     assert "References" not in out
     assert "Args" not in out

@@ -290,13 +290,13 @@ class About(NamedTuple):
     personal: str
 
 
-Build = TypeVar("Build", bound=Callable[..., Algorithm])
+Builder = TypeVar("Builder", bound=Callable[..., Algorithm])
 
 
-def method(*, paper: str, year: int | None, G: str, P: str) -> Callable[[Build], Build]:
+def method(*, paper: str, year: int | None, G: str, P: str) -> Callable[[Builder], Builder]:
     """Declares what ``pfedbred list algorithms`` shows about the function that builds an algorithm."""
 
-    def note(build: Build) -> Build:
+    def note(build: Builder) -> Builder:
         build.about = About(paper, year, G, P)  # type: ignore[attr-defined]
         return build
 

@@ -13,20 +13,20 @@ from pfedbred.errors import SettingError
 from pfedbred.types import Key, Tree
 
 
-class Parts(NamedTuple):
+class BodyAndHead(NamedTuple):
     """The body and the head of one model's params."""
 
     body: Tree
     head: Tree
 
 
-def split(task: Task, params: Tree) -> Parts:
+def split(task: Task, params: Tree) -> BodyAndHead:
     """The params as body and head."""
     keys = task.model.head_keys(params)
     if keys is None:
         raise SettingError("this method needs a model whose params are a dict and that names its head: Model(head=...)")
     body = {key: part for key, part in params.items() if key not in keys}
-    return Parts(body, {key: params[key] for key in keys})
+    return BodyAndHead(body, {key: params[key] for key in keys})
 
 
 def join(body: Tree, head: Tree) -> Tree:
@@ -58,7 +58,7 @@ def body_server(task: Task) -> Server:
 
     return Server(
         init=init,
-        send=lambda state, client: Parts(state.model, state.extra),
+        send=lambda state, client: BodyAndHead(state.model, state.extra),
         aggregate=aggregate,
         model=lambda state: join(state.model, state.extra),
         adopt=lambda state, model: ServerState(*split(task, model)),

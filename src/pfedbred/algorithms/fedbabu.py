@@ -7,7 +7,7 @@ from typing import Annotated
 import jax
 
 from pfedbred.algorithms.base import Algorithm, Client, Task, method
-from pfedbred.algorithms.body_and_head import Parts, body_gradient, body_server, join
+from pfedbred.algorithms.body_and_head import BodyAndHead, body_gradient, body_server, join
 from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.data.minibatches import ClientData
 from pfedbred.settings.values import Count, Epochs, InPlaceOf, NonNegative
@@ -48,11 +48,11 @@ def fedbabu(
     """
     work, tuning = Work(R, epochs), Work(tune_steps, tune_epochs)
 
-    def train(message: Parts, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
+    def train(message: BodyAndHead, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
         gradient = body_gradient(task, message.head)
         return descend(gradient, message.body, data, alpha=alpha, steps=work), state
 
-    def model(message: Parts, state: Tree, data: ClientData) -> Tree:
+    def model(message: BodyAndHead, state: Tree, data: ClientData) -> Tree:
         start = join(message.body, message.head)
         return descend(jax.grad(task.loss), start, data, alpha=alpha, steps=tuning)
 

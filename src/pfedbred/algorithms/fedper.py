@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from pfedbred.algorithms.base import Algorithm, Client, Task, method
-from pfedbred.algorithms.body_and_head import Parts, body_server, join, split
+from pfedbred.algorithms.body_and_head import BodyAndHead, body_server, join, split
 from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.data.minibatches import ClientData
 from pfedbred.settings.values import Count, Epochs, NonNegative
@@ -37,11 +37,11 @@ def fedper(task: Task, *, alpha: NonNegative = 0.01, R: Count = 20, epochs: Epoc
     """
     work = Work(R, epochs)
 
-    def train(message: Parts, head: Tree, data: ClientData) -> tuple[Tree, Tree]:
+    def train(message: BodyAndHead, head: Tree, data: ClientData) -> tuple[Tree, Tree]:
         start = join(message.body, head)
         return split(task, descend(jax.grad(task.loss), start, data, alpha=alpha, steps=work))
 
-    def model(message: Parts, head: Tree, data: ClientData) -> Tree:
+    def model(message: BodyAndHead, head: Tree, data: ClientData) -> Tree:
         return join(message.body, head)
 
     client = Client(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pfedbred.algorithms.base import Algorithm, Client, Task, method
-from pfedbred.algorithms.body_and_head import Parts, body_gradient, body_server, head_gradient, join
+from pfedbred.algorithms.body_and_head import BodyAndHead, body_gradient, body_server, head_gradient, join
 from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.data.minibatches import ClientData
 from pfedbred.settings.values import Count, Epochs, InPlaceOf, NonNegative
@@ -47,13 +47,13 @@ def fedrep(
     """
     heads, bodies = Work(R_head, epochs_head), Work(R, epochs)
 
-    def train(message: Parts, head: Tree, data: ClientData) -> tuple[Tree, Tree]:
+    def train(message: BodyAndHead, head: Tree, data: ClientData) -> tuple[Tree, Tree]:
         body, first = message.body, heads.steps_of(data)
         head = descend(head_gradient(task, body), head, data, alpha=alpha, steps=heads)
         body = descend(body_gradient(task, head), body, data, alpha=alpha, steps=bodies, first=first)
         return body, head
 
-    def model(message: Parts, head: Tree, data: ClientData) -> Tree:
+    def model(message: BodyAndHead, head: Tree, data: ClientData) -> Tree:
         return join(message.body, head)
 
     client = Client(

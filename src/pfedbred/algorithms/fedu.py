@@ -16,7 +16,7 @@ from pfedbred.settings.values import Count, Epochs, NonNegative
 from pfedbred.types import Array, Tree
 
 
-class Update(NamedTuple):
+class Upload(NamedTuple):
     """A client's model, and how many steps it took; None if that is known."""
 
     w: Tree
@@ -58,9 +58,9 @@ def fedu(
         others = off_diagonal(jnp.where(neighbours, step[:, None], 0.0))
         return others + jnp.diag(1 - jnp.sum(others, axis=1))
 
-    def train(w: Tree, state: Tree, data: ClientData) -> tuple[Update, Tree]:
+    def train(w: Tree, state: Tree, data: ClientData) -> tuple[Upload, Tree]:
         steps = None if epochs is None else jnp.asarray(work.steps_of(data), jnp.int32)
-        return Update(descend(jax.grad(task.loss), w, data, alpha=alpha, steps=work), steps), state
+        return Upload(descend(jax.grad(task.loss), w, data, alpha=alpha, steps=work), steps), state
 
     client = Client(
         init=lambda w: (),

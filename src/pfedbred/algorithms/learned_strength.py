@@ -78,14 +78,14 @@ def get(task: Task, prior: Any, lam: Any, sigma: Any) -> PriorStrength:
     )
 
 
-class Sent(NamedTuple):
+class Message(NamedTuple):
     """The server's message: the model, and n_i lam of each part, 0 if it is not known yet."""
 
     model: Tree
     strength: Tree
 
 
-class Report(NamedTuple):
+class Upload(NamedTuple):
     """A client's upload: its model, and what it knows about the strength."""
 
     model: Tree
@@ -97,9 +97,9 @@ class LearnedStrength:
 
     learns = True
 
-    def __init__(self, task: Task, prior: priors.Family, parts: Granularity, own: bool, start: Any) -> None:
+    def __init__(self, task: Task, prior: priors.Family, granularity: Granularity, own: bool, start: Any) -> None:
         """One strength per part: each client's ``own``, or shared by all clients."""
-        self._task, self._prior, self._parts, self._own, self._start = task, prior, parts, own, start
+        self._task, self._prior, self._granularity, self._own, self._start = task, prior, granularity, own, start
         self._dispersed = task.kind.labels == "numbers"
 
     def fresh(self, w: Tree) -> Tree:
@@ -116,7 +116,7 @@ class LearnedStrength:
             return jnp.clip(each, self._start / _MAX_FACTOR, self._start * _MAX_FACTOR)
 
         by_part = jax.tree.map(lam, known)
-        if self._parts == "all":
+        if self._granularity == "all":
             return w, Held(self._prior, by_part["all"], by_part)
         return w, Held(weighted(self._prior, self._expand(by_part, w)), 1.0, by_part)
 
@@ -134,11 +134,11 @@ class LearnedStrength:
         info = self.described(held)
         if self._own:
             return ended.w, blended(kept, evidence, _EVIDENCE_WEIGHT), info
-        return Report(ended.w, evidence), None, info
+        return Upload(ended.w, evidence), None, info
 
     def described(self, held: Held) -> Info:
         """lam_i of each part; nothing if every single param has its own."""
-        if self._parts == "entry":
+        if self._granularity == "entry":
             return {}
         return {strength_name(part): lam for part, lam in held.by_part.items()}
 
@@ -170,7 +170,7 @@ class LearnedStrength:
 
         return server._replace(
             init=init,
-            send=lambda state, client: Sent(state.model, self._strength(state.extra)),
+            send=lambda state, client: Message(state.model, self._strength(state.extra)),
             aggregate=aggregate,
         )
 
@@ -182,7 +182,7 @@ class LearnedStrength:
         lams, curved = self._expand(held.by_part, theta), self._prior.curvature(mean)
         effective = _effective(found, jax.tree.map(lambda c, lam: size * lam * c, curved, lams), keys)
         free = jnp.maximum(size - optax.tree.sum(effective), 1)
-        if self._parts == "entry":
+        if self._granularity == "entry":
             spread = jax.tree.map(lambda v, m, c: c * (v - m) ** 2, theta, mean, curved)
         else:
             spread = jax.tree.map(lambda v, m: 2 * self._prior.regulariser(v, m), theta, mean)
@@ -199,9 +199,9 @@ class LearnedStrength:
 
     def _pool(self, tree: Tree) -> Tree:
         """Sums over each part, of a tree shaped like the params or with one number per array."""
-        if self._parts == "entry":
+        if self._granularity == "entry":
             return tree
-        if self._parts == "all":
+        if self._granularity == "all":
             return {"all": optax.tree.sum(tree)}
         found: dict[str, Any] = {}
         for path, leaf in jax.tree.leaves_with_path(tree):
@@ -210,9 +210,9 @@ class LearnedStrength:
 
     def _expand(self, by_part: Tree, params: Tree) -> Tree:
         """The strength for each array of the params: a number, or an array of the same shape."""
-        if self._parts == "entry":
+        if self._granularity == "entry":
             return by_part
-        if self._parts == "all":
+        if self._granularity == "all":
             return jax.tree.map(lambda leaf: by_part["all"], params)
         return jax.tree.map_with_path(lambda path, leaf: by_part[_layer(path)], params)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from pfedbred.algorithms.base import Algorithm, Client, Server, ServerState, Task, Uploads, method
-from pfedbred.algorithms.body_and_head import Parts, join, split
+from pfedbred.algorithms.body_and_head import BodyAndHead, join, split
 from pfedbred.algorithms.local_steps import Work, descend, draws
 from pfedbred.algorithms.mean_field import MeanField, around, divergence, expected
 from pfedbred.data.minibatches import Batch, ClientData
@@ -17,10 +17,10 @@ from pfedbred.settings.values import Count, Epochs, Few, InPlaceOf, NonNegative,
 from pfedbred.types import Array, Tree
 
 
-class Update(NamedTuple):
+class Upload(NamedTuple):
     """A client's body, the mean of its head, and its confidence 1/rho_i^2."""
 
-    parts: Parts
+    parts: BodyAndHead
     confidence: Array
 
 
@@ -78,7 +78,7 @@ def pfedvem(
     def expected_loss(q: MeanField, body: Tree, batch: Batch) -> Array:
         return expected(lambda head: task.loss(join(body, head), batch), q, batch, samples)
 
-    def train(message: Parts, q: MeanField, data: ClientData) -> tuple[Update, MeanField]:
+    def train(message: BodyAndHead, q: MeanField, data: ClientData) -> tuple[Upload, MeanField]:
         body, w = message
         variance = (_squares(q.sigma) + _squares(optax.tree.sub(q.mean, w))) / _entries(w)
         rho = jax.tree.map(lambda leaf: jnp.sqrt(variance), w)
@@ -89,14 +89,14 @@ def pfedvem(
         q = descend(jax.grad(objective), q, data, alpha=alpha_head, steps=heads)
         gradient = jax.grad(lambda body, batch: expected_loss(q, body, batch))
         body = descend(gradient, body, data, alpha=alpha, steps=bodies, first=heads.steps_of(data))
-        return Update(Parts(body, q.mean), 1 / variance), q
+        return Upload(BodyAndHead(body, q.mean), 1 / variance), q
 
     def aggregate(state: ServerState, uploads: Uploads) -> ServerState:
         sure = uploads.upload.confidence  # zero where an update was rejected
         by_confidence = uploads._replace(weights=(sure / jnp.sum(sure)).astype(uploads.weights.dtype))
         body = uploads.average(lambda upload: upload.parts.body, around=state.model.body)
         head = by_confidence.average(lambda upload: upload.parts.head, around=state.model.head, draw=1)
-        return ServerState(Parts(body, head))
+        return ServerState(BodyAndHead(body, head))
 
     client = Client(
         init=lambda message: around(message.head, sigma),

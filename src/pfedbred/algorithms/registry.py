@@ -39,9 +39,9 @@ from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.errors import SettingError, nearest
 from pfedbred.settings.signatures import building
 
-Factory = Callable[..., Algorithm]
+Builder = Callable[..., Algorithm]
 
-ALGORITHMS: dict[str, Factory] = {
+ALGORITHMS: dict[str, Builder] = {
     "apfl": apfl,
     "ditto": ditto,
     "fedadagrad": fedadagrad,
@@ -78,7 +78,7 @@ ALGORITHMS: dict[str, Factory] = {
 """Every named algorithm. A new one is a function ``(task, *, settings...) -> Algorithm``, and a line here."""
 
 
-def factory(algorithm: str | Factory) -> Factory:
+def builder(algorithm: str | Builder) -> Builder:
     """The function that builds the algorithm of that name, wrappers included (``pfedme+am``); or the one given."""
     if not isinstance(algorithm, str):
         if not callable(algorithm):
@@ -102,7 +102,7 @@ def factory(algorithm: str | Factory) -> Factory:
     return _wrapped(ALGORITHMS[base], [_with_defaults(suffix, values) for suffix, values in parsed])
 
 
-def _with_defaults(suffix: str, values: list[str]) -> Factory:
+def _with_defaults(suffix: str, values: list[str]) -> Builder:
     """The wrapper with other defaults for its first settings: those in parentheses, as in ``+server(yogi)``."""
     wrapper = WRAPPERS[suffix]
     if not values:
@@ -119,7 +119,7 @@ def _with_defaults(suffix: str, values: list[str]) -> Factory:
     return build
 
 
-def _wrapped(base: Factory, wrappers: list[Factory]) -> Factory:
+def _wrapped(base: Builder, wrappers: list[Builder]) -> Builder:
     """The base and then its wrappers, from left to right, with the settings of all of them."""
     layers = [base, *wrappers]
 
@@ -142,21 +142,21 @@ def _wrapped(base: Factory, wrappers: list[Factory]) -> Factory:
     return build
 
 
-def make(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[str, Any] | None = None) -> Algorithm:
+def make(algorithm: str | Builder | Algorithm, task: Task, settings: Mapping[str, Any] | None = None) -> Algorithm:
     """The algorithm, by name or from a function ``(task, *, settings...) -> Algorithm``, its settings checked."""
     if isinstance(algorithm, Algorithm):
         if settings:
             raise SettingError(f"an Algorithm object is already built: it takes no settings, not {dict(settings)!r}")
         return algorithm
-    return build(algorithm, task, settings_.resolve(factory(algorithm), settings or {}))
+    return build(algorithm, task, settings_.resolve(builder(algorithm), settings or {}))
 
 
-def build(algorithm: str | Factory | Algorithm, task: Task, settings: Mapping[str, Any]) -> Algorithm:
+def build(algorithm: str | Builder | Algorithm, task: Task, settings: Mapping[str, Any]) -> Algorithm:
     """The same, from a complete set of settings that have been checked."""
     if isinstance(algorithm, Algorithm):
         return algorithm
     with building("algorithm", algorithm):
-        made = factory(algorithm)(task, **settings)
+        made = builder(algorithm)(task, **settings)
     if not isinstance(made, Algorithm):
         raise SettingError(f"a function given as algorithm must return an Algorithm, not a {type(made).__name__}")
     return made

@@ -22,7 +22,7 @@ class Message(NamedTuple):
     control: Tree
 
 
-class Update(NamedTuple):
+class Upload(NamedTuple):
     """The local model, and how far the client's control variate has moved."""
 
     w: Tree
@@ -56,7 +56,7 @@ def scaffold(
     """
     work = Work(R, epochs)
 
-    def train(message: Message, control: Tree, data: ClientData) -> tuple[Update, Tree]:
+    def train(message: Message, control: Tree, data: ClientData) -> tuple[Upload, Tree]:
         correction = optax.tree.sub(message.control, control)
 
         def gradient(v: Tree, batch: Batch) -> Tree:
@@ -75,7 +75,7 @@ def scaffold(
             v, total, _ = local_steps(step, message.w, data, alpha=alpha, work=work, carry=zeros)
             travelled = optax.tree.scale(1 / steps, total)
         change = optax.tree.sub(travelled, message.control)
-        return Update(v, change), optax.tree.add(control, change)
+        return Upload(v, change), optax.tree.add(control, change)
 
     def init(key: Key, clients: int) -> ServerState:
         w = task.model.init(key)
@@ -94,7 +94,7 @@ def scaffold(
         model=lambda message, control, data: message.w,
         draws=draws(work),
         synced=True,
-        unchanged=lambda message: Update(message.w, optax.tree.zeros_like(message.control)),
+        unchanged=lambda message: Upload(message.w, optax.tree.zeros_like(message.control)),
         uploaded=lambda message, update: update.w,
     )
     server = Server(

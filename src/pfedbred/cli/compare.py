@@ -191,7 +191,7 @@ def _algorithm_names(given: Any) -> list[str]:
 
 def _settings_of_each(names: Sequence[str], shared: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each algorithm takes the shared settings it has; a setting that none of them has is a mistake."""
-    known = [settings_.declared(algorithms_.factory(name)) for name in names]
+    known = [settings_.declared(algorithms_.builder(name)) for name in names]
     for setting in shared:
         if not any(setting in each for each in known):
             every = sorted({name for each in known for name in each})

@@ -99,7 +99,7 @@ def _list_algorithms() -> None:
 
 def _describe(name: str) -> None:
     """An algorithm: what it does, and its settings in words."""
-    build = algorithms.factory(name)
+    build = algorithms.builder(name)
     base, *suffixes = name.split("+")
     wrappers = {f"+{each}": WRAPPERS[each.partition("(")[0]] for each in suffixes}
     functions, words = {base: algorithms.ALGORITHMS[base], **wrappers}, settings_.described(build)

@@ -188,7 +188,7 @@ def merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[
     if settings is not None and not isinstance(settings, dict):
         raise SettingError(f"settings must map names to values, not {settings!r}")
     if settings and file and options.get("algorithm"):
-        known = settings_.declared(algorithms.factory(options["algorithm"]))
+        known = settings_.declared(algorithms.builder(options["algorithm"]))
         foreign = [name for name in settings if name not in known]
         if foreign:
             note(f"{options['algorithm']} has no {', '.join(foreign)}: ignored in {file}")

@@ -181,7 +181,7 @@ def schedule_tables(experiment: Experiment) -> dict[str, np.ndarray]:
     """The value in every round of each setting that has a schedule."""
     if isinstance(experiment.algorithm, Algorithm):
         return {}
-    known = settings_.declared(algorithms.factory(experiment.algorithm))
+    known = settings_.declared(algorithms.builder(experiment.algorithm))
     return {
         name: schedules.table(name, value, experiment.rounds, known[name].annotation)
         for name, value in experiment.settings.items()

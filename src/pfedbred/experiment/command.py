@@ -30,7 +30,7 @@ def command(experiment: Mapping[str, Any], verb: str = "run", without: Sequence[
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             parts.append(flag if value is True else f"{flag} {shlex.quote(text)}")
     try:
-        known = settings_.declared(algorithms.factory(experiment["algorithm"]))
+        known = settings_.declared(algorithms.builder(experiment["algorithm"]))
     except SettingError:
         known = {}  # a custom algorithm: all of its settings are listed
     for name, value in experiment["settings"].items():

@@ -170,7 +170,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
                 raise SettingError(f"an Algorithm object is already built: it takes no settings, not {dict(given)!r}")
             return {}
         loaded = {name: references.resolve(value, name) for name, value in given.items()}
-        resolved = settings_.resolve(algorithms.factory(algorithm), loaded)
+        resolved = settings_.resolve(algorithms.builder(algorithm), loaded)
         for name, value in resolved.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise SettingError(f"{name} must be a finite number, not {value!r}: files cannot record others")
@@ -228,7 +228,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             raise SettingError(f"aggregated must be at most the number of clients that train, {training}, not {count}")
         settings = self.settings
         if not isinstance(self.algorithm, Algorithm):
-            settings = settings_.settled(algorithms.factory(self.algorithm), settings, training)
+            settings = settings_.settled(algorithms.builder(self.algorithm), settings, training)
         return dataclasses.replace(self, aggregated=count, settings=settings)
 
     def _held_out_count(self, clients: int) -> int:

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from pfedbred.errors import SettingError
+from pfedbred.runs.config_file import write_config
 
 _REFERENCE = re.compile(r"(?P<module>[A-Za-z_]\w+(?:\.\w+)*):(?P<name>[A-Za-z_]\w*(?:\.\w+)*)")
 _NOT_REPRODUCIBLE = re.compile(r"<(?P<name>.*), not importable>")
@@ -104,3 +106,8 @@ def reproducible(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(reproducible, value))
     return not (isinstance(value, str) and _NOT_REPRODUCIBLE.fullmatch(value))
+
+
+def write_experiment(path: Path, options: Mapping[str, Any], command: str) -> None:
+    """Writes an experiment file, which says that ``command`` runs it if it can."""
+    write_config(path, options, command if reproducible(options) else None)

@@ -24,6 +24,7 @@ from pfedbred.experiment.callbacks.outcome import OutcomeFiles
 from pfedbred.experiment.callbacks.pictures import Pictures
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
+from pfedbred.experiment.references import write_experiment
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import (
     check_unchanged,
@@ -36,7 +37,7 @@ from pfedbred.experiment.resume import (
 )
 from pfedbred.io.atomic import WriteError, writing_into
 from pfedbred.runs import checkpoints, layout
-from pfedbred.runs.config_file import read_config, write_config
+from pfedbred.runs.config_file import read_config
 
 
 def warn(message: str) -> None:
@@ -172,7 +173,7 @@ def run_into(
                 each.unlink(missing_ok=True)
             if source == folder:
                 checkpoints.remove_after(folder, start.round if start else 0)
-        write_config(folder / layout.CONFIG, built.experiment.plain(), "run")
+        write_experiment(folder / layout.CONFIG, built.experiment.plain(), "run")
         # The outcome is written before a user's callback sees the end, and a checkpoint after it has seen a pause.
         return train(built, [metrics, *outcome, *callbacks, saver], start, folder, how.keep_models)
     except WriteError as problem:

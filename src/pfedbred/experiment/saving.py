@@ -15,11 +15,11 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment.callbacks.model_writer import ModelWriter
 from pfedbred.experiment.callbacks.outcome import OutcomeFiles
 from pfedbred.experiment.callbacks.pictures import Pictures
+from pfedbred.experiment.references import write_experiment
 from pfedbred.experiment.result import Run
 from pfedbred.experiment.resume import open_folder
 from pfedbred.report import curves
 from pfedbred.runs import layout, saved_models, trained_model
-from pfedbred.runs.config_file import write_config
 from pfedbred.runs.metrics_file import MetricsFile
 
 
@@ -30,7 +30,7 @@ def save(run: Run[Any], folder: Path, overwrite: bool = False) -> Path:
             f"the run was interrupted ({run.stopped}) and has no outcome to save: give run() a folder, out"
         )
     with open_folder(folder, overwrite=overwrite):
-        write_config(folder / layout.CONFIG, run.experiment.plain(), "run")
+        write_experiment(folder / layout.CONFIG, run.experiment.plain(), "run")
         with closing(MetricsFile(folder)) as metrics:
             for point in run.points:
                 metrics.write(point)

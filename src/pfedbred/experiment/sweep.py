@@ -61,7 +61,7 @@ def sweep(
 
     Args:
       experiment: what to run; settings that are not in the grid are the same everywhere.
-      grid: values for each setting, or a :class:`Range` to draw from.
+      grid: values for each setting, or a :class:`pfedbred.Range` to draw from.
       federation: custom data, in place of ``experiment.dataset``.
       points: how many points to draw, at random or by the sampler; by default every combination of the values.
       sampler: ``random``, or one of Optuna's: ``tpe``, ``qmc``, ``cmaes``, ``gp``.
@@ -177,7 +177,7 @@ def _check(experiment: Experiment, grid: Space) -> None:
         raise SettingError("a sweep is one compiled program; the executor loop has none")
     if isinstance(experiment.algorithm, Algorithm):
         raise SettingError("an Algorithm object has no settings to sweep: give its name or the function that builds it")
-    known = settings_.declared(algorithms.factory(experiment.algorithm))
+    known = settings_.declared(algorithms.builder(experiment.algorithm))
     for name, values in grid.items():
         if name not in known:
             raise SettingError(f"unknown setting {name!r}{nearest(name, known)}")

@@ -12,6 +12,7 @@ from pfedbred.engine.backend import Saved
 from pfedbred.errors import SettingError
 from pfedbred.experiment.callbacks.base import Callback
 from pfedbred.experiment.configuration import Experiment
+from pfedbred.experiment.references import write_experiment
 from pfedbred.experiment.resume import check_data, check_unchanged
 from pfedbred.experiment.run import warn
 from pfedbred.experiment.sweep_plan import SweepPlan
@@ -21,7 +22,7 @@ from pfedbred.io.atomic import write_json, writing_into
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
 from pfedbred.report import heatmap
 from pfedbred.runs import checkpoints, layout
-from pfedbred.runs.config_file import read_config, write_config
+from pfedbred.runs.config_file import read_config
 
 _SECONDS = 60.0  # between checkpoints, and at least
 _SHARE = 30  # this many times as long as the last one took
@@ -51,7 +52,7 @@ class SweepFolder(Callback):
             for each in layout.leftovers(self._folder):
                 each.unlink(missing_ok=True)
             checkpoints.remove_after(self._folder, found.round if found else 0)
-            write_config(self._folder / layout.CONFIG, _recorded(sweeping.experiment, sweeping.plan), "sweep")
+            write_experiment(self._folder / layout.CONFIG, _recorded(sweeping.experiment, sweeping.plan), "sweep")
         yield
 
     def on_sweep_pause(self, sweeping: Sweeping, stopping: str | None) -> None:

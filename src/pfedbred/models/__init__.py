@@ -73,10 +73,10 @@ with a choice of batch or group normalisation has a keyword-only parameter ``nor
 """
 
 
-Build = Callable[..., Model]
+Builder = Callable[..., Model]
 
 
-def check(model: str | Model | Build) -> None:
+def check(model: str | Model | Builder) -> None:
     """Rejects an unknown name, and anything that is neither a Model nor a function."""
     if isinstance(model, str) and model not in MODELS:
         raise SettingError(f"unknown model {model!r}{nearest(model, MODELS)}")
@@ -85,7 +85,7 @@ def check(model: str | Model | Build) -> None:
 
 
 def get(
-    model: str | Model | Build,
+    model: str | Model | Builder,
     shape: tuple[int, ...],
     classes: int,
     words: Words | None = None,
@@ -139,7 +139,7 @@ def _fast(model: Model) -> Model:
     return model._replace(apply=apply, rest=rest, train=train, statistics=statistics)
 
 
-def _takes(build: Build, name: str) -> bool:
+def _takes(build: Builder, name: str) -> bool:
     """Whether the function has a keyword-only parameter of that name."""
     parameter = inspect.signature(build).parameters.get(name)
     return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY

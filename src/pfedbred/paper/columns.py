@@ -65,7 +65,7 @@ class Column:
 
     def experiment(self, algorithm: str, *, seeds: int, rounds: int | None, **options: Any) -> Experiment:
         """A method in this column; ``options`` override the column's, and ``settings`` in them the method's."""
-        known = settings_.declared(algorithms.factory(algorithm))
+        known = settings_.declared(algorithms.builder(algorithm))
         own = {"lam": self.lam} if "lam" in known and not algorithm.startswith(_OWN_LAMBDA) else {}
         settings = {**own, **options.pop("settings", {})}
         total = rounds or self.rounds

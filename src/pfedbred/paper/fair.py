@@ -49,7 +49,7 @@ class Arena:
       rounds: rounds of training.
       metric: the metric on test samples that methods are compared by.
       chosen_by: the metric on validation samples that settings and rounds are chosen by; by default ``metric``.
-      options: options of the experiment and of the split.
+      options: options of :func:`pfedbred.load`; the experiment has the same ``task``.
     """
 
     title: str
@@ -205,8 +205,7 @@ def measured(table: str, name: str, split: int, row: str, contender: Contender, 
 
 
 def _load(arena: Arena, split: int, request: Request) -> Federation:
-    options = {key: value for key, value in arena.options.items() if key in ("split", "clients", "task")}
-    return data.load(arena.dataset, seed=split, data_dir=request.federations.data_dir, **options)
+    return data.load(arena.dataset, seed=split, data_dir=request.federations.data_dir, **arena.options)
 
 
 def _experiment(arena: Arena, contender: Contender, rounds: int, federation: Federation) -> Experiment:

@@ -162,7 +162,7 @@ def fingerprint(experiment: Experiment) -> dict[str, Any]:
         if plain[name] == usual[name]:
             del plain[name]
     # The number of clients is known only with the data, so records have the value for few clients.
-    plain["settings"] = settings_.settled(algorithms.factory(experiment.algorithm), plain["settings"], clients=1)
+    plain["settings"] = settings_.settled(algorithms.builder(experiment.algorithm), plain["settings"], clients=1)
     return plain
 
 

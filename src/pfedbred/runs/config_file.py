@@ -21,9 +21,10 @@ class _WithoutAliases(yaml.SafeDumper):
         return True
 
 
-def write_config(path: Path, options: Mapping[str, Any], command: str) -> None:
-    """Writes an experiment file; ``command`` is the one that runs it."""
-    head = f"# pfedbred {__version__}. Run it again with: pfedbred {command} {path}\n"
+def write_config(path: Path, options: Mapping[str, Any], command: str | None) -> None:
+    """Writes an experiment file; ``command`` is the one that runs it, None if it holds an object that has no name."""
+    how = f"with: pfedbred {command} {path}" if command else "from the program that made it"
+    head = f"# pfedbred {__version__}. Run it again {how}\n"
     write_text(path, head + yaml.dump(dict(options), Dumper=_WithoutAliases, sort_keys=False))
 
 

@@ -143,7 +143,7 @@ def _scheduled(experiment: Mapping[str, Any], round_: int) -> dict[str, float]:
     """The value of each setting with a schedule in the round after ``round_``, or the last: a newcomer trains so."""
     if str(experiment["algorithm"]).split("+")[0] not in algorithms.ALGORITHMS:
         return {}
-    known, rounds = settings_.declared(algorithms.factory(experiment["algorithm"])), experiment["rounds"]
+    known, rounds = settings_.declared(algorithms.builder(experiment["algorithm"])), experiment["rounds"]
     return {
         name: float(schedules.table(name, value, rounds, known[name].annotation)[min(round_, rounds - 1)])
         for name, value in experiment["settings"].items()

@@ -193,7 +193,7 @@ def _constant(algorithm: Any, about: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without schedules, which files of earlier versions hold, and on which no model's shape depends."""
     if isinstance(algorithm, Algorithm):
         return about["settings"]
-    known = settings_.declared(algorithms.factory(algorithm or about["algorithm"]))
+    known = settings_.declared(algorithms.builder(algorithm or about["algorithm"]))
     return {
         name: value
         for name, value in about["settings"].items()

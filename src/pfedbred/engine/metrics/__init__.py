@@ -20,7 +20,7 @@ from pfedbred.errors import SettingError, nearest
 from pfedbred.settings.signatures import build_part
 from pfedbred.tasks import TaskKind
 
-__all__ = ["METRICS", "Given", "Metric", "Predictions", "as_list", "check_task", "get", "listed", "resolve"]
+__all__ = ["METRICS", "Metric", "MetricLike", "Predictions", "as_list", "check_task", "get", "listed", "resolve"]
 
 MetricLike: TypeAlias = str | Metric | Callable[[], Metric]
 """A metric by its name, as an object, or as a function that builds one."""
