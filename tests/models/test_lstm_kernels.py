@@ -30,6 +30,10 @@ def a_layer(hidden, inputs, batch, time=5, clients=3):
     return params, x, jax.random.randint(keys[2], (clients, batch), 0, time + 1)
 
 
+def kernels(params, x, length):
+    return lstm_on_gpu.layer(params, x, length, jnp.max(jnp.abs(x)))
+
+
 def gradients(layer, params, x, length):
     """The gradients of a function of all outputs."""
 
@@ -62,7 +66,7 @@ def test_outputs_and_gradients_are_those_of_the_scan(hidden, inputs, batch):
         return layer(*arguments), gradients(layer, *arguments)
 
     given = a_layer(hidden, inputs, batch)
-    assert_close(*(jax.jit(jax.vmap(partial(both, layer)))(*given) for layer in (lstm_on_gpu.layer, scanned)))
+    assert_close(*(jax.jit(jax.vmap(partial(both, layer)))(*given) for layer in (kernels, scanned)))
 
 
 def single(tree):
@@ -88,7 +92,7 @@ def test_rounding_leaves_three_digits_whatever_the_scale(precision, tolerance, o
         return layer(params, x, length), jax.grad(loss, (0, 1))(params, x)
 
     with jax.default_matmul_precision(precision):
-        rounded = jax.jit(partial(found, lstm_on_gpu.layer))(*single((params, x)))
+        rounded = jax.jit(partial(found, kernels))(*single((params, x)))
     exact = jax.jit(partial(found, scanned))(params, x)
     for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
         assert a.dtype == jnp.float32
@@ -106,7 +110,7 @@ def test_a_program_ends_with_its_longest_sample(longest):
     def both(layer, *arguments):
         return layer(*arguments), gradients(layer, *arguments)
 
-    assert_close(*(jax.jit(partial(both, layer))(params, x, length) for layer in (lstm_on_gpu.layer, scanned)))
+    assert_close(*(jax.jit(partial(both, layer))(params, x, length) for layer in (kernels, scanned)))
 
 
 @pytest.mark.full
@@ -134,7 +138,7 @@ def test_curvature_is_that_of_the_scan():
     def derivative(layer, inputs, along):
         return jax.jvp(lambda *inputs: gradients(layer, *inputs, length), inputs, along)
 
-    assert_close(*(derivative(layer, (params, x), along) for layer in (lstm_on_gpu.layer, scanned)))
+    assert_close(*(derivative(layer, (params, x), along) for layer in (kernels, scanned)))
 
 
 @pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="from 0.12 on, JAX compiles for GPUs only where one is")
@@ -145,7 +149,7 @@ def test_they_are_lowered_for_gpus(monkeypatch):
         a_layer(50, 50, 40),
     )
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    every = jax.vmap(jax.vmap(lambda *arguments: gradients(lstm_on_gpu.layer, *arguments)))
+    every = jax.vmap(jax.vmap(lambda *arguments: gradients(kernels, *arguments)))
     lowered = jax.jit(every).trace(params, x, length).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("xla.gpu.triton(") == 2
 

@@ -67,8 +67,9 @@ def lstm(shape: tuple[int, ...], classes: int, *, words: Words, hidden: int = 50
         vectors = params["embedding"] if frozen is None else frozen.astype(params["output"]["weight"].dtype)
         ids = x.T
         length, last = lengths(ids)
-        first = _layer(params["layer1"], vectors[ids], length)
-        second = _layer(params["layer2"], first, length)
+        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(vectors)))
+        first = _layer(params["layer1"], vectors[ids], length, largest)
+        second = _layer(params["layer2"], first, length, jnp.ones(()))  # no h is larger than 1
         # A masked sum instead of an index: its gradient needs no scatter, which is not deterministic on GPUs.
         end1, end2 = (jnp.sum(jnp.where(last, layer, 0), axis=0) for layer in (first, second))
         states = (end1[:, :hidden], first[0, :, hidden:], end2[:, :hidden], second[0, :, hidden:])
@@ -111,13 +112,17 @@ def _layer_init(key: Key, inputs: int, hidden: int, dtype: Any) -> Tree:
     return {name: uniform(key, shape, hidden, dtype) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
 
 
-def _layer(params: Tree, x: Array, length: Array) -> Array:
-    """Both directions: maps x, (time, batch, inputs), given the samples' lengths, to (time, batch, 2 hidden)."""
+def _layer(params: Tree, x: Array, length: Array, largest: Array) -> Array:
+    """Both directions: maps x, (time, batch, inputs), given the samples' lengths, to (time, batch, 2 hidden).
+
+    No number in x is larger than ``largest``.
+    """
     if _by_kernels(params):
         from pfedbred.models import lstm_on_gpu
 
         # The layer rounds float32 to half precision itself; params and x in bfloat16 are passed as float32.
-        return lstm_on_gpu.layer(jax.tree.map(widened, params), widened(x), length).astype(x.dtype)
+        found = lstm_on_gpu.layer(jax.tree.map(widened, params), widened(x), length, widened(largest))
+        return found.astype(x.dtype)
     return scanned(params, x, length)
 
 

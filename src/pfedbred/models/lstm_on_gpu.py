@@ -22,9 +22,10 @@ import jax.numpy as jnp
 
 from pfedbred.models import lstm_kernels
 from pfedbred.models.lstm import scanned
+from pfedbred.models.lstm_kernels import WIDTH
 from pfedbred.types import Array, Tree
 
-_MULTIPLE = 8  # widths are filled up to it: 16 bytes in half precision
+_MULTIPLE = 8  # the width of x is filled up to it: 16 bytes in half precision
 _HALVED = (0.5, 0.5, 1.0, 0.5)  # i, f and o are a tanh of half their sum (pfedbred.models.lstm_kernels)
 _ROUNDING = (None, "default", "fastest", "tensorfloat32", "bfloat16")  # values of jax_default_matmul_precision
 
@@ -35,18 +36,21 @@ def usable(params: Tree) -> bool:
 
 
 @jax.custom_vjp
-def layer(params: Tree, x: Array, length: Array) -> Array:
-    """Both directions: maps x, (time, batch, inputs), given the samples' lengths, to (time, batch, 2 hidden)."""
-    return _outputs(params, x, length)[0]
+def layer(params: Tree, x: Array, length: Array, largest: Array) -> Array:
+    """Both directions: maps x, (time, batch, inputs), given the samples' lengths, to (time, batch, 2 hidden).
+
+    ``largest`` is a number of about the size of the largest in x: it decides how x is scaled.
+    """
+    return _outputs(params, x, length, largest)[0]
 
 
-def _layer_forward(params: Tree, x: Array, length: Array) -> tuple[Array, Any]:
-    out, kept = _outputs(params, x, length)
+def _layer_forward(params: Tree, x: Array, length: Array, largest: Array) -> tuple[Array, Any]:
+    out, kept = _outputs(params, x, length, largest)
     return out, (params, x, length, kept)
 
 
-def _layer_backward(residuals: Any, d_out: Array) -> tuple[Tree, Array, None]:
-    return *_gradients(*residuals, d_out), None
+def _layer_backward(residuals: Any, d_out: Array) -> tuple[Tree, Array, None, None]:
+    return *_gradients(*residuals, d_out), None, None
 
 
 layer.defvjp(_layer_forward, _layer_backward)
@@ -57,8 +61,8 @@ class _Operands(NamedTuple):
 
     Attributes:
       x: (time, batch, columns), with a column of ones for the biases.
-      input: W_x and the biases, for both directions and the four parts: (8 width, columns).
-      recurrent: W_h, (2, 4, width, width).
+      input: W_x and the biases, for both directions and the four parts: (8 WIDTH, columns).
+      recurrent: W_h, (2, 4, WIDTH, WIDTH).
       scale: the power of two by which x is divided, and W_x multiplied.
     """
 
@@ -72,20 +76,20 @@ class _Kept(NamedTuple):
     """What the gradient needs of the forward pass: see :mod:`pfedbred.models.lstm_kernels`."""
 
     operands: _Operands
+    products: Array
     out: Array
     cells: Array
-    gates: Array
 
 
 @jax.custom_jvp
-def _outputs(params: Tree, x: Array, length: Array) -> tuple[Array, _Kept]:
+def _outputs(params: Tree, x: Array, length: Array, largest: Array) -> tuple[Array, _Kept]:
     """The layer's outputs, and what its gradient needs."""
-    operands = _operands(params, x)
+    operands = _operands(params, x, largest)
     products = jnp.einsum("tbi,gi->tbg", operands.x, operands.input, preferred_element_type=operands.x.dtype)
-    out, cells, gates = lstm_kernels.forward(operands.recurrent, length, products)
+    out, cells = lstm_kernels.forward(operands.recurrent, length, products)
     hidden = params["recurrent"].shape[2]
-    own = out.reshape(*out.shape[:2], 2, -1)[..., :hidden].reshape(*out.shape[:2], 2 * hidden)
-    return own.astype(x.dtype), _Kept(operands, out, cells, gates)
+    own = jnp.concatenate([out[..., :hidden], out[..., WIDTH:][..., :hidden]], axis=2)
+    return own.astype(x.dtype), _Kept(operands, products, out, cells)
 
 
 @_outputs.defjvp
@@ -101,21 +105,21 @@ def _outputs_jvp(primals: Any, tangents: Any) -> Any:
 def _gradients(params: Tree, x: Array, length: Array, kept: _Kept, d_out: Array) -> tuple[Tree, Array]:
     """The gradients with respect to the params and to x."""
     hidden, inputs = params["recurrent"].shape[2], x.shape[2]
-    operands, width, columns = kept.operands, kept.operands.recurrent.shape[2], kept.operands.x.shape[2]
-    scale = _power_of_two(_exponent(d_out), d_out.dtype)
-    by_direction = (d_out / scale).reshape(*d_out.shape[:2], 2, hidden)
-    d_h = _filled(by_direction, width, 3).reshape(*d_out.shape[:2], 2 * width).astype(kept.out.dtype)
-    d_sums = lstm_kernels.backward(operands.recurrent, length, kept.gates, kept.cells, d_h)
+    (operands, products, out, cells), columns = kept, kept.operands.x.shape[2]
+    scale = _power_of_two(_exponent(jnp.max(jnp.abs(d_out))), d_out.dtype)
+    both = [_filled(each, WIDTH, 2) for each in jnp.split(d_out / scale, 2, axis=2)]
+    d_h = jnp.concatenate(both, axis=2).astype(out.dtype)
+    d_sums = lstm_kernels.backward(operands.recurrent, length, products, out, cells, d_h)
 
-    start = jnp.zeros_like(kept.out[:1, :, :width])
-    before = [jnp.concatenate([start, kept.out[:-1, :, :width]]), jnp.concatenate([kept.out[1:, :, width:], start])]
+    start = jnp.zeros_like(out[:1, :, :WIDTH])
+    before = [jnp.concatenate([start, out[:-1, :, :WIDTH]]), jnp.concatenate([out[1:, :, WIDTH:], start])]
     d_all = _over_time(d_sums, jnp.concatenate([operands.x, *before], axis=2), d_out.dtype)
-    d_all = d_all.reshape(2, 4, width, -1)[:, :, :hidden] * scale * _halved(d_out.dtype)
+    d_all = d_all.reshape(2, 4, WIDTH, -1)[:, :, :hidden] * scale * _halved(d_out.dtype)
     d_all = d_all.reshape(2, 4 * hidden, -1)
     d_bias = d_all[:, :, inputs]
     d_params = {
         "input": d_all[:, :, :inputs] * operands.scale,
-        "recurrent": jnp.stack([d_all[d, :, columns + d * width :][:, :hidden] for d in range(2)]),
+        "recurrent": jnp.stack([d_all[d, :, columns + d * WIDTH :][:, :hidden] for d in range(2)]),
         "input_bias": d_bias,
         "recurrent_bias": d_bias,
     }
@@ -133,21 +137,21 @@ def _gradients_jvp(primals: Any, tangents: Any) -> Any:
     return _gradients(*primals), change
 
 
-def _operands(params: Tree, x: Array) -> _Operands:
+def _operands(params: Tree, x: Array, largest: Array) -> _Operands:
     hidden, inputs = params["recurrent"].shape[2], x.shape[2]
-    width, columns = _up(hidden), _up(inputs + 1)
+    columns = -(-(inputs + 1) // _MULTIPLE) * _MULTIPLE
     dtype = jnp.float16 if x.dtype == jnp.float32 and _may_round() else x.dtype
     # Half precision must hold both factors and their product: both are made equally large, the product stays as it is.
-    scale = _power_of_two((_exponent(x) - _exponent(params["input"])) // 2, x.dtype)
+    scale = _power_of_two((_exponent(largest) - _exponent(jnp.max(jnp.abs(params["input"])))) // 2, x.dtype)
     ones = jnp.ones((*x.shape[:2], 1), x.dtype)
     bias = (params["input_bias"] + params["recurrent_bias"])[:, :, None]
     both = jnp.concatenate([params["input"] * scale, bias], axis=2)
-    wide = (_filled(each.reshape(2, 4, hidden, -1), width, 2) for each in (both, params["recurrent"]))
+    wide = (_filled(each.reshape(2, 4, hidden, -1), WIDTH, 2) for each in (both, params["recurrent"]))
     input_, recurrent = (each * _halved(each.dtype) for each in wide)
     return _Operands(
         _filled(jnp.concatenate([x / scale, ones], axis=2), columns, 2).astype(dtype),
-        _filled(input_, columns, 3).reshape(8 * width, columns).astype(dtype),
-        _filled(recurrent, width, 3).astype(dtype),
+        _filled(input_, columns, 3).reshape(8 * WIDTH, columns).astype(dtype),
+        _filled(recurrent, WIDTH, 3).astype(dtype),
         scale,
     )
 
@@ -161,17 +165,13 @@ def _halved(dtype: Any) -> Array:
     return jnp.asarray(_HALVED, dtype)[None, :, None, None]
 
 
-def _exponent(x: Array) -> Array:
-    """That of the power of two above the largest number."""
-    return jnp.clip(jnp.frexp(jnp.max(jnp.abs(x)))[1], -100, 100)  # so that no power of two is out of range
+def _exponent(largest: Array) -> Array:
+    """That of the power of two above a number."""
+    return jnp.clip(jnp.frexp(largest)[1], -100, 100)  # so that no power of two is out of range
 
 
 def _power_of_two(exponent: Array, dtype: Any) -> Array:
     return jnp.ldexp(jnp.ones((), dtype), exponent)
-
-
-def _up(width: int) -> int:
-    return -(-width // _MULTIPLE) * _MULTIPLE
 
 
 def _filled(x: Array, width: int, axis: int) -> Array:
