@@ -78,7 +78,8 @@ def main(clients: int = 20, rounds: int = 20, repeats: int = 20) -> None:
     table("label sets guessed", ["first round", f"G after {rounds} rounds"], rows)
     inputs, labels = federation.inputs(federation.train), federation.train.y
     every, rng = np.asarray(inputs.take(np.arange(len(labels)))), np.random.default_rng(0)
-    means = np.stack([every[labels == label].mean(axis=0) for label in range(federation.classes)])
+    of_label = [every[labels == label] for label in range(federation.classes)]  # none of some, where clients are few
+    means = np.stack([samples.sum(axis=0) / max(1, len(samples)) for samples in of_label])
     rows = []
     for count in (1, 2, 5, 20, 100):
         drawn = np.stack([rng.choice(len(every), count, replace=False) for _ in range(repeats)])

@@ -250,6 +250,57 @@ def test_a_fault_in_a_page_fails_the_build(page, fault, words, tmp_path):
     assert words in said
 
 
+ZENSICAL = """
+import os, pathlib, sys
+
+assert os.environ["ZENSICAL_POLL_WATCHER"]
+tries = pathlib.Path("tries")
+count = int(tries.read_text()) + 1 if tries.exists() else 1
+tries.write_text(str(count))
+failures, message, pages = {failures}, {message!r}, {pages}
+if count <= failures:
+    raise RuntimeError(message)
+for page in pages:
+    pathlib.Path("site", page).parent.mkdir(parents=True, exist_ok=True)
+    pathlib.Path("site", page).touch()
+"""
+"""In place of zensical: fails so many times with this message, then writes these pages."""
+
+DISCONNECTED = "Watcher disconnected"
+
+
+@pytest.mark.parametrize(
+    ("failures", "message", "pages", "code", "tries"),
+    [
+        (0, "", ("index.html", "results/index.html"), 0, 1),
+        (2, DISCONNECTED, ("index.html", "results/index.html"), 0, 3),
+        (9, DISCONNECTED, (), 1, 3),
+        (1, "Watcher disconnected: no such folder", (), 1, 1),
+        (1, "anchor does not exist", (), 1, 1),
+        (0, "", ("index.html",), 1, 1),
+    ],
+)
+def test_zensical_is_tried_again_when_its_watcher_ended_and_for_nothing_else(
+    failures, message, pages, code, tries, sitebuild, tmp_path, monkeypatch, capfd
+):
+    from sitebuild import writing
+
+    gathered = tmp_path / "gathered"
+    for page in ("index.md", "results/index.md"):
+        (gathered / page).parent.mkdir(parents=True, exist_ok=True)
+        (gathered / page).touch()
+    program = tmp_path / "programs" / "zensical.py"
+    program.parent.mkdir()
+    program.write_text(ZENSICAL.format(failures=failures, message=message, pages=pages))
+    monkeypatch.setenv("PYTHONPATH", str(program.parent))
+    assert writing.write(tmp_path, gathered) == code
+    assert int((tmp_path / "tries").read_text()) == tries
+    said = capfd.readouterr().err
+    assert said.count("trying again") == tries - 1
+    assert said.count("Traceback") == int(bool(code and failures))
+    assert ("wrote no page for results/index.md\n" in said) == (pages == ("index.html",))
+
+
 @pytest.fixture(scope="module")
 def address(site):
     """Where the site is served."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from sitebuild import generated, notebooks, pages
+from sitebuild import generated, notebooks, pages, writing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,8 +28,7 @@ def main() -> int:
         print(f"error: {problem}", file=sys.stderr)
         return 1
     shutil.rmtree(ROOT / "site", ignore_errors=True)
-    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", "zensical.toml"]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    return writing.write(ROOT, gathered)
 
 
 if __name__ == "__main__":

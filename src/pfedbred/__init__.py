@@ -47,7 +47,7 @@ from pfedbred.data import (
 from pfedbred.data.columns import Encoding
 from pfedbred.data.minibatches import Batch, ClientData
 from pfedbred.data.text import Text
-from pfedbred.engine import Backend, Evaluation, Plan, ResidentBackend, State, StreamedBackend, use_all_cores
+from pfedbred.engine import Backend, Evaluation, Plan, ResidentBackend, ResidentState, StreamedBackend, use_all_cores
 from pfedbred.engine.backend import DataInfo, Pending, Saved
 from pfedbred.engine.evaluation import Outputs
 from pfedbred.engine.history import Point
@@ -130,6 +130,7 @@ __all__ = [
     "Range",
     "Rejections",
     "ResidentBackend",
+    "ResidentState",
     "Rule",
     "Run",
     "RunRecord",
@@ -139,7 +140,6 @@ __all__ = [
     "ServerState",
     "Servers",
     "SettingError",
-    "State",
     "Step",
     "Stopped",
     "StreamedBackend",

@@ -203,6 +203,8 @@ MISTAKES = {
     ("sweep", "--grid", "eta=-1e308:1e308:3"): "--grid takes NAME=FIRST:LAST:COUNT",
     ("sweep", "--grid", "eta=0:0.5"): "give the number of points to draw",
     ("compare", "--algorithms", "fedavg,fedavg"): "named twice",
+    ("run", "--hold-out", "7,7"): "a client is named twice in held_out_clients: 7, 7",
+    ("run", "twice.yaml"): "a client is named twice in held_out_clients: 7, 7",
     ("compare", "--algorithms", "fedavg,nope"): "unknown algorithm 'nope'",
     ("compare", "--algorithms", ","): "algorithms must be names",
     ("compare", "--algorithms", ""): "algorithms must be names",
@@ -227,6 +229,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, call, tmp_path):
     (tmp_path / "tag.yaml").write_text("algorithm: !!python/object/apply:os.system [echo]\n")
     (tmp_path / "unknown.yaml").write_text("roundz: 3\n")
     (tmp_path / "settings.yaml").write_text("settings: 3\n")
+    (tmp_path / "twice.yaml").write_text("held_out_clients: 7, 7\n")
     (tmp_path / "select.yaml").write_text("select: [0, one]\n")
     (tmp_path / "foreign.yaml").write_text("algorithm: os:system\n")
     (tmp_path / "merge.yaml").write_text("<<: {rounds: 3}\n")

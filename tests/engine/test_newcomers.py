@@ -164,6 +164,21 @@ def test_clients_are_held_out_by_name():
         pfedbred.run(held_out_clients=list(federation.names), **options)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("7,7", "7, 7"),
+        ("site1, site2, site1", "site1, site2, site1"),
+        (["site2", "2"], "site2, 2"),
+        ([str(i % 7) for i in range(8)], "0, 1, 2, 3, 4, 5, 6, 0"),  # as many names as clients
+    ],
+)
+def test_no_client_is_held_out_twice(given, said):
+    federation = dataclasses.replace(small_federation(SIZES), names=tuple(f"site{i}" for i in range(len(SIZES))))
+    with pytest.raises(pfedbred.SettingError, match=f"^a client is named twice in held_out_clients: {said}$"):
+        pfedbred.run(held_out_clients=given, federation=federation, rounds=1, aggregated=1)
+
+
 @pytest.mark.broad
 def test_a_whole_number_above_1_is_a_client():
     names = tuple(f"site{i}" for i in range(len(SIZES)))

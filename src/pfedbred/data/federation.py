@@ -204,6 +204,8 @@ class Federation:
         else:
             names = self.names or tuple(map(str, range(self.clients)))
             chosen = dict.fromkeys(client_number(each, names) for each in who)
+            if len(chosen) != len(who):
+                raise SettingError(f"a client is named twice in held_out_clients: {', '.join(who)}")
             count, order = len(chosen), np.array([*chosen, *(i for i in range(self.clients) if i not in chosen)])
         if not 1 <= count < self.clients:
             raise SettingError(

@@ -5,7 +5,7 @@ from typing import TypeAlias
 from pfedbred.engine.backend import Backend
 from pfedbred.engine.devices import join_processes, keep_programs, use_all_cores
 from pfedbred.engine.plan import Plan
-from pfedbred.engine.resident import ResidentBackend, State
+from pfedbred.engine.resident import ResidentBackend, ResidentState
 from pfedbred.engine.scores import Evaluation
 from pfedbred.engine.streamed import StreamedBackend, StreamedState
 
@@ -14,13 +14,13 @@ __all__ = [
     "Evaluation",
     "Plan",
     "ResidentBackend",
+    "ResidentState",
     "Simulated",
-    "State",
     "StreamedBackend",
     "join_processes",
     "keep_programs",
     "use_all_cores",
 ]
 
-Simulated: TypeAlias = State | StreamedState
+Simulated: TypeAlias = ResidentState | StreamedState
 """The state of a simulation between two rounds."""

@@ -38,7 +38,7 @@ from pfedbred.types import Array, Key, Tree, tree_bytes
 _EVALUATED = 8  # runs evaluated side by side: a sweep may have hundreds of points, and each needs memory
 
 
-class State(NamedTuple):
+class ResidentState(NamedTuple):
     """A run between two rounds. All randomness is derived from the key, which never changes.
 
     ``settings`` are the hyper-parameters that differ between the runs of one program, by name; usually empty.
@@ -57,7 +57,7 @@ class State(NamedTuple):
     responses: Responses | None = None
 
 
-class ResidentBackend(Simulation[State]):
+class ResidentBackend(Simulation[ResidentState]):
     """Runs an algorithm on a federation, several seeds side by side.
 
     Example:
@@ -113,7 +113,7 @@ class ResidentBackend(Simulation[State]):
     def __repr__(self) -> str:
         return f"ResidentBackend({self.algorithm} on {self.federation})"
 
-    def _shardings(self, states: State) -> State | None:
+    def _shardings(self, states: ResidentState) -> ResidentState | None:
         """The sharding of a state: clients spread over the devices if they divide evenly, all else on every device.
 
         The first axis is the seeds'.
@@ -127,7 +127,7 @@ class ResidentBackend(Simulation[State]):
 
     # One round --------------------------------------------------------------------------------------------------
 
-    def _round(self, shards: Shards, state: State) -> State:
+    def _round(self, shards: Shards, state: ResidentState) -> ResidentState:
         chosen = self.plan.select(select_key(state.key, state.round), shards.sizes)
         shared = Shared(shards, state.key, state.server, state.settings, state.round, state.responses)
         if self.plan.participation == "all":
@@ -147,23 +147,23 @@ class ResidentBackend(Simulation[State]):
             responses=outcome.responses,
         )
 
-    def _rounds(self, shards: Shards, rounds: Array, state: State) -> State:
+    def _rounds(self, shards: Shards, rounds: Array, state: ResidentState) -> ResidentState:
         if self.executor == "loop":
             for _ in range(int(rounds)):
                 state = self._round(shards, state)
             return state
         return jax.lax.fori_loop(0, rounds, lambda _, state: self._round(shards, state), state)
 
-    def _tally_one(self, shards: Shards, sets: list[evaluation.EvaluationSet], state: State) -> Packed:
+    def _tally_one(self, shards: Shards, sets: list[evaluation.EvaluationSet], state: ResidentState) -> Packed:
         return self._evaluator.pack(self._evaluator.tally(sets, *self._models_one(shards, (), state)))
 
-    def _models_one(self, shards: Shards, nothing: Any, state: State) -> tuple[Tree, Tree]:
+    def _models_one(self, shards: Shards, nothing: Any, state: ResidentState) -> tuple[Tree, Tree]:
         everyone = jnp.arange(self.federation.clients)
         shared = Shared(shards, state.key, state.server, state.settings, state.round)
         personal = self.round.model(shared, (everyone, state.clients))
         return self.round.algorithm(state.settings, state.round).server.model(state.server), personal
 
-    def _described_one(self, shards: Shards, nothing: Any, state: State) -> Info:
+    def _described_one(self, shards: Shards, nothing: Any, state: ResidentState) -> Info:
         shared = Shared(shards, state.key, state.server, state.settings, state.round)
         return self.round.described(shared, (jnp.arange(self.federation.clients), state.clients))
 
@@ -173,7 +173,7 @@ class ResidentBackend(Simulation[State]):
         for program in (self._advance, self._tally, self._models, self._described):
             program.forget_traces()
 
-    def init(self, seeds: Sequence[int], settings: Mapping[str, Any] | None = None) -> State:
+    def init(self, seeds: Sequence[int], settings: Mapping[str, Any] | None = None) -> ResidentState:
         """The state before the first round, with the seeds along the first axis.
 
         With ``settings``, each run has its own: arrays with one number for each seed; seeds may repeat.
@@ -187,21 +187,21 @@ class ResidentBackend(Simulation[State]):
         params = jax.tree.leaves(jax.eval_shape(self.task.model.init, jax.random.key(0)))
         return {name: jnp.asarray(values, jnp.result_type(*params)) for name, values in (settings or {}).items()}
 
-    def _placed(self, start: Callable[..., State], *arguments: Any) -> State:
+    def _placed(self, start: Callable[..., ResidentState], *arguments: Any) -> ResidentState:
         """A new state on its devices, made by a program that is compiled without optimisation, because it runs once."""
         shapes = jax.eval_shape(start, *arguments)
         quickly: Any = {"xla_backend_optimization_level": 0}
         return jax.jit(start, out_shardings=self._shardings(shapes), compiler_options=quickly)(*arguments)
 
-    def _start(self, seeds: Array, settings: Mapping[str, Array] | None = None) -> State:
-        def start(seed: Array, settings: Mapping[str, Array]) -> State:
+    def _start(self, seeds: Array, settings: Mapping[str, Array] | None = None) -> ResidentState:
+        def start(seed: Array, settings: Mapping[str, Array]) -> ResidentState:
             key = jax.random.key(seed)
             server = self.round.algorithm(settings).server.init(init_key(key), self.federation.clients)
             return self._initial(key, server, settings)
 
         return jax.vmap(start)(seeds, dict(settings or {}))
 
-    def _initial(self, key: Key, server: Tree, settings: Mapping[str, Array]) -> State:
+    def _initial(self, key: Key, server: Tree, settings: Mapping[str, Array]) -> ResidentState:
         """The state before the first round: every client is initialised from the server's first message."""
         algorithm = self.round.algorithm(settings)
 
@@ -213,9 +213,9 @@ class ResidentBackend(Simulation[State]):
         shapes = self.round.info_shapes(shared, jax.tree.map(itemgetter(0), clients))
         info = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), shapes)
         none = jnp.int32(0)
-        return State(key, none, server, clients, none, none, settings, info, self.round.no_responses(shared))
+        return ResidentState(key, none, server, clients, none, none, settings, info, self.round.no_responses(shared))
 
-    def init_from(self, servers: Servers) -> State:
+    def init_from(self, servers: Servers) -> ResidentState:
         """This federation's clients before their first round, with servers that other clients have trained."""
         return self._placed(jax.vmap(self._initial), *servers)
 
@@ -230,7 +230,7 @@ class ResidentBackend(Simulation[State]):
         self._tally.trace(self.shards, self._evaluator.sets, states)
         self.compile_seconds += time.perf_counter() - started
 
-    def _with_shardings(self, shapes: State) -> State:
+    def _with_shardings(self, shapes: ResidentState) -> ResidentState:
         """Shapes and types, with where each array lives."""
         shardings = self._shardings(shapes)
         if shardings is None:
@@ -239,10 +239,10 @@ class ResidentBackend(Simulation[State]):
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
         )
 
-    def trace_shapes(self) -> tuple[State, Packed]:
+    def trace_shapes(self) -> tuple[ResidentState, Packed]:
         """Shapes and types after a round and its evaluation, without computing them."""
 
-        def both(seeds: Array) -> tuple[State, Packed]:
+        def both(seeds: Array) -> tuple[ResidentState, Packed]:
             state = self._round(self.shards, jax.tree.map(itemgetter(0), self._start(seeds)))
             return state, self._tally_one(self.shards, self._evaluator.sets, state)
 
@@ -261,22 +261,22 @@ class ResidentBackend(Simulation[State]):
 
         return tree_bytes(jax.eval_shape(both, jnp.zeros(1, jnp.uint32)))
 
-    def advance(self, states: State, rounds: int) -> State:
+    def advance(self, states: ResidentState, rounds: int) -> ResidentState:
         """The state ``rounds`` rounds later. ``states`` is consumed: the result reuses its memory."""
         return self._advance(self.shards, jnp.int32(rounds), states)
 
-    def evaluate(self, states: State) -> Evaluation:
+    def evaluate(self, states: ResidentState) -> Evaluation:
         """G and P on the training and test samples, for every seed."""
         return self._evaluator.summarise(self._tally(self.shards, self._evaluator.sets, states))
 
-    def save(self, states: State) -> Saved:
+    def save(self, states: ResidentState) -> Saved:
         """The state for a checkpoint."""
         return Saved({name: devices.fetch(leaf) for name, leaf in tensors.named(states).items()}, {})
 
-    def replaced(self, states: State, fresh: State, which: np.ndarray) -> State:
+    def replaced(self, states: ResidentState, fresh: ResidentState, which: np.ndarray) -> ResidentState:
         """The states with the runs in the mask ``which`` taken from ``fresh``. Both must have the same keys."""
 
-        def merge(which: Array, old: State, new: State) -> State:
+        def merge(which: Array, old: ResidentState, new: ResidentState) -> ResidentState:
             def pick(one: Array, other: Array) -> Array:
                 return jnp.where(which.reshape(-1, *(1,) * (one.ndim - 1)), other, one)
 
@@ -284,7 +284,7 @@ class ResidentBackend(Simulation[State]):
 
         return jax.jit(merge, out_shardings=self._shardings(states))(jnp.asarray(which), states, fresh)
 
-    def load(self, saved: Saved, seeds: int, settings: Mapping[str, Any] | None = None) -> State:
+    def load(self, saved: Saved, seeds: int, settings: Mapping[str, Any] | None = None) -> ResidentState:
         """The state from a checkpoint of a run with the same settings; ``settings`` as for ``init``."""
         shapes = jax.eval_shape(self._start, jnp.zeros(seeds, jnp.uint32), self._settings(settings))
         like = jax.tree.map(devices.without_keys, shapes)
@@ -295,7 +295,7 @@ class ResidentBackend(Simulation[State]):
             return devices.place(states, None)
         return jax.tree.map(devices.place, states, shardings)
 
-    def rejections(self, states: State) -> screening.Rejections:
+    def rejections(self, states: ResidentState) -> screening.Rejections:
         """Which clients' updates were rejected so far, and how many rounds were skipped."""
         counts = states.clients.rejected
         if jax.process_count() > 1:  # each has the counts of its own clients
@@ -303,31 +303,31 @@ class ResidentBackend(Simulation[State]):
         rejected = [screening.by_name(enumerate(times), self.federation.names) for times in np.asarray(counts)]
         return screening.Rejections(rejected, states.skipped.tolist(), states.skipped_in_row.tolist())
 
-    def described(self, states: State) -> dict[str, np.ndarray]:
+    def described(self, states: ResidentState) -> dict[str, np.ndarray]:
         """What describes each client's state, by seed and client."""
         if not self.round.describes:
             return {}
         found = self._described(self.shards, (), states)
         return {name: np.asarray(devices.fetch(values), np.float64) for name, values in found.items()}
 
-    def servers(self, states: State) -> Servers:
+    def servers(self, states: ResidentState) -> Servers:
         """The server's side of the state."""
         return Servers(states.key, states.server, states.settings)
 
-    def participated(self, states: State) -> None:
+    def participated(self, states: ResidentState) -> None:
         """None: all clients are evaluated."""
         return
 
-    def models(self, states: State) -> tuple[Tree, Tree]:
+    def models(self, states: ResidentState) -> tuple[Tree, Tree]:
         """G by seed, and P by seed and client."""
         return self._models(self.shards, (), states)
 
-    def global_model(self, states: State, seed: int = 0) -> Tree:
+    def global_model(self, states: ResidentState, seed: int = 0) -> Tree:
         """G of the seed at that position."""
         check_seed(len(states.round), seed)
         return self.algorithm.server.model(jax.tree.map(lambda leaf: leaf[seed], states.server))
 
-    def personal_model(self, states: State, client: int, seed: int = 0) -> Tree:
+    def personal_model(self, states: ResidentState, client: int, seed: int = 0) -> Tree:
         """P of that client, for the seed at that position."""
         check_seed(len(states.round), seed)
         check_client(self.federation.clients, client)
@@ -337,7 +337,7 @@ class ResidentBackend(Simulation[State]):
         return self._model_one(shared, (jnp.int32(client), record))
 
 
-def _with_responses(arrays: dict[str, Any], like: State) -> dict[str, Any]:
+def _with_responses(arrays: dict[str, Any], like: ResidentState) -> dict[str, Any]:
     """With unknown responses, if a checkpoint has none of this kind: earlier versions kept none, or others."""
     if "responses.origins" in arrays:
         return arrays

@@ -16,7 +16,7 @@ from pfedbred.engine.simulation import Simulation
 from pfedbred.engine.varying import as_inputs
 
 if TYPE_CHECKING:
-    from pfedbred.engine.resident import State
+    from pfedbred.engine.resident import ResidentState
 
 
 class SeedProgram:
@@ -24,9 +24,9 @@ class SeedProgram:
 
     def __init__(
         self,
-        backend: Simulation[State],
-        function: Callable[[Shards, Any, State], Any],
-        shardings: Callable[[State], State | None],
+        backend: Simulation[ResidentState],
+        function: Callable[[Shards, Any, ResidentState], Any],
+        shardings: Callable[[ResidentState], ResidentState | None],
         *,
         in_place: bool = False,
         at_once: int | None = None,
@@ -46,7 +46,7 @@ class SeedProgram:
             lambda shared, state: function(shared[0], shared[1], state), backend.executor, at_once
         )
 
-        def seeds(shards: Shards, extra: Any, states: State) -> Any:
+        def seeds(shards: Shards, extra: Any, states: ResidentState) -> Any:
             if len(states.round) > 1:
                 return every_seed((shards, extra), states)
             # A single seed is not vmapped: vmap would compute both sides of its conditions, which a CPU can branch on.
@@ -57,7 +57,7 @@ class SeedProgram:
         self._traced: dict[int, programs.Traced] = {}
         self._programs: dict[int, Any] = {}
 
-    def trace(self, shards: Shards, extra: Any, states: State) -> None:
+    def trace(self, shards: Shards, extra: Any, states: ResidentState) -> None:
         """Traces the program for the seeds of ``states``, which may be shapes only."""
         count = len(states.round) if hasattr(states.round, "__len__") else states.round.shape[0]
         if count not in self._traced:
@@ -77,7 +77,7 @@ class SeedProgram:
         """Discards the traces that are not compiled; they are made again when needed."""
         self._traced.clear()
 
-    def __call__(self, shards: Shards, extra: Any, states: State) -> Any:
+    def __call__(self, shards: Shards, extra: Any, states: ResidentState) -> Any:
         """The results for all seeds; the program is compiled first if that is necessary."""
         backend, count = self._backend, len(states.round)
         if backend.executor == "loop":
@@ -95,7 +95,7 @@ class SeedProgram:
             backend.compile_seconds += time.perf_counter() - started
         return self._programs[count](shards, extra, states)
 
-    def _loop(self, shards: Shards, extra: Any, states: State) -> Any:
+    def _loop(self, shards: Shards, extra: Any, states: ResidentState) -> Any:
         """The reference for several seeds: one after another in Python."""
         results = [self._one(shards, extra, jax.tree.map(itemgetter(i), states)) for i in range(len(states.round))]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)

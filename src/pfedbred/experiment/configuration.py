@@ -234,7 +234,8 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
     def _held_out_count(self, clients: int) -> int:
         """The number of clients that are held out."""
         who = self.held_out_clients
-        return len(who) if isinstance(who, list) else round(float(who or 0) * clients)
+        # A client that is named twice counts once: what is said is then that it is, and not that too few train.
+        return len(set(who)) if isinstance(who, list) else round(float(who or 0) * clients)
 
     def fixed_clients(self) -> list[int] | None:
         """The clients named by ``select``, if it names any."""

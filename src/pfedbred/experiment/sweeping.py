@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from pfedbred.engine.metrics import Metric
-from pfedbred.engine.resident import ResidentBackend, State
+from pfedbred.engine.resident import ResidentBackend, ResidentState
 from pfedbred.engine.screening import stalled
 from pfedbred.errors import SettingError
 from pfedbred.experiment import samplers
@@ -66,7 +66,7 @@ class Sweeping:
         self._halving = Halving(self.rounds if plan.halving else ())
         places = self._places(memory, sampler.total)
         self.slots, self.at = np.full(places, -1), np.zeros(places, int)
-        self.states: State | None = None
+        self.states: ResidentState | None = None
         self._started, self.seconds_before = time.perf_counter(), 0.0
 
     @property
@@ -158,7 +158,7 @@ class Sweeping:
         values = self.tables.points[np.maximum(self.slots, 0)]
         return {name: np.repeat(values[:, column], len(self._seeds)) for column, name in enumerate(self._names)}
 
-    def _with_new(self, places: np.ndarray) -> State:
+    def _with_new(self, places: np.ndarray) -> ResidentState:
         fresh = self.backend.init(self._seeds * len(self.slots), self.settings())
         if self.states is None:
             return fresh
