@@ -10,8 +10,9 @@ as the scan, or not the same twice. ``--quick`` takes fewer clients and samples,
 only.
 
 ``--time``, for a GPU, measures instead: ms for the gradient of the whole network, a minibatch of 400 for each of 10
-clients (one seed) and of 50 (five seeds). The samples have the lengths of Sent140's tweets and are sorted by them, as
-the model does it, or in the order in which they come; or all are of full length.
+clients (one seed) and of 50 (five seeds), and for the two kernels of a layer alone. The samples have the lengths of
+Sent140's tweets and are sorted by them, as the model does it, or in the order in which they come; or all are of full
+length.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred import models
-from pfedbred.models import lstm_on_gpu
+from pfedbred.models import lstm_kernels, lstm_on_gpu
 from pfedbred.models.lstm import _layer_init, scanned
 from pfedbred.types import Array, Tree, Words
 
@@ -79,14 +80,29 @@ def times(rounds: int, clients: int, batch: int) -> None:
             return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(model.apply(params, x)), y[:, None], axis=1))
 
         gradient = jax.jit(jax.vmap(jax.grad(loss)))
-        x = jnp.asarray(samples, jnp.int32)
-        jax.block_until_ready(gradient(params, x, y))
-        started = time.perf_counter()
-        for _ in range(rounds):
-            found = gradient(params, x, y)
-        jax.block_until_ready(found)
-        print(f"  {name:<24} {1000 * (time.perf_counter() - started) / rounds:.2f} ms")
+        print(f"  {name:<24} {milliseconds(rounds, gradient, params, jnp.asarray(samples, jnp.int32), y):.2f} ms")
     model_module._order = order
+
+    width, sorted_ = lstm_kernels.WIDTH, jnp.sort(jnp.asarray(length, jnp.int32), axis=1)
+    keys = jax.random.split(jax.random.key(1), 3)
+    shapes = (2, 4, width, width), (_TIME, batch, 8 * width), (_TIME, batch, 2 * width)
+    arrays = [jax.random.normal(key, (clients, *shape)) for key, shape in zip(keys, shapes, strict=True)]
+    recurrent, products, d_out = ((each / 10).astype(jnp.float16) for each in arrays)
+    forward, backward = (jax.jit(jax.vmap(kernel)) for kernel in (lstm_kernels.forward, lstm_kernels.backward))
+    out = forward(recurrent, sorted_, products)
+    print(f"  {'forward kernel':<24} {milliseconds(rounds, forward, recurrent, sorted_, products):.3f} ms")
+    took = milliseconds(rounds, backward, recurrent, sorted_, products, *out, d_out)
+    print(f"  {'backward kernel':<24} {took:.3f} ms")
+
+
+def milliseconds(rounds: int, run: Callable[..., Any], *arguments: Any) -> float:
+    """How long a call takes when many follow one another."""
+    jax.block_until_ready(run(*arguments))
+    started = time.perf_counter()
+    for _ in range(rounds):
+        found = run(*arguments)
+    jax.block_until_ready(found)
+    return 1000 * (time.perf_counter() - started) / rounds
 
 
 def main() -> int:
