@@ -6,6 +6,7 @@ next block, each with a checksum, a length and a kind. A record is a message of 
 
 import json
 import struct
+import time
 
 from wandb.proto import wandb_internal_pb2
 
@@ -14,8 +15,18 @@ FULL, FIRST, MIDDLE, LAST = range(1, 5)
 
 
 def read_records(path):
-    """All messages in the file."""
-    data = path.read_bytes()
+    """All messages in the file, once it is whole: the library's service still writes when its finish() has returned."""
+    end = time.monotonic() + 60
+    while True:
+        found = _records(path.read_bytes())
+        if found and found[-1].WhichOneof("record_type") == "exit":
+            return found
+        assert time.monotonic() < end, f"{path} has no last record"
+        time.sleep(0.1)
+
+
+def _records(data):
+    """The messages that are there as a whole."""
     assert data[:4] == b":W&B"
     place, found, whole = HEADER, [], b""
     while place + HEADER <= len(data):
@@ -25,6 +36,8 @@ def read_records(path):
             continue
         _, length, kind = struct.unpack_from("<IHB", data, place)
         assert kind in (FULL, FIRST, MIDDLE, LAST)
+        if place + HEADER + length > len(data):
+            break
         part = data[place + HEADER : place + HEADER + length]
         whole = part if kind in (FULL, FIRST) else whole + part
         if kind in (FULL, LAST):
