@@ -104,6 +104,36 @@ def test_backends_and_executors_agree(options):
         np.testing.assert_allclose(found[name], values, rtol=1e-9)
 
 
+def returning(info):
+    """FedAvg whose ``train`` returns this as its diagnostics."""
+    fedavg = pfedbred.make("fedavg", task_for(DATA), {"R": 1})
+
+    def train(message, state, data):
+        return *fedavg.client.train(message, state, data)[:2], info
+
+    return fedavg._replace(client=fedavg.client._replace(train=train))
+
+
+def test_a_diagnostic_may_be_a_plain_number():
+    made, state = trained(returning({"steps": 3, "shrunk": 0.5}), DATA, diagnostics=True, rounds=1)
+    found = made.diagnostics(state)
+    assert (found["steps"], found["shrunk"]) == ([3.0], [0.5])
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        (None, "the diagnostics of train must map names to numbers, not be None"),
+        ([1.0], r"the diagnostics of train must map names to numbers, not be \[1.0\]"),
+        ({"v": np.ones(5)}, r"v, a diagnostic of train, must be one number, not an array of shape \(5,\)"),
+    ],
+    ids=str,
+)
+def test_diagnostics_that_are_no_numbers_are_refused_in_one_line(info, message):
+    with pytest.raises(pfedbred.SettingError, match=message):
+        trained(returning(info), DATA, diagnostics=True, rounds=1)
+
+
 def instructions(algorithm, diagnostics):
     """How many a compiled round has, and its FLOP."""
     made = backend(algorithm, DATA, select=(0, 3), diagnostics=diagnostics)

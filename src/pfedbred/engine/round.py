@@ -20,6 +20,7 @@ from pfedbred.engine.keys import aggregation_key, augmentation_key, data_key, ne
 from pfedbred.engine.plan import Plan, weight_cap
 from pfedbred.engine.responses import Responses
 from pfedbred.engine.varying import Varying
+from pfedbred.errors import SettingError
 from pfedbred.types import Array, Key, Tree
 
 _EARLIER_NAMES = {"sick": "rejected", "met": "participated"}  # of fields of ClientRecord, in checkpoints
@@ -225,8 +226,9 @@ class Round:
             data = data._replace(augment=self._plan.augment, augment_key=key)
         upload, state, *reported = client.train(message, state, data)
         norms = screening.measure(client.unchanged(message), client.screened(upload), (state, upload))
-        info = {"update_norm": norms.update, **(reported[0] if reported else {})} if self._plan.diagnostics else {}
-        info = {name: value.astype(jnp.promote_types(value.dtype, jnp.float32)) for name, value in info.items()}
+        info = {}
+        if self._plan.diagnostics:
+            info = {"update_norm": norms.update, **(_numbers("train", reported[0]) if reported else {})}
         return TrainedClient(upload, state, norms, info)
 
     def info_shapes(self, shared: Shared, record: ClientRecord) -> Info:
@@ -260,7 +262,10 @@ class Round:
         place, record = item
         describe = self.algorithm(shared.settings, shared.round).client.described
         assert describe is not None
-        return describe(*self._message_and_state(shared, place, record), self._data(shared, place, record.drawn, 0))
+        described = describe(
+            *self._message_and_state(shared, place, record), self._data(shared, place, record.drawn, 0)
+        )
+        return _numbers("described", described)
 
     # All clients of a round -------------------------------------------------------------------------------------
 
@@ -338,6 +343,19 @@ class Round:
         shards = shared.shards
         key = aggregation_key(shared.key, shared.round, stage)
         return self._plan.gather(uploads, shards.numbers[chosen], shards.sizes[chosen], valid, key, self._cap)
+
+
+def _numbers(source: str, info: Any) -> Info:
+    """What a method reports of a client: numbers by name, in single precision or more."""
+    if not isinstance(info, Mapping):
+        raise SettingError(f"the diagnostics of {source} must map names to numbers, not be {info!r}")
+    found = {name: jnp.asarray(value) for name, value in info.items()}
+    for name, value in found.items():
+        if value.ndim:
+            raise SettingError(
+                f"{name}, a diagnostic of {source}, must be one number, not an array of shape {value.shape}"
+            )
+    return {name: value.astype(jnp.promote_types(value.dtype, jnp.float32)) for name, value in found.items()}
 
 
 def _pick(tree: Tree, places: Any) -> Tree:
