@@ -149,6 +149,47 @@ def test_the_name_of_a_dataset_is_no_experiment():
         pfedbred.sweep("digits", {"lam": [1.0]})
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"federation": "digits"}, r"federation takes data, such as pfedbred.load\('digits'\), not 'digits'"),
+        ({"checkpoint_every": -2}, "checkpoint_every must be a whole number of rounds >= 0, not -2"),
+        ({"checkpoint_every": 1.5}, "checkpoint_every must be a whole number of rounds >= 0, not 1.5"),
+        ({"callbacks": pfedbred.Patience(3)}, r"callbacks takes a list, such as callbacks=\[pfedbred.Patience\(3\)\]"),
+        ({"callbacks": [print]}, "a callback must be a pfedbred.Callback, not <built-in function print>"),
+        ({"callbacks": [StopAfterFirst]}, r"give an object: StopAfterFirst\(...\)"),
+        ({"out": 123}, "out takes the path of a folder, such as 'runs/mine', not 123"),
+    ],
+    ids=str,
+)
+def test_what_run_cannot_use_is_refused_before_anything_is_written(given, message, tmp_path):
+    with pytest.raises(pfedbred.SettingError, match=message):
+        pfedbred.run(**{"rounds": 1, "out": tmp_path / "run", **given})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("grid", "more", "message"),
+    [
+        ({"alpha": 0.1}, {}, "the grid of alpha must be a list of values or a pfedbred.Range, not 0.1"),
+        ({"alpha": []}, {}, r"the grid of alpha must be a list of values or a pfedbred.Range, not \[\]"),
+        ([0.1], {}, r"a grid maps settings to their values, such as \{'eta': \[0.01, 0.1\]\}, not \[0.1\]"),
+        ({"alpha": [0.1]}, {"callbacks": [print]}, "a callback must be a pfedbred.Callback"),
+        ({"alpha": [0.1]}, {"out": 123}, "out takes the path of a folder"),
+    ],
+    ids=str,
+)
+def test_what_sweep_cannot_use_is_refused_in_one_line(grid, more, message):
+    with pytest.raises(pfedbred.SettingError, match=message):
+        sweep(pfedbred.Experiment(algorithm="fedavg", rounds=1), grid, **more)
+
+
+def test_a_time_limit_is_seconds_or_a_text():
+    assert pfedbred.Interruption("2h", started=5.0).end == pfedbred.Interruption(7200, started=5.0).end == 7205.0
+    with pytest.raises(pfedbred.SettingError, match="a time limit must look like 90s"):
+        pfedbred.Interruption("soon")
+
+
 def test_an_experiment_and_its_fields_are_not_both_given(options):
     with pytest.raises(TypeError, match="either an experiment or its fields"):
         pfedbred.run(pfedbred.Experiment(**options), rounds=3)

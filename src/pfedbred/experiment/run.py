@@ -15,7 +15,7 @@ from pfedbred.data.population import Population
 from pfedbred.engine import Simulated, devices
 from pfedbred.errors import SettingError
 from pfedbred.experiment.building import Built, build
-from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.callbacks.base import Callback, check_callbacks
 from pfedbred.experiment.callbacks.checkpointing import Checkpoints
 from pfedbred.experiment.callbacks.choosing import keeps_models
 from pfedbred.experiment.callbacks.metrics_writer import MetricsWriter
@@ -36,6 +36,7 @@ from pfedbred.experiment.resume import (
     what_is_saved,
 )
 from pfedbred.io.atomic import WriteError, writing_into
+from pfedbred.io.folders import folder_path
 from pfedbred.runs import checkpoints, layout
 from pfedbred.runs.config_file import read_config
 
@@ -118,18 +119,24 @@ def run(
         raise TypeError("give either an experiment or its fields, not both")
     if resume and overwrite:
         raise SettingError("overwrite starts again and resume continues: give one of them")
+    if not isinstance(federation, Federation | Population | None):
+        raise SettingError(f"federation takes data, such as pfedbred.load('digits'), not {federation!r}")
+    if checkpoint_every is not None and (type(checkpoint_every) is not int or checkpoint_every < 0):
+        raise SettingError(f"checkpoint_every must be a whole number of rounds >= 0, not {checkpoint_every!r}")
+    check_callbacks(callbacks)
+    folder = folder_path(out)
     if experiment is None:
         given = {**options, "dataset": federation} if federation is not None else options
-        if resume and out is not None and layout.started(Path(out)):
-            given = recorded_options(Path(out), given)
+        if resume and folder is not None and layout.started(folder):
+            given = recorded_options(folder, given)
         experiment = Experiment.from_mapping(given)
     elif federation is not None:
         experiment = experiment.on(federation)
-    if out is None:
+    if folder is None:
         if resume or overwrite:
             raise SettingError("resume and overwrite need a run folder: give out=...")
         return train(build(experiment, federation), callbacks, keep_models=keep_models)
-    folder, built = Path(out), build(experiment, federation)
+    built = build(experiment, federation)
     if resume and layout.finished(folder):
         before = read_config(folder / layout.CONFIG)
         if not has_more_rounds(before, built.experiment.plain()):

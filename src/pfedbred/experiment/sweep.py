@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pfedbred import algorithms
 from pfedbred import settings as settings_
@@ -16,7 +18,7 @@ from pfedbred.engine.metrics import Metric
 from pfedbred.errors import SettingError, nearest
 from pfedbred.experiment import samplers
 from pfedbred.experiment.building import build_sweep, load_data
-from pfedbred.experiment.callbacks.base import Callback
+from pfedbred.experiment.callbacks.base import Callback, check_callbacks
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import open_folder
 from pfedbred.experiment.space import Range, Space
@@ -24,6 +26,7 @@ from pfedbred.experiment.sweep_folder import SweepFolder
 from pfedbred.experiment.sweep_plan import SweepPlan
 from pfedbred.experiment.sweep_result import Sweep
 from pfedbred.experiment.sweeping import Sweeping
+from pfedbred.io.folders import folder_path
 from pfedbred.runs import layout
 from pfedbred.settings.schedules import may_vary
 
@@ -84,14 +87,16 @@ def sweep(
         raise SettingError("overwrite starts again and resume continues: give one of them")
     if out is None and (resume or overwrite):
         raise SettingError("resume and overwrite need a folder: give out=...")
-    if resume and out is not None and (Path(out) / layout.SWEEP).exists():
-        raise SettingError(f"{out} holds a finished sweep: read its {layout.SWEEP}, or choose another out")
+    check_callbacks(callbacks)
+    folder = folder_path(out)
+    if resume and folder is not None and (folder / layout.SWEEP).exists():
+        raise SettingError(f"{folder} holds a finished sweep: read its {layout.SWEEP}, or choose another out")
     plan = SweepPlan(grid, points, sampler, halving, choose_on_test, metric)
     sweeping = prepare(experiment, plan, federation=federation, memory=memory, note=note)
     callbacks = [*callbacks, Observed(observe)] if observe else callbacks
-    if out is None:
+    if folder is None:
         return sweeping.run(callbacks)
-    with open_folder(Path(out), overwrite=overwrite, resume=resume) as folder:
+    with open_folder(folder, overwrite=overwrite, resume=resume):
         return sweep_into(folder, sweeping, callbacks, resume=resume)
 
 
@@ -169,6 +174,8 @@ def _first(values: Any) -> float:
 
 def _check(experiment: Experiment, grid: Space) -> None:
     """Rejects what cannot be in a grid, and values that the setting does not allow."""
+    if not isinstance(grid, Mapping):
+        raise SettingError(f"a grid maps settings to their values, such as {{'eta': [0.01, 0.1]}}, not {grid!r}")
     if not grid:
         raise SettingError("a sweep needs a grid, such as --grid eta=0.01:0.5:8")
     if experiment.held_out_clients:
@@ -179,6 +186,8 @@ def _check(experiment: Experiment, grid: Space) -> None:
         raise SettingError("an Algorithm object has no settings to sweep: give its name or the function that builds it")
     known = settings_.declared(algorithms.builder(experiment.algorithm))
     for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or not len(values):
+            raise SettingError(f"the grid of {name} must be a list of values or a pfedbred.Range, not {values!r}")
         if name not in known:
             raise SettingError(f"unknown setting {name!r}{nearest(name, known)}")
         annotation = known[name].annotation

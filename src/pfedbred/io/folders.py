@@ -8,6 +8,15 @@ from pathlib import Path
 from pfedbred.errors import SettingError
 
 
+def folder_path(given: str | os.PathLike[str] | None) -> Path | None:
+    """The path of a folder as a caller gives it, if any."""
+    if given is None:
+        return None
+    if not isinstance(given, str | os.PathLike):
+        raise SettingError(f"out takes the path of a folder, such as 'runs/mine', not {given!r}")
+    return Path(given)
+
+
 def ensure_folder(folder: Path) -> Path:
     """The folder, checked to be writable; created for its owner alone, with its parents, if it does not exist."""
     try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pfedbred.engine.history import Point
+from pfedbred.errors import SettingError
 from pfedbred.experiment.progress import Progress
 
 if TYPE_CHECKING:
@@ -75,3 +76,13 @@ class Callback:
 
     def on_sweep_end(self, sweep: Sweep) -> None:
         """When all points have ended."""
+
+
+def check_callbacks(given: Sequence[Callback]) -> None:
+    """Rejects what is not a list of callbacks, before anything is run or written."""
+    if isinstance(given, Callback) or not isinstance(given, Sequence):
+        raise SettingError(f"callbacks takes a list, such as callbacks=[pfedbred.Patience(3)], not {given!r}")
+    for each in given:
+        if not isinstance(each, Callback):
+            advice = f"; give an object: {each.__name__}(...)" if isinstance(each, type) else ""
+            raise SettingError(f"a callback must be a pfedbred.Callback, not {each!r}{advice}")

@@ -49,8 +49,13 @@ class Interruption(Callback):
       end: when to stop by, a time of ``time.monotonic``; None without a time limit.
     """
 
-    def __init__(self, time_limit: float | None = None, started: float | None = None) -> None:
-        """``time_limit`` is in seconds from ``started``, a time of ``time.monotonic``; by default from now."""
+    def __init__(self, time_limit: float | str | None = None, started: float | None = None) -> None:
+        """``time_limit`` is in seconds, or a text such as ``1h30m``, from ``started``, a time of ``time.monotonic``.
+
+        By default it is from now.
+        """
+        if isinstance(time_limit, str):
+            time_limit = parse_seconds(time_limit)
         self.reason: str | None = None
         self._listening = False
         self._asked = time.monotonic()
