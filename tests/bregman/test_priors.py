@@ -371,7 +371,7 @@ def test_the_domain_says_where_g_and_its_conjugate_are_finite(name):
         (lambda: priors.gaussian(["a"]), "finite real numbers"),
         (lambda: priors.gaussian([[1.0], [1.0, 2.0]]), "sigma must be a number"),
         (lambda: priors.gaussian(np.ones(2) * 1j), "finite real numbers"),
-        (lambda: priors.gaussian(np.ones(3)).g(jnp.ones(4)), "3 parameters, but the model has 4"),
+        (lambda: priors.gaussian(np.ones(3)).g(jnp.ones(4)), "3 params, but the model has 4"),
         (lambda: priors.bernoulli().sample(jax.random.key(0), jnp.zeros(2), 1.5), "integer lam"),
         (lambda: FAMILIES["auto-bernoulli"].sample(jax.random.key(0), jnp.zeros(2), 1.0), "pass sample="),
     ],

@@ -165,7 +165,7 @@ MISTAKES = {
     ("run", "--set", "R=2.5"): "R must be a whole number",
     ("run", "--set", "eta=-0.1"): "eta must be a number >= 0",
     ("run", "--set", "K"): "NAME=VALUE",
-    ("run", "--set", "sigma=[1,2]"): "sigma is for 2 parameters, but the model has 650",
+    ("run", "--set", "sigma=[1,2]"): "sigma is for 2 params, but the model has 650",
     ("run", "--set", "sigma=-1"): "sigma must be > 0",
     ("run", "--aggregated", "21"): "at most the number of clients that train, 20, not 21",
     ("run", "--aggregated", "0"): "aggregated must be a whole number >= 1",

@@ -236,7 +236,7 @@ def test_other_state_is_rejected():
             self.variable("calls", "count", lambda: jnp.zeros(()))
             return nn.Dense(3)(x)
 
-    with pytest.raises(SettingError, match=r"^the module keeps state \(calls\) besides its parameters"):
+    with pytest.raises(SettingError, match=r"^the module keeps state \(calls\) besides its params"):
         models.from_flax(Counting(), (6,))
 
     class Remembering(nnx.Linear):
@@ -244,7 +244,7 @@ def test_other_state_is_rejected():
             super().__init__(6, 3, rngs=rngs)
             self.seen = nnx.Cache(jnp.zeros(3))
 
-    with pytest.raises(SettingError, match=r"^the module keeps state \(Cache\) besides its parameters"):
+    with pytest.raises(SettingError, match=r"^the module keeps state \(Cache\) besides its params"):
         models.from_flax(Remembering, (6,))
 
     class Spectral(eqx.Module):
@@ -253,9 +253,9 @@ def test_other_state_is_rejected():
         def __init__(self, key):
             self.layer = eqx.nn.SpectralNorm(eqx.nn.Linear(6, 3, key=key), "weight", key=key)
 
-    with pytest.raises(SettingError, match=r"^the module keeps state \(eqx.nn.State\) besides its parameters"):
+    with pytest.raises(SettingError, match=r"^the module keeps state \(eqx.nn.State\) besides its params"):
         models.from_equinox(Spectral)
-    with pytest.raises(SettingError, match=r"^the module keeps state \(eqx.nn.State\) besides its parameters"):
+    with pytest.raises(SettingError, match=r"^the module keeps state \(eqx.nn.State\) besides its params"):
         models.from_equinox(eqx.nn.make_with_state(equinox_net()))
 
 
@@ -278,7 +278,7 @@ def test_modules_that_cannot_be_used():
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_a_head_must_name_parameters(name):
-    with pytest.raises(SettingError, match=r"^head is lost, but the parameters are called .*(last|layers.2)"):
+    with pytest.raises(SettingError, match=r"^head is lost, but the params are called .*(last|layers.2)"):
         ADAPTED[name](head=("lost",))
 
 

@@ -104,12 +104,12 @@ class Run(Generic[S]):
         return self.curve("accuracy", model, part)
 
     def global_model(self, seed: int = 0, *, at: When | None = None) -> Tree:
-        """The parameters of G, for the seed at that position: of the chosen round if there is one, else of the last."""
+        """The params of G, for the seed at that position: of the chosen round if there is one, else of the last."""
         last = self.backend.global_model(self.state, seed)
         return self._whole(self._kept("global", (seed,), last) if self._is_chosen(at) else last)
 
     def personal_model(self, client: int | str, seed: int = 0, *, at: When | None = None) -> Tree:
-        """The parameters of a client's P, by its number or name, for the seed at that position: of the same round."""
+        """The params of a client's P, by its number or name, for the seed at that position: of the same round."""
         if isinstance(client, str):
             data = self.backend.federation
             client = client_number(client, data.names or [str(number) for number in range(data.clients)])

@@ -14,7 +14,7 @@ from pfedbred.errors import SettingError
 from pfedbred.models.base import Model
 from pfedbred.types import Array
 
-STATE = "the module keeps state ({}) besides its parameters, which would differ from client to client: remove it"
+STATE = "the module keeps state ({}) besides its params, which would differ from client to client: remove it"
 
 
 class Mode(NamedTuple):
@@ -102,7 +102,7 @@ def with_head(model: Model, head: tuple[str, ...]) -> Model:
     model = model._replace(head=head)
     params = jax.eval_shape(model.init, jax.random.key(0))
     if head and model.head_keys(params) is None:
-        raise SettingError(f"head is {', '.join(head)}, but the parameters are called {', '.join(params)}")
+        raise SettingError(f"head is {', '.join(head)}, but the params are called {', '.join(params)}")
     grouped = model.grouped
     return model if grouped is None else model._replace(grouped=lambda: with_head(grouped(), head))
 

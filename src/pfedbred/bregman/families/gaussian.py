@@ -102,7 +102,7 @@ def _linear_gaussian(
     def flat(tree: Tree) -> tuple[Array, Callable[[Array], Tree]]:
         vector, unravel = ravel_pytree(tree)
         if vector.size != size:
-            raise SettingError(f"sigma is for {size} parameters, but the model has {vector.size}")
+            raise SettingError(f"sigma is for {size} params, but the model has {vector.size}")
         return vector, unravel
 
     def half_square(apply: Callable[[Array], Array]) -> Callable[[Tree], Array]:

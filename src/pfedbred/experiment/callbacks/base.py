@@ -78,7 +78,7 @@ class Callback:
         """When all points have ended."""
 
 
-def check_callbacks(given: Sequence[Callback]) -> None:
+def check_callbacks(given: Any) -> None:
     """Rejects what is not a list of callbacks, before anything is run or written."""
     if isinstance(given, Callback) or not isinstance(given, Sequence):
         raise SettingError(f"callbacks takes a list, such as callbacks=[pfedbred.Patience(3)], not {given!r}")
