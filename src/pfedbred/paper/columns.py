@@ -16,7 +16,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 
 _PART_OF_FEMNIST = "a part of FEMNIST, not the writers that the paper sampled"
-_OTHER_WRITERS = "digits of 198 other writers of the same NIST forms; the printed figures are FEMNIST's, with letters"
+_OTHER_WRITERS = "digits of 198 other writers of the same NIST forms, not the paper's FEMNIST, which has letters too"
 _OTHER_TWEETS = "other tweets of Sent140 than the paper sampled"
 
 Facts = Mapping[str, Any]
