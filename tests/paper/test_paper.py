@@ -361,6 +361,20 @@ def test_measured_and_printed_figures_are_shown_with_their_difference():
     assert "| 87.00 ± 0.20 | 86.50 ± 0.30 | 5 |" in chosen
 
 
+def test_a_column_names_the_rows_that_it_has_no_records_of():
+    """A table, all of its rows; what is asked for, of those."""
+    rows = tables.TABLE2.rows
+    cells = [
+        *(cell("mnist-mclr", row, "G", None, 80.0) for row in rows if row not in ("fedem", "mg-meta+am")),
+        *(cell("mnist-dnn", row, "G", None, 80.0) for row in rows),
+    ]
+    first, second = markdown(tables.TABLE2, cells).split("## ")[1:]
+    assert first.splitlines()[-2:] == ["Not recorded: fedem, mg-meta+am.", ""]
+    assert "Not recorded" not in second
+    asked = markdown(tables.TABLE2, cells[:2], ["fedem", "fedavg", "fedavg+am"])
+    assert asked.splitlines()[-1] == "Not recorded: fedem."
+
+
 def test_notes_say_what_the_rows_were_measured_on():
     pixels = {"name": "cifar10", "clients": 20, "train_samples": 40923, "test_samples": 13649, "seed": 1}
     original = {**pixels, "source": "the original pixels"}
