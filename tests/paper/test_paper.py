@@ -507,7 +507,7 @@ def test_what_is_not_in_the_paper_is_one_line(call, small):
         ("table2", "--columns", "digits", "--federations", "nowhere"): "no folder nowhere",
         ("complexity", "--rows", "scaffold"): "there is no row 'scaffold'",
         ("hyper", "--jobs", "2"): "--jobs does not apply to hyper",
-        ("hyper", "--no-run"): "--run and --no-run do not apply to hyper",
+        ("noniid", "--no-run"): "--run and --no-run do not apply to noniid",
         ("table2", "--no-run"): "results has no records of the table table2",
     }.items():
         code, _, err = call("paper", *arguments)
@@ -674,6 +674,7 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
         raise AssertionError("run again")
 
     monkeypatch.setattr(pictures, "train", no_more)
+    assert call("paper", "deviation", *rest, *rows["deviation"], "--federations", "nowhere")[0] == 0  # needs no data
     monkeypatch.setattr(records, "sweep", no_more)
     monkeypatch.setattr(running, "run_into", no_more)
     for name in drawn:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pfedbred.data.federation import Federation
 from pfedbred.errors import SettingError
 from pfedbred.experiment.building import build
-from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.loop import train
 from pfedbred.paper.cells import CELL, best_of
 from pfedbred.paper.columns import ALL, COLUMNS
@@ -24,6 +22,7 @@ from pfedbred.paper.records import (
     load_or_measure,
     load_or_sweep,
     read_measured,
+    read_swept,
     record_file,
     rounded,
 )
@@ -43,32 +42,59 @@ HYPER_GRIDS: dict[str, dict[str, list[float]]] = {
 }
 """The grids of columns for which the paper uses other ranges."""
 
+_TO_RUN = "--run runs what is missing"
 _DEVIATING = ("pfedme", "per-fedavg", "fedamp", "fo", "mfo", "mg-meta")
 
 
 def draw_curves(request: Request) -> None:
-    """Draws accuracy by round of the methods of Table 2, one picture per column.
-
-    Missing methods are named, or run if the request says so.
-    """
-    rows, drawn = chosen("row", TABLE2.rows, request.rows), False
-    for column in chosen("column", ALL, request.columns or (TABLE2.columns if request.run else None)):
-        if request.run:
-            found = {row: run_cell(TABLE2, column, row, request) for row in rows}
-        else:
-            read = {row: read_measured(TABLE2.record_file(request.out, column, row), CELL) for row in rows}
-            found = {row: record for row, record in read.items() if record is not None}
-        missing = [row for row in rows if row not in found]
-        if missing:
-            which = f" of {', '.join(missing)}" if found else ""
-            request.say(f"curves {column}: no records{which} (--run runs what is missing)")
+    """Draws accuracy by round of the methods of Table 2, one picture per column."""
+    rows, drawn = chosen("row", TABLE2.rows, request.rows), []
+    for column in _columns(request, TABLE2.columns):
+        found = _records(
+            f"curves {column}",
+            rows,
+            request,
+            partial(run_cell, TABLE2, column, request=request),
+            partial(TABLE2.record_file, request.out, column),
+            CELL,
+        )
         if found:
             _curves_picture(found, column, request)
-            drawn = True
+            drawn.append(column)
+    _say_missing("curves", request, TABLE2.columns, drawn)
+
+
+def _columns(request: Request, usual: Collection[str]) -> list[str]:
+    """The columns asked for; else the usual ones if they are to be run, or any that may be recorded."""
+    return chosen("column", ALL, request.columns or (list(usual) if request.run else None))
+
+
+def _records(
+    name: str,
+    rows: Sequence[str],
+    request: Request,
+    run: Callable[[str], dict[str, Any]],
+    file: Callable[[str], Path],
+    shape: Mapping[str, Any],
+) -> dict[str, dict[str, Any]]:
+    """A record for each row, run if need be; or those that exist, if nothing is to be run."""
+    if request.run:
+        return {row: run(row) for row in rows}
+    read = {row: read_measured(file(row), shape) for row in rows}
+    found = {row: record for row, record in read.items() if record is not None}
+    missing = [row for row in rows if row not in found]
+    if found and missing:
+        request.say(f"{name}: no records of {', '.join(missing)} ({_TO_RUN})")
+    return found
+
+
+def _say_missing(name: str, request: Request, usual: Collection[str], drawn: Sequence[str]) -> None:
+    """Names the columns asked for, or the usual ones, that have no picture because nothing of them is recorded."""
     if not drawn:
-        raise SettingError(
-            f"{request.out} has no records of these cells: run them with --run, or pfedbred paper table2"
-        )
+        raise SettingError(f"{request.out} has no records of these cells: run them with --run")
+    missing = [column for column in request.columns or usual if column not in drawn]
+    if missing:
+        request.say(f"{name}: no records of {', '.join(missing)} ({_TO_RUN})")
 
 
 def _curves_picture(found: Mapping[str, Any], column: str, request: Request) -> None:
@@ -98,13 +124,12 @@ def _curves_picture(found: Mapping[str, Any], column: str, request: Request) -> 
 
 def draw_hyper(request: Request) -> None:
     """Draws the accuracy of mg-meta by eta and lambda, over a grid: as parallel coordinates and as a map."""
-    for name in chosen("column", ALL, request.columns or tuple(COLUMNS)):
-        column, path = ALL[name], request.out / f"hyper-{name}.json"
-        experiment = column.experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
-        grid, federation = HYPER_GRIDS.get(name, HYPER_GRID), partial(request.federations.of, column)
-        facts, _ = load_or_sweep(
-            path, f"hyper {name}", column, experiment, grid, federation, request, choose_on_test=True
-        )
+    drawn = []
+    for name in _columns(request, COLUMNS):
+        facts = _hyper(name, request)
+        if facts is None:
+            continue
+        drawn.append(name)
         pictures = [request.out / f"hyper-{name}-{kind}.png" for kind in ("map", "parallel")]
         heatmap.draw_points(facts, pictures[0])
         parallel.draw_points(facts, pictures[1])
@@ -112,37 +137,53 @@ def draw_hyper(request: Request) -> None:
         highest = 100 * max(point["personal"] or 0.0 for point in facts["points"])
         request.say(f"hyper {name}: best P {highest:.2f} at {best}")
         request.say(f"pictures: {pictures[0]}, {pictures[1]}")
+    _say_missing("hyper", request, COLUMNS, drawn)
+
+
+def _hyper(name: str, request: Request) -> dict[str, Any] | None:
+    """The record of a column's sweep, run if need be; None if nothing is to be run and there is none."""
+    column, path = ALL[name], request.out / f"hyper-{name}.json"
+    if not request.run:
+        return read_swept(path)
+    experiment = column.experiment("mg-meta", seeds=request.seeds, rounds=request.rounds, eval_every=10)
+    grid, federation = HYPER_GRIDS.get(name, HYPER_GRID), partial(request.federations.of, column)
+    facts, _ = load_or_sweep(path, f"hyper {name}", column, experiment, grid, federation, request, choose_on_test=True)
+    return facts
 
 
 def draw_deviation(request: Request) -> None:
     """Draws Delta G and Delta L of the first client by label, over the histogram of its labels."""
-    for column in chosen("column", ALL, request.columns or tuple(COLUMNS)):
+    rows, drawn = chosen("row", _DEVIATING, request.rows), []
+    for column in _columns(request, COLUMNS):
+        name, file = f"deviation {column}", partial(record_file, request.out, "deviation", column)
+        found = _records(name, rows, request, partial(_run_deviation, column, request, file), file, DEVIATION)
+        if found:
+            path = request.out / f"deviation-{column}.png"
+            _deviation_picture(found, column, path)
+            request.say(f"picture: {path}")
+            drawn.append(column)
+    _say_missing("deviation", request, COLUMNS, drawn)
+
+
+def _run_deviation(column: str, request: Request, file: Callable[[str], Path], row: str) -> dict[str, Any]:
+    """The record of a method's deviation; its data is read only if it is to be run."""
+    experiment = ALL[column].experiment(row, seeds=1, rounds=request.rounds)
+
+    def measure() -> dict[str, Any]:
+        request.stop_if_wanted(f"deviation {column} {row}")
         federation = request.federations.of(ALL[column])
-        found: dict[str, Any] = {}
-        for row in chosen("row", _DEVIATING, request.rows):
-            experiment = ALL[column].experiment(row, seeds=1, rounds=request.rounds)
+        of_all = deviation(train(build(ALL[column].fitted(experiment, federation), federation)))
+        first = {"global": of_all.global_[0], "local": of_all.local[0]}
+        counts = federation.test.label_counts(federation.classes)
+        return {
+            "client": 0,
+            **{kind: rounded(values, 4) for kind, values in first.items()},
+            "samples": {"global": counts.sum(axis=0).tolist(), "local": counts[0].tolist()},
+        }
 
-            def measure(
-                experiment: Experiment = experiment,
-                federation: Federation = federation,
-                fitted: Callable[[Experiment, Federation], Experiment] = ALL[column].fitted,
-            ) -> dict[str, Any]:
-                request.stop_if_wanted(f"deviation {experiment.algorithm}")
-                of_all = deviation(train(build(fitted(experiment, federation), federation)))
-                first = {"global": of_all.global_[0], "local": of_all.local[0]}
-                counts = federation.test.label_counts(federation.classes)
-                return {
-                    "client": 0,
-                    **{kind: rounded(values, 4) for kind, values in first.items()},
-                    "samples": {"global": counts.sum(axis=0).tolist(), "local": counts[0].tolist()},
-                }
-
-            file = record_file(request.out, "deviation", column, row)
-            found[row], new = load_or_measure(file, fingerprint(experiment.checked()), measure, DEVIATION)
-            request.say(f"deviation {column} {row}: {'done' if new else 'already done'}")
-        path = request.out / f"deviation-{column}.png"
-        _deviation_picture(found, column, path)
-        request.say(f"picture: {path}")
+    record, new = load_or_measure(file(row), fingerprint(experiment.checked()), measure, DEVIATION)
+    request.say(f"deviation {column} {row}: {'done' if new else 'already done'}")
+    return record
 
 
 def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> None:
