@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment.building import build
 from pfedbred.experiment.loop import train
 from pfedbred.paper.cells import CELL, best_of
-from pfedbred.paper.columns import ALL, COLUMNS
+from pfedbred.paper.columns import ALL, COLUMNS, Column, Facts
 from pfedbred.paper.deviation import DEVIATION, deviation
 from pfedbred.paper.records import (
     Request,
@@ -30,6 +30,7 @@ from pfedbred.paper.running import run_cell
 from pfedbred.paper.tables import TABLE2
 from pfedbred.report import curves as curves_
 from pfedbred.report import heatmap, parallel
+from pfedbred.report.curves import literal
 from pfedbred.report.distribution import draw_distribution
 from pfedbred.runs.data_file import write_data
 
@@ -97,29 +98,95 @@ def _say_missing(name: str, request: Request, usual: Collection[str], drawn: Seq
         request.say(f"{name}: no records of {', '.join(missing)} ({_TO_RUN})")
 
 
-def _curves_picture(found: Mapping[str, Any], column: str, request: Request) -> None:
-    path = request.out / f"curves-{column}.png"
+def _title(column: Column, facts: Facts | None, words: str, notes: Sequence[str] = ()) -> str:
+    """A picture's title; a second line says how its data differs from the paper's."""
+    clients = f", {facts['clients']} clients" if facts else ""
+    about = "; ".join(filter(None, [column.not_compared, *notes]))
+    return "\n".join(map(literal, [f"{column.title}{clients}: {words}", *([f"({about})"] if about else [])]))
+
+
+def _facts(records: Iterable[Mapping[str, Any]]) -> Facts | None:
+    """What one of the records says about its data; those of earlier versions say nothing."""
+    return next((record["data"] for record in records if record.get("data")), None)
+
+
+def _curves_picture(found: Mapping[str, Any], column_name: str, request: Request) -> None:
+    path, column = request.out / f"curves-{column_name}.png", ALL[column_name]
+    data: dict[str, Facts | None] = {row: record.get("data") for row, record in found.items()}
+    marks, footnotes = _marks(column, data)
+    first = [base for base, *_ in TABLE2.trainings(list(found))]
     figure, panels = curves_.new_figure(2, 5.0, width=6.8)
-    methods = list(dict.fromkeys(row.partition("+")[0] for row in TABLE2.rows))
     for axes, model, title in zip(panels, "GP", curves_.NAMES.values(), strict=True):
-        shown = {row: record for row, record in found.items() if model in TABLE2.models.get(row, "PG")}
-        for row, record in shown.items():
-            mean, low, high = (np.array(record[model][name], float) for name in ("curve", "low", "high"))
-            best, _ = best_of(record[model])
-            label = f"{row}  {'diverged' if best is None else f'{best:.1f}'}"
-            method, _, variant = row.partition("+")
-            style = curves_.Style(methods.index(method), ("", "ft", "am").index(variant))
-            curves_.draw_band(axes, record["rounds"], mean, low, high, label, style, crowded=len(shown) > 6)
-        both = [record[model][name] for record in shown.values() for name in ("curve", "high")]
-        curves_.settle(axes, [np.array(each, float) for each in both])
-        axes.set_title(title, fontsize=11)
-        if shown:
-            beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-            axes.legend(**beside, frameon=False, fontsize=8, title="best (%)", alignment="left")
+        # +ft changes P in evaluations but not training, so its G would hide under that of its method.
+        rows = first if model == "G" else list(found)
+        same = ", the same with +ft" if len(rows) < len(found) else ""
+        _curves_panel(axes, model, f"{title}{same}", {row: found[row] for row in rows}, marks)
     seeds = " or ".join(map(str, sorted({len(record["G"]["best"]) for record in found.values()})))
-    figure.suptitle(f"{ALL[column].title}: mean and range of {seeds} seeds", fontsize=11)
+    notes = [] if footnotes else column.notes(data)
+    figure.suptitle(_title(column, _facts(found.values()), f"mean and range of {seeds} seeds", notes), fontsize=11)
+    if footnotes:
+        figure.supxlabel("\n".join(map(literal, footnotes)), fontsize=9, x=0.01, ha="left")
     curves_.save(figure, path)
     request.say(f"picture: {path}")
+
+
+def _marks(column: Column, data: Mapping[str, Facts | None]) -> tuple[dict[str, str], list[str]]:
+    """Asterisks for rows that were measured on different data than most, and footnotes that explain them."""
+    kinds = column.different_data(data)
+    most = max((rows for rows, _ in kinds), key=len, default=[])
+    marks, footnotes = dict.fromkeys(data, ""), list[str]()
+    for rows, words in kinds:
+        if rows is not most:
+            mark = "*" * (len(footnotes) + 1)
+            marks |= dict.fromkeys(rows, mark)
+            footnotes.append(f"{mark} measured on different data, not to be compared with the others ({words})")
+    return marks, footnotes
+
+
+def _curves_panel(axes: Any, model: str, title: str, found: Mapping[str, Any], marks: Mapping[str, str]) -> None:
+    """The curves of G or P: moving averages where many noisy lines would be unreadable, which the title says."""
+    shown = {row: record for row, record in found.items() if model in TABLE2.models.get(row, "PG")}
+    curves = {row: np.array(record[model]["curve"], float) for row, record in shown.items()}
+    crowded = len(shown) > 6
+    smooth = crowded and _noisy(list(curves.values()))
+    methods = list(dict.fromkeys(row.partition("+")[0] for row in TABLE2.rows))
+    drawn = list(curves.values())
+    for row, record in shown.items():
+        mean, (low, high) = curves[row], (np.array(record[model][name], float) for name in ("low", "high"))
+        best, _ = best_of(record[model])
+        label = f"{row}{marks[row]}  {'diverged' if best is None else f'{best:.1f}'}"
+        method, _, variant = row.partition("+")
+        style = curves_.Style(methods.index(method), ("", "ft", "am").index(variant))
+        line = _moving_average(mean) if smooth else mean
+        curves_.draw_band(axes, record["rounds"], line, low, high, label, style, crowded=crowded)
+        drawn.append(high)
+    curves_.settle(axes, drawn)
+    if shown:
+        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        axes.legend(**beside, frameon=False, fontsize=8, title="best (%)", alignment="left")
+    if smooth:
+        longest = max((record["rounds"] for record in shown.values()), key=len)
+        title += f"\n(lines: moving average over {round(_SMOOTHED * longest[-1] / len(longest))} rounds)"
+    axes.set_title(title, fontsize=11)
+
+
+_SMOOTHED = 5  # points, of the hundred that a record has
+
+
+def _noisy(curves: Sequence[np.ndarray]) -> bool:
+    """Whether some curve, once settled, typically jumps by more than a thirtieth of what the panel shows."""
+    settled = [values[len(values) // 20 :] for values in curves]
+    settled = [values for values in settled if np.isfinite(values).all()]
+    if not settled or min(map(len, curves)) <= _SMOOTHED:
+        return False
+    steps = max(float(np.median(np.abs(np.diff(values)))) for values in settled)
+    return steps > float(np.ptp(np.concatenate(settled))) / 30
+
+
+def _moving_average(values: np.ndarray) -> np.ndarray:
+    """The mean of the points around each one, of fewer at the ends."""
+    ones = np.ones(_SMOOTHED)
+    return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
 
 
 def draw_hyper(request: Request) -> None:
@@ -131,8 +198,9 @@ def draw_hyper(request: Request) -> None:
             continue
         drawn.append(name)
         pictures = [request.out / f"hyper-{name}-{kind}.png" for kind in ("map", "parallel")]
-        heatmap.draw_points(facts, pictures[0])
-        parallel.draw_points(facts, pictures[1])
+        title = _title(ALL[name], None, heatmap.heading(facts))
+        heatmap.draw_points(facts, pictures[0], title)
+        parallel.draw_points(facts, pictures[1], title)
         best = ", ".join(f"{setting} = {value:.4g}" for setting, value in facts["best"].items())
         highest = 100 * max(point["personal"] or 0.0 for point in facts["points"])
         request.say(f"hyper {name}: best P {highest:.2f} at {best}")
@@ -159,7 +227,7 @@ def draw_deviation(request: Request) -> None:
         found = _records(name, rows, request, partial(_run_deviation, column, request, file), file, DEVIATION)
         if found:
             path = request.out / f"deviation-{column}.png"
-            _deviation_picture(found, column, path)
+            _deviation_picture(found, ALL[column], _deviation_facts(found, column, request), path)
             request.say(f"picture: {path}")
             drawn.append(column)
     _say_missing("deviation", request, COLUMNS, drawn)
@@ -177,6 +245,7 @@ def _run_deviation(column: str, request: Request, file: Callable[[str], Path], r
         counts = federation.test.label_counts(federation.classes)
         return {
             "client": 0,
+            "data": federation.facts,
             **{kind: rounded(values, 4) for kind, values in first.items()},
             "samples": {"global": counts.sum(axis=0).tolist(), "local": counts[0].tolist()},
         }
@@ -186,7 +255,15 @@ def _run_deviation(column: str, request: Request, file: Callable[[str], Path], r
     return record
 
 
-def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> None:
+def _deviation_facts(found: Mapping[str, Any], column: str, request: Request) -> Facts | None:
+    """What is known about the data: earlier records do not say it, but those of Table 2 for the same samples do."""
+    of_table = (read_measured(TABLE2.record_file(request.out, column, row), CELL) for row in TABLE2.rows)
+    facts = _facts([*found.values(), *filter(None, of_table)])
+    tested = sum(next(iter(found.values()))["samples"]["global"])
+    return facts if facts and facts["test_samples"] == tested else None
+
+
+def _deviation_picture(found: Mapping[str, Any], column: Column, facts: Facts | None, path: Path) -> None:
     figure, panels = curves_.new_figure(2, 4.6)
     bars = next(iter(found.values()))["samples"]
     labels = np.arange(len(bars["global"]))
@@ -197,6 +274,7 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
         behind = axes.twinx()
         behind.bar(labels, numbers, color="#e3e3e3", width=0.85, zorder=0)
         behind.set_ylabel("test samples of the label", color="#777777")
+        behind.yaxis.get_major_locator().set_params(integer=True)
         behind.spines["top"].set_visible(False)
         axes.set_zorder(behind.get_zorder() + 1)
         axes.patch.set_visible(False)
@@ -214,7 +292,8 @@ def _deviation_picture(found: Mapping[str, Any], column: str, path: Path) -> Non
         axes.set_title(title, fontsize=11)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
-    figure.suptitle(f"{ALL[column].title}: deviation of the first client's personal model", fontsize=11)
+    words = "deviation of the first client's personal model"
+    figure.suptitle(_title(column, facts, words), fontsize=11)
     curves_.save(figure, path)
 
 
