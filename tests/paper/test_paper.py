@@ -361,6 +361,20 @@ def test_measured_and_printed_figures_are_shown_with_their_difference():
     assert "| 87.00 ± 0.20 | 86.50 ± 0.30 | 5 |" in chosen
 
 
+def test_a_column_names_the_rows_that_it_has_no_records_of():
+    """A table, all of its rows; what is asked for, of those."""
+    rows = tables.TABLE2.rows
+    cells = [
+        *(cell("mnist-mclr", row, "G", None, 80.0) for row in rows if row not in ("fedem", "mg-meta+am")),
+        *(cell("mnist-dnn", row, "G", None, 80.0) for row in rows),
+    ]
+    first, second = markdown(tables.TABLE2, cells).split("## ")[1:]
+    assert first.splitlines()[-2:] == ["Not recorded: fedem, mg-meta+am.", ""]
+    assert "Not recorded" not in second
+    asked = markdown(tables.TABLE2, cells[:2], ["fedem", "fedavg", "fedavg+am"])
+    assert asked.splitlines()[-1] == "Not recorded: fedem."
+
+
 def test_notes_say_what_the_rows_were_measured_on():
     pixels = {"name": "cifar10", "clients": 20, "train_samples": 40923, "test_samples": 13649, "seed": 1}
     original = {**pixels, "source": "the original pixels"}
@@ -493,7 +507,7 @@ def test_what_is_not_in_the_paper_is_one_line(call, small):
         ("table2", "--columns", "digits", "--federations", "nowhere"): "no folder nowhere",
         ("complexity", "--rows", "scaffold"): "there is no row 'scaffold'",
         ("hyper", "--jobs", "2"): "--jobs does not apply to hyper",
-        ("hyper", "--no-run"): "--run and --no-run do not apply to hyper",
+        ("noniid", "--no-run"): "--run and --no-run do not apply to noniid",
         ("table2", "--no-run"): "results has no records of the table table2",
     }.items():
         code, _, err = call("paper", *arguments)
@@ -660,6 +674,7 @@ def test_every_figure_is_drawn_and_remembered(call, small, tmp_path, monkeypatch
         raise AssertionError("run again")
 
     monkeypatch.setattr(pictures, "train", no_more)
+    assert call("paper", "deviation", *rest, *rows["deviation"], "--federations", "nowhere")[0] == 0  # needs no data
     monkeypatch.setattr(records, "sweep", no_more)
     monkeypatch.setattr(running, "run_into", no_more)
     for name in drawn:

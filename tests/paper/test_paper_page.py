@@ -39,6 +39,18 @@ def test_the_page_shows_what_the_folder_holds(folder):
     assert deviation["title"] == "MNIST, MCLR"
 
 
+def test_rows_without_records_are_named(folder):
+    """Of tuned settings, those of its methods."""
+    (folder / "tuned.json").write_text((folder / "table2.json").read_text())
+    change_json(folder / "tuned.json", lambda cells: cells.__delitem__(slice(2, None)))
+    rest = "fedavg+am, fedem, fedamp, pfedme, pfedme+ft, pfedme+am, per-fedavg, per-fedavg+ft, per-fedavg+am"
+    by_table = {each["title"]: [column["note"] for column in each["columns"]] for each in gather(folder)["tables"]}
+    assert by_table == {
+        "Table 2: global and personal models": [f"not recorded: {rest}, mg-meta+ft"] * 2,
+        "Beyond the paper: settings tuned on validation samples": ["not recorded: fedem, fedamp, pfedme, per-fedavg"],
+    }
+
+
 def test_curves_of_a_table_are_those_of_its_records(folder):
     (table,) = gather(folder)["tables"]
     fedavg, mg, _ = table["columns"][1]["curves"]

@@ -68,9 +68,12 @@ ARTIFACTS: dict[str, Artifact] = {
         "Beyond the paper: mg with eta off, as printed, or chosen on validation samples", run_eta, runs=True
     ),
     "hyper": Artifact(
-        "accuracy by eta and lambda: parallel coordinates and a heat map", pictures.draw_hyper, has_rows=False
+        "accuracy by eta and lambda: parallel coordinates and a heat map",
+        pictures.draw_hyper,
+        has_rows=False,
+        runs=True,
     ),
-    "deviation": Artifact("Delta G and Delta L of the first client, by label", pictures.draw_deviation),
+    "deviation": Artifact("Delta G and Delta L of the first client, by label", pictures.draw_deviation, runs=True),
     "noniid": Artifact("the data distribution: samples by client and label", pictures.draw_noniid, has_rows=False),
     "curves": Artifact("accuracy by round of the methods of Table 2", pictures.draw_curves, runs=False, tracked=True),
     "complexity": Artifact("time and memory against N, T, R, K and M, compared with the paper's O(.)", run_complexity),

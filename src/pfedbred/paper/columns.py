@@ -16,7 +16,7 @@ from pfedbred.errors import SettingError
 from pfedbred.experiment.configuration import Experiment
 
 _PART_OF_FEMNIST = "a part of FEMNIST, not the writers that the paper sampled"
-_OTHER_WRITERS = "digits of 198 other writers of the same NIST forms; the printed figures are FEMNIST's, with letters"
+_OTHER_WRITERS = "digits of 198 other writers of the same NIST forms, not the paper's FEMNIST, which has letters too"
 _OTHER_TWEETS = "other tweets of Sent140 than the paper sampled"
 
 Facts = Mapping[str, Any]
@@ -98,11 +98,35 @@ class Column:
             return None
         return measured - printed
 
-    def notes(self, data: Mapping[str, Facts | None]) -> list[str]:
-        """What to know about the data of its rows; above all, whether they were measured on different data.
+    def different_data(self, data: Mapping[str, Facts | None]) -> list[tuple[list[str], str]]:
+        """Rows measured on the same data, and what sets that data apart; empty if all rows are of one kind.
 
         Records of earlier versions do not say what they were measured on.
         """
+        kinds = self._kinds(data)
+        if len(kinds) < 2:
+            return []
+        names = dict.fromkeys(name for facts, _ in kinds for name in facts)
+        differing = [name for name in names if any(facts.get(name) != kinds[0][0].get(name) for facts, _ in kinds)]
+        found = []
+        for facts, rows in kinds:
+            said = [f"{name} {facts[name]}" for name in differing if name in facts]
+            found.append((rows, "; ".join(filter(None, [*said, self.note(facts)]))))
+        return found
+
+    def notes(self, data: Mapping[str, Facts | None]) -> list[str]:
+        """What to know about the data of its rows; above all, whether they were measured on different data."""
+        different = self.different_data(data)
+        if not different:
+            return [note for facts, _ in self._kinds(data) if (note := self.note(facts))]
+        return [
+            "these rows were measured on different data and cannot be compared with each other",
+            *(f"rows {', '.join(rows)}: {words}" for rows, words in different),
+        ]
+
+    @staticmethod
+    def _kinds(data: Mapping[str, Facts | None]) -> list[tuple[Facts, list[str]]]:
+        """The kinds of data that the rows were measured on, each with its rows."""
         kinds: list[tuple[Facts, list[str]]] = []
         for row, facts in data.items():
             same = next((rows for each, rows in kinds if each == facts), None)
@@ -110,15 +134,7 @@ class Column:
                 same.append(row)
             elif facts:
                 kinds.append((facts, [row]))
-        if len(kinds) < 2:
-            return [note for facts, _ in kinds if (note := self.note(facts))]
-        names = dict.fromkeys(name for facts, _ in kinds for name in facts)
-        differing = [name for name in names if any(facts.get(name) != kinds[0][0].get(name) for facts, _ in kinds)]
-        found = ["these rows were measured on different data and cannot be compared with each other"]
-        for facts, rows in kinds:
-            said = [f"{name} {facts[name]}" for name in differing if name in facts]
-            found.append(f"rows {', '.join(rows)}: {'; '.join(filter(None, [*said, self.note(facts)]))}")
-        return found
+        return kinds
 
 
 # Their lambda means something else, so they keep their own default.

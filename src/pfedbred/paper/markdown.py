@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -23,8 +23,11 @@ _ABOUT_COMPARED = (
 _FIGURES = {"best": "best", "final": "last round", "chosen": "chosen round"}
 
 
-def markdown(table: Table, cells: Sequence[Cell]) -> str:
-    """A section for each column, with measured and printed figures and their difference."""
+def markdown(table: Table, cells: Sequence[Cell], rows: Collection[str] | None = None) -> str:
+    """A section for each column, with measured and printed figures and their difference, and what is missing.
+
+    Missing are those of the table's rows, or of the given ``rows``, that the column has no cells of.
+    """
     lines = [f"# {table.title}", "", *((*table.about, "") if table.about else ()), *_ABOUT]
     lines += [_ABOUT_SPLITS] if len(table.splits) > 1 else []
     lines += [_ABOUT_CHOSEN] if any(cell.chosen is not None for cell in cells) else []
@@ -39,11 +42,19 @@ def markdown(table: Table, cells: Sequence[Cell]) -> str:
         for note in column.notes({cell.row: cell.data for cell in own}):
             lines += [f"({_sentence(note)}.)", ""]
         lines += [*_grid([_line(cell, column) for cell in own]), ""]
+        missing = not_recorded(table.rows if rows is None else rows, [cell.row for cell in own])
+        lines += [f"{_sentence(missing)}.", ""] if missing else []
         if any(cell.paired for cell in own):
             lines += [*_grid([_compared(cell) for cell in own if cell.paired]), ""]
     if table.shows_fit:
         lines += ["## Distance from the printed figures", "", *_fit(table, cells), ""]
     return "\n".join(lines)
+
+
+def not_recorded(rows: Iterable[str], recorded: Collection[str]) -> str | None:
+    """Which rows of a column are missing, in words; None if none is."""
+    missing = [row for row in rows if row not in recorded]
+    return f"not recorded: {', '.join(missing)}" if missing else None
 
 
 def _grid(lines: Sequence[dict[str, str]]) -> list[str]:

@@ -15,8 +15,10 @@ from pfedbred.io.strict import read_json
 from pfedbred.paper.cells import CELL
 from pfedbred.paper.columns import ALL
 from pfedbred.paper.deviation import DEVIATION
+from pfedbred.paper.markdown import not_recorded
 from pfedbred.paper.records import read_measured, record_file, rounded
 from pfedbred.paper.tables import TABLES
+from pfedbred.paper.tuned import GRIDS
 from pfedbred.paper.tuned import TITLES as TUNED
 from pfedbred.report.content import Content, add_federations, add_sweep, platform_name, read_federation
 from pfedbred.report.page import Section
@@ -73,18 +75,17 @@ def _gather_table(folder: Path, name: str, content: Content) -> None:
     by_column: dict[str, list[dict[str, Any]]] = {}
     for figure in figures:
         by_column.setdefault(figure["column"], []).append(figure)
-    columns = []
+    columns, rows = [], TABLES[name].rows if name in TABLES else GRIDS
     for key, cells in by_column.items():
         column = ALL.get(key)
         records = _records(folder, name, key, [cell["row"] for cell in cells])
         content["platforms"] += map(platform_name, records.values())
+        notes = column.notes({row: each.get("data") for row, each in records.items()}) if column else []
         columns.append(
             {
                 "title": column.title if column else key,
                 "other_data": column.not_compared if column else None,
-                "note": "; ".join(column.notes({row: each.get("data") for row, each in records.items()}))
-                if column
-                else None,
+                "note": "; ".join(filter(None, [*notes, not_recorded(rows, [cell["row"] for cell in cells])])),
                 "cells": [beside_paper(cell) for cell in cells],
                 "curves": [_curves(row, record, cells) for row, record in records.items()],
             }

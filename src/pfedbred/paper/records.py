@@ -147,6 +147,14 @@ def read_measured(file: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None
     return record
 
 
+def read_swept(file: Path) -> dict[str, Any] | None:
+    """The record of a sweep in a file; None if there is no file."""
+    facts = read_measured(file, SWEEP)
+    if facts is not None:
+        check_sweep(facts, file)
+    return facts
+
+
 def write_record(file: Path, record: Mapping[str, Any]) -> None:
     """Writes a record, one line per entry."""
     lines = (f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in record.items())

@@ -34,7 +34,7 @@ def run_table(table: Table, request: Request) -> list[Cell]:
         raise SettingError(f"{request.out} has no records of the table {table.name}")
     write_json(request.out / f"{table.name}.json", [cell.plain() for cell in cells])
     write_text(request.out / f"{table.name}.md", markdown(table, cells))
-    asked = markdown(table, [cell for cell in cells if cell.column in columns and cell.row in rows])
+    asked = markdown(table, [cell for cell in cells if cell.column in columns and cell.row in rows], rows)
     request.say(f"\n{asked}\ntable: {request.out / table.name}.md")
     return cells
 

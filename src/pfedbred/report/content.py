@@ -18,6 +18,7 @@ from pfedbred.engine.history import Which
 from pfedbred.errors import SettingError, is_folder_name
 from pfedbred.io.shapes import COUNT, Maybe, expect
 from pfedbred.io.strict import finite_or_none, read_json
+from pfedbred.report.distribution import in_order
 from pfedbred.report.uncertainty import page_content
 from pfedbred.runs.comparison import pooled
 from pfedbred.runs.figures import SUMMARY_KEYS, TITLES, Figure, diverged_seeds
@@ -359,8 +360,11 @@ def read_federation(path: Path) -> dict[str, Any]:
 
 
 def add_federations(federations: Iterable[dict[str, Any]], content: Content) -> None:
-    """Adds those that are not on the page yet."""
-    for each in federations:
+    """Adds those that are not on the page yet, their clients in the order of the pictures."""
+    for federation in federations:
+        order = in_order(federation["names"])
+        by_client = [name for name in ("names", "train", "validation", "test") if name in federation]
+        each = federation | {name: [federation[name][i] for i in order] for name in by_client}
         if each not in content["federations"]:
             content["federations"].append(each)
 

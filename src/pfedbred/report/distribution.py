@@ -28,6 +28,8 @@ _MOST_LABELS = 70
 def draw_distribution(federation: Federation, path: Path) -> None:
     """Draws training samples above validation samples, if any, and test samples: clients along x, labels along y."""
     clients = evenly_spaced(federation.clients, _MOST_CLIENTS)
+    if federation.names:
+        clients = clients[in_order([federation.names[i] for i in clients])]
     table = label_table(federation, clients)
     classes = len(table.names)
     width = float(np.clip(2.2 + 0.125 * len(clients), 7, 16))
@@ -52,6 +54,14 @@ def draw_distribution(federation: Federation, path: Path) -> None:
     title = f"{federation.name}: {federation.clients:,} clients, {in_words(federation.task, federation.classes)}"
     figure.suptitle(f"{literal(title)}\n{literal(about)}", fontsize=11)
     save(figure, path)
+
+
+def in_order(names: Sequence[str]) -> list[int]:
+    """The places of these clients as a reader expects them: numbers by their size, as 2 before 10; others as given."""
+    places = range(len(names))
+    if not all(name.isdecimal() for name in names):
+        return list(places)
+    return sorted(places, key=lambda place: (len(names[place]), names[place]))
 
 
 def _area(count: np.ndarray, largest: int, diameter: float) -> np.ndarray:

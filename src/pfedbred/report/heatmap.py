@@ -70,17 +70,19 @@ def beyond(values: np.ndarray, low: float, high: float) -> str:
 def heading(facts: Mapping[str, Any]) -> str:
     """The title of a sweep's picture: what was swept, and the best point."""
     best = ", ".join(f"{name} = {value:.4g}" for name, value in facts["best"].items())
-    return f"{facts['algorithm']}, {counted(facts['experiment']['rounds'], 'round')}; best P at {best}"
+    seeds = facts.get("seeds") or facts["experiment"].get("seeds")  # earlier sweeps say it only in their experiment
+    runs = [counted(facts["experiment"]["rounds"], "round"), *([counted(seeds, "seed")] if seeds else [])]
+    return f"{facts['algorithm']}, {', '.join(runs)}; best P at {best}"
 
 
-def draw_points(facts: Mapping[str, Any], path: Path) -> None:
+def draw_points(facts: Mapping[str, Any], path: Path, title: str | None = None) -> None:
     """Draws one setting as a curve and two as a map; of more, the first two, with the others at their best values.
 
-    Points that are not on a grid are drawn where they are.
+    Points that are not on a grid are drawn where they are. The title is ``heading`` unless another is given.
     """
     points = points_of(facts)
     figure, panels = new_figure(2, 4.6)
-    for axes, (model, title) in zip(panels, NAMES.items(), strict=True):
+    for axes, (model, name) in zip(panels, NAMES.items(), strict=True):
         if len(points.names) == 1:
             order = np.argsort(points.settings[:, 0])
             axes.plot(points.settings[order, 0], points.values[model][order], marker="o", color="#0072B2")
@@ -90,8 +92,8 @@ def draw_points(facts: Mapping[str, Any], path: Path) -> None:
             _scatter(figure, axes, points, points.values[model])
         else:
             _map(figure, axes, points, points.values[model])
-        axes.set_title(f"{title}: {points.words}", fontsize=11)
-    figure.suptitle(literal(heading(facts)), fontsize=11)
+        axes.set_title(f"{name}: {points.words}", fontsize=11)
+    figure.suptitle(title or literal(heading(facts)), fontsize=11)
     save(figure, path)
 
 

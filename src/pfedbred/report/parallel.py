@@ -12,16 +12,19 @@ from pfedbred.report.curves import NAMES, literal, new_figure, save
 from pfedbred.report.heatmap import Points, heading, points_of, shown_range
 
 
-def draw_points(facts: Mapping[str, Any], path: Path) -> None:
-    """Draws G and P side by side; the better a point, the warmer its line, and the nearer to the front."""
+def draw_points(facts: Mapping[str, Any], path: Path, title: str | None = None) -> None:
+    """Draws G and P side by side; the better a point, the warmer its line, and the nearer to the front.
+
+    The title is ``heading`` unless another is given.
+    """
     from matplotlib import colormaps
 
     points = points_of(facts)
     figure, panels = new_figure(2, 4.6)
-    for axes, (model, title) in zip(panels, NAMES.items(), strict=True):
+    for axes, (model, name) in zip(panels, NAMES.items(), strict=True):
         _draw(axes, points, points.values[model], colormaps["turbo"])
-        axes.set_title(title, fontsize=11)
-    figure.suptitle(literal(heading(facts)), fontsize=11)
+        axes.set_title(name, fontsize=11)
+    figure.suptitle(title or literal(heading(facts)), fontsize=11)
     save(figure, path)
 
 
