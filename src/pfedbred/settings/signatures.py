@@ -165,7 +165,7 @@ def _check(name: str, value: Any, annotation: Any) -> Any:
     return check(name, value, annotation)
 
 
-def _check_traced(name: str, value: jax.core.Tracer, annotation: Any) -> jax.core.Tracer:
+def _check_traced(name: str, value: jax.core.Tracer[Any], annotation: Any) -> jax.core.Tracer[Any]:
     """The number, if the setting may vary; else what JAX raises where a value is needed that is not known."""
     if not may_vary(annotation):
         try:
