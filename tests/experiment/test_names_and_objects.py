@@ -184,3 +184,19 @@ def test_models_are_loaded_by_names_that_this_program_has_added(monkeypatch, tmp
 def test_a_replaced_entry_is_not_the_packages_own(monkeypatch):
     monkeypatch.setitem(pfedbred.ALGORITHMS, "fedavg", custom.local_sgd)
     assert Experiment(algorithm="fedavg").checked().plain()["algorithm"] == "support.custom:local_sgd"
+
+
+# Tasks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_given_as_a_function_is_built_once():
+    built = []
+
+    def kind():
+        built.append(kind)
+        return pfedbred.TASKS["classification"]._replace(name="sorting")
+
+    done = pfedbred.run(federation=custom.federation(), task=kind, rounds=1, settings={"R": 1})
+    assert len(built) == 1
+    assert done.experiment.kind.name == "sorting"
+    assert done.experiment.plain()["task"] == "<kind, not importable>"

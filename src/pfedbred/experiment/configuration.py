@@ -75,6 +75,8 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             name: settings_.check(name, _resolved(name, getattr(self, name), hint), hint)
             for name, hint in settings_.hints(Experiment).items()
         }
+        if callable(values["task"]):
+            values["task"] = references.built(values["task"], tasks.get)
         values["metrics"] = _given_metrics(values["metrics"])
         values = {name: names.named(value, name) for name, value in values.items()}
         values["settings"] = self._settings(values["algorithm"])
