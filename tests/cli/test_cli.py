@@ -336,6 +336,16 @@ def test_a_config_can_be_run_with_another_algorithm(call, tmp_path):
     assert [each["algorithm"] for each in yaml.safe_load(out)] == ["mg"]
 
 
+def test_a_config_can_be_run_with_a_method_of_ones_own(call, tmp_path):
+    (tmp_path / "exp.yaml").write_text("algorithm: mg\nsettings: {lam: 30, R: 3}\n")
+    _, out, err = call("run", "exp.yaml", "--algorithm", "support.custom:local_sgd", "--dry-run")
+    assert yaml.safe_load(out)["settings"] == {"alpha": 0.01, "R": 3}
+    assert "support.custom:local_sgd has no lam: ignored in exp.yaml" in err
+    _, out, err = call("run", "exp.yaml", "--algorithm", "support.custom:built", "--dry-run")
+    assert yaml.safe_load(out)["settings"] == {}
+    assert "support.custom:built has no lam, R: ignored in exp.yaml" in err
+
+
 @pytest.mark.full
 def test_a_sigma_in_a_file_is_found_from_anywhere(call, tmp_path, monkeypatch):
     np.save(tmp_path / "sigma.npy", np.full(650, 2.0))

@@ -13,6 +13,7 @@ from pfedbred.experiment import configuration
 from pfedbred.experiment.callbacks import trackers
 
 SMALL = ("--clients", "8", "--rounds", "3", "--set", "R=1", "--aggregated", "3")
+OWN = "support.custom:local_sgd"
 
 
 def figures(folder):
@@ -65,6 +66,8 @@ def test_several_splits_are_compared_pair_by_pair_and_resumed(call, tmp_path):
     [
         (("--baseline", "fedprox"), "the baseline 'fedprox' is not compared; choose one of: fedavg, pfedme, mg-meta"),
         (("--dataset", "small.fed", "--split-seeds", "2"), "small.fed is already split: split_seed cannot be changed"),
+        (("--algorithms", "fedavg,no_such:one"), "algorithm: cannot import no_such:one: No module named 'no_such'"),
+        (("--algorithms", f"{OWN},{OWN}"), "an algorithm is named twice"),
         (("--validation", "2"), "validation must be a number from 0 to 1, not '2'"),
     ],
 )
@@ -85,6 +88,34 @@ def test_a_comparison_of_a_method_with_settings_is_reported(call, tmp_path):
     code, _, err = call("report", "here")
     assert (code, err) == (0, "")
     assert name in (tmp_path / "here" / "report.html").read_text()
+
+
+def test_a_method_of_ones_own_is_compared_reported_resumed_and_replaced(call, tmp_path):
+    line = ("compare", "--algorithms", f"fedavg,{OWN}", *SMALL, "--baseline", OWN, "--seeds", "2", "--out", "here")
+    code, out, err = call(*line)
+    assert code == 0, err
+    assert (tmp_path / "here" / "support.custom-local_sgd" / "summary.json").exists()
+    assert f"| {OWN} | G" in out
+    assert f"paired differences to {OWN} over 2 seeds" in out
+    methods = figures(tmp_path / "here")["methods"]
+    assert [each["algorithm"] for each in methods] == ["fedavg", OWN]
+    one, other = (each["personal"]["accuracy"]["last"]["mean"] for each in methods)
+    assert one == other  # it is FedAvg, with the shared setting R
+    code, out, err = call("compare", "--resume", "--out", "here")
+    assert (code, out.count("already finished")) == (0, 2), err
+    assert call("report", "here")[::2] == (0, "")
+    assert OWN in (tmp_path / "here" / "report.html").read_text()
+    assert call("compare", "--algorithms", "local", *SMALL, "--out", "here", "--overwrite")[0] == 0
+    assert not (tmp_path / "here" / "support.custom-local_sgd").exists()
+
+
+@pytest.mark.full
+def test_a_method_of_ones_own_is_compared_and_reported_on_several_splits(call, tmp_path):
+    code, _, err = call("compare", "--algorithms", f"fedavg,{OWN}", *SMALL, "--split-seeds", "2", "--out", "here")
+    assert code == 0, err
+    table = json.loads((tmp_path / "here" / "split-1" / "table.json").read_text())
+    assert [each["algorithm"] for each in table] == ["fedavg", OWN]
+    assert call("report", "here")[::2] == (0, "")
 
 
 @pytest.mark.full

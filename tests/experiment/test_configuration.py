@@ -11,7 +11,7 @@ from pfedbred import Experiment
 from pfedbred.engine import metrics, selection
 from pfedbred.experiment.building import build, load_data
 from pfedbred.experiment.command import command
-from pfedbred.experiment.configuration import changed_options
+from pfedbred.experiment.resume import changed_options
 
 
 def experiment(**options):

@@ -15,8 +15,9 @@ from pfedbred.data.loading import Options
 from pfedbred.data.partition import SPLITS
 from pfedbred.engine.selection import SELECTIONS
 from pfedbred.experiment.building import load_data
-from pfedbred.experiment.configuration import Experiment, changed_options, field_names, plain_defaults
+from pfedbred.experiment.configuration import Experiment, field_names, plain_defaults
 from pfedbred.experiment.options import GROUPS, option
+from pfedbred.experiment.resume import changed_options
 from pfedbred.runs.model_file import FACTS
 
 FIELDS = {each.name: each for each in dataclasses.fields(Experiment)}

@@ -11,7 +11,7 @@ from conftest import small_federation
 from support.custom import choosy
 
 import pfedbred
-from pfedbred import Sweep
+from pfedbred import Positive, Sweep
 from pfedbred.experiment.building import build
 from pfedbred.experiment.space import Range, parse_space, random_points
 from pfedbred.runs.locks import locked
@@ -54,6 +54,45 @@ def test_a_point_is_the_run_with_its_settings(algorithm, grid):
 
 
 @pytest.mark.full
+def composed(task, *, alpha: Positive = 0.01):
+    """A method made from another, which takes its settings."""
+    return pfedbred.make("fedavg", task, {"alpha": alpha, "R": 3})
+
+
+def test_a_method_made_from_another_is_swept_as_that_is():
+    own, named = (
+        pfedbred.sweep(
+            pfedbred.Experiment(algorithm=algorithm, settings=settings, **OPTIONS),
+            {"alpha": [0.01, 0.1]},
+            federation=small_federation((150, 200, 90, 240)),
+        )
+        for algorithm, settings in ((composed, {}), ("fedavg", {"R": 3}))
+    )
+    np.testing.assert_array_equal(own.personal, named.personal)
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_a_method_made_from_another_has_the_schedules_of_that(executor):
+    def losses(algorithm, **settings):
+        alpha = {"schedule": "cosine", "start": 0.1}
+        settings = {"alpha": alpha, **settings}
+        done = pfedbred.run(
+            federation=small_federation(), algorithm=algorithm, settings=settings, rounds=2, executor=executor
+        )
+        return done.curve("loss", "global", "train")
+
+    np.testing.assert_array_equal(losses(composed), losses("fedavg", R=3))
+
+
+def test_a_method_made_from_another_cannot_vary_what_decides_how_that_is_built():
+    def build(task, *, alpha: Positive = 1.0):
+        return pfedbred.make("fedavg", task, {"R": alpha})
+
+    experiment = pfedbred.Experiment(algorithm=build, **OPTIONS)
+    with pytest.raises(pfedbred.SettingError, match="alpha cannot be swept: it changes the compiled program"):
+        pfedbred.sweep(experiment, {"alpha": [1.0, 2.0]}, federation=small_federation((150, 200, 90, 240)))
+
+
 def test_points_that_do_not_fit_together_run_in_groups():
     """Five points, two at a time: the same figures, and still one program."""
     grid = {"lam": [1.0, 5.0, 10.0, 20.0, 40.0]}

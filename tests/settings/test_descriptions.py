@@ -69,3 +69,14 @@ def test_the_command_describes_a_method(name, capsys, monkeypatch):
 def test_an_unknown_method_is_one_line(capsys, monkeypatch):
     code, _, problem = command_line("list", "mg-mta", capsys=capsys, monkeypatch=monkeypatch)
     assert (code, problem) == (2, "pfedbred: cannot list 'mg-mta'; did you mean 'mg-meta'?\n")
+
+
+def test_a_method_of_ones_own_is_described(capsys, monkeypatch):
+    code, out, _ = command_line("list", "support.custom:choosy", capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 0
+    assert out == (
+        "support.custom:choosy: The value of alpha decides how the program is built, and its type does not say so.\n\n"
+        "settings, as in --set alpha=0.05:\n  alpha = 0.01\n      [a number > 0]\n"
+    )
+    code, _, problem = command_line("list", "support.custom:built", capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, "is an Algorithm object, which is built" in problem, problem.count("\n")) == (2, True, 1)

@@ -46,6 +46,10 @@ def choosy(task, *, alpha: Positive = 0.01):
     return fedavg(task, alpha=alpha, R=1 if alpha < 1 else 2)
 
 
+built = fedavg(pfedbred.Task(models.mclr((64,), 10)), R=2)
+"""An algorithm that is built already."""
+
+
 def network(shape, classes):
     return models.mclr(shape, classes)
 

@@ -1,5 +1,5 @@
 """Algorithms: their interface, the table of names, and one file per method."""
 
-from pfedbred.algorithms.registry import ALGORITHMS, Builder, build, builder, make
+from pfedbred.algorithms.registry import ALGORITHMS, Builder, build, builder, declared, make
 
-__all__ = ["ALGORITHMS", "Builder", "build", "builder", "make"]
+__all__ = ["ALGORITHMS", "Builder", "build", "builder", "declared", "make"]

@@ -102,6 +102,11 @@ def builder(algorithm: str | Builder) -> Builder:
     return _wrapped(ALGORITHMS[base], [_with_defaults(suffix, values) for suffix, values in parsed])
 
 
+def declared(algorithm: str | Builder | Algorithm) -> dict[str, inspect.Parameter]:
+    """The settings of an algorithm, by name or from its builder; an Algorithm object, which is built, has none."""
+    return {} if isinstance(algorithm, Algorithm) else settings_.declared(builder(algorithm))
+
+
 def _with_defaults(suffix: str, values: list[str]) -> Builder:
     """The wrapper with other defaults for its first settings: those in parentheses, as in ``+server(yogi)``."""
     wrapper = WRAPPERS[suffix]

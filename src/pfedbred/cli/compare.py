@@ -18,7 +18,9 @@ from pfedbred.cli.options import File, RunOptions
 from pfedbred.cli.run import Around, finish, opened, read_options, run_each, show
 from pfedbred.data.federation import Federation
 from pfedbred.data.population import Population
+from pfedbred.engine import Simulated
 from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment import references
 from pfedbred.experiment.building import Built, build, load_data
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.resume import open_folder
@@ -42,7 +44,8 @@ def compare_command(
     algorithms: Annotated[
         str | None,
         typer.Option(
-            help="names separated by commas, or 'all' [default: fedavg,pfedme,mg-meta]", rich_help_panel=METHOD
+            help="names or import paths separated by commas, or 'all' [default: fedavg,pfedme,mg-meta]",
+            rich_help_panel=METHOD,
         ),
     ] = None,
     baseline: Annotated[
@@ -100,13 +103,14 @@ def compare_command(
         with writing_into(folder):
             write_config(folder / layout.CONFIG, whole, "compare")
         for seed in splits:
+            if seed not in (None, splits[0]):
+                built = _build_alike(experiments, seed, _load(experiments, seed))
+            methods = dict(zip(names, built, strict=True))
             if seed is None:
-                found = run_each(folder, dict(zip(names, built, strict=True)), how, around, command)
+                found = _run_methods(folder, methods, how, around, command)
             else:
-                if seed != splits[0]:
-                    built = _build_alike(experiments, seed, _load(experiments, seed))
-                found = _run_split(folder, seed, dict(zip(names, built, strict=True)), how, around, command, plain)
-            for name, record in zip(names, found, strict=True):
+                found = _run_split(folder, seed, methods, how, around, command, plain)
+            for name, record in found.items():
                 records[name].append(record)
         together = [pooled(each) for each in records.values()]
         compared = comparison(records, None if several is None else [seed or 0 for seed in splits], baseline)
@@ -129,23 +133,36 @@ def _write(folder: Path, records: Sequence[RunRecord], compared: Mapping[str, An
         curves.draw_comparison(records, folder / layout.CURVES)
 
 
+def _run_methods(
+    folder: Path, built: Mapping[str, Built[Simulated]], how: RunOptions, around: Around, command: str, below: str = ""
+) -> dict[str, RunRecord]:
+    """Runs each method into its folder; its record is called as the method was given, which may be an import path."""
+    found = run_each(
+        folder, {layout.method_folder(name): each for name, each in built.items()}, how, around, command, below
+    )
+    return {
+        name: RunRecord({**record.summary, "algorithm": name}, record.points)
+        for name, record in zip(built, found, strict=True)
+    }
+
+
 def _run_split(
     folder: Path,
     seed: int,
-    built: Mapping[str, Built[Any]],
+    built: Mapping[str, Built[Simulated]],
     how: RunOptions,
     around: Around,
     command: str,
     plain: Mapping[str, Any],
-) -> list[RunRecord]:
+) -> dict[str, RunRecord]:
     """A comparison on one split, in its own subfolder."""
     below = layout.split_name(seed)
     print(f"split {seed}", flush=True)
     with open_folder(folder / below, overwrite=how.overwrite, resume=how.resume):
         with writing_into(folder / below):
             write_config(folder / below / layout.CONFIG, {**plain, "split_seed": seed}, "compare")
-        found = run_each(folder, built, how, around, command, below)
-        _write(folder / below, found, comparison({name: [each] for name, each in zip(built, found, strict=True)}), True)
+        found = _run_methods(folder, built, how, around, command, below)
+        _write(folder / below, [*found.values()], comparison({name: [each] for name, each in found.items()}), True)
     return found
 
 
@@ -162,7 +179,7 @@ def _load(experiments: Sequence[Experiment], split_seed: int | None) -> Federati
 
 def _build_alike(
     experiments: Sequence[Experiment], split_seed: int | None, federation: Federation | Population
-) -> list[Built[Any]]:
+) -> list[Built[Simulated]]:
     """The experiments on the same data, which is split by that seed if there is one.
 
     If one of them must keep its clients off the device, all do: runs that are compared evaluate the same clients.
@@ -184,14 +201,14 @@ def _algorithm_names(given: Any) -> list[str]:
     names = [name.strip() for name in names]
     if names == ["all"]:
         return list(algorithms_.ALGORITHMS)
-    if len(set(names)) != len(names):
+    if len({*map(layout.method_folder, names)}) != len(names):
         raise SettingError(f"an algorithm is named twice: {', '.join(names)}")
     return names
 
 
 def _settings_of_each(names: Sequence[str], shared: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each algorithm takes the shared settings it has; a setting that none of them has is a mistake."""
-    known = [settings_.declared(algorithms_.builder(name)) for name in names]
+    known = [algorithms_.declared(references.resolve(name, "algorithm")) for name in names]
     for setting in shared:
         if not any(setting in each for each in known):
             every = sorted({name for each in known for name in each})

@@ -14,7 +14,7 @@ import typer
 from pfedbred import aggregation, algorithms, data, models, tasks
 from pfedbred import settings as settings_
 from pfedbred.algorithms import local_optimizers
-from pfedbred.algorithms.base import Task
+from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.exchange import costs
 from pfedbred.algorithms.guidance import guidance
 from pfedbred.algorithms.wrappers import WRAPPERS
@@ -23,6 +23,7 @@ from pfedbred.data import augmentation
 from pfedbred.data.minibatches import Batch
 from pfedbred.engine import metrics, selection
 from pfedbred.errors import SettingError, nearest
+from pfedbred.experiment import names, references
 from pfedbred.experiment.callbacks import trackers
 from pfedbred.settings import schedules
 
@@ -54,7 +55,10 @@ _SETTINGS: dict[str, Callable[[str], Sequence[str]]] = {
 def list_command(
     what: Annotated[
         str | None,
-        typer.Argument(help=f"one of {', '.join(_LISTS)}, by default all; or an algorithm, to describe its settings"),
+        typer.Argument(
+            help=f"one of {', '.join(_LISTS)}, by default all; or an algorithm, by name or import path, to describe "
+            "its settings"
+        ),
     ] = None,
 ) -> None:
     """List algorithms, datasets and so on, or describe one algorithm.
@@ -64,7 +68,7 @@ def list_command(
     pfedbred list mg-meta
     """
     if what is not None and what not in _LISTS:
-        if what.partition("+")[0] not in algorithms.ALGORITHMS:
+        if what.partition("+")[0] not in algorithms.ALGORITHMS and not references.is_reference(what):
             raise SettingError(f"cannot list {what!r}{nearest(what, [*_LISTS, *algorithms.ALGORITHMS])}")
         _describe(what)
         return
@@ -98,11 +102,15 @@ def _list_algorithms() -> None:
 
 
 def _describe(name: str) -> None:
-    """An algorithm: what it does, and its settings in words."""
-    build = algorithms.builder(name)
-    base, *suffixes = name.split("+")
+    """An algorithm, by name or import path: what it does, and its settings in words."""
+    given = names.named(references.resolve(name, "algorithm"), "algorithm")
+    if isinstance(given, Algorithm):
+        raise SettingError(f"{name} is an Algorithm object, which is built: it has no settings to list")
+    build = algorithms.builder(given)
+    base, *suffixes = given.split("+") if isinstance(given, str) else [name]
     wrappers = {f"+{each}": WRAPPERS[each.partition("(")[0]] for each in suffixes}
-    functions, words = {base: algorithms.ALGORITHMS[base], **wrappers}, settings_.described(build)
+    functions = {base: algorithms.ALGORITHMS[base] if isinstance(given, str) else build, **wrappers}
+    words = settings_.described(build)
     for each, function in functions.items():
         print(f"{each}: {settings_.plain(_about(function))}\n")
     about = getattr(functions[base], "about", None)
@@ -110,9 +118,13 @@ def _describe(name: str) -> None:
         print(f"{about.paper}, {about.year}. G: {about.global_}; P: {about.personal}.\n")
     print("settings, as in --set alpha=0.05:")
     for key, parameter in settings_.declared(build).items():
-        print(f"  {key} = {parameter.default}")
-        advice, allowed = guidance(base, key), settings_.allowed(parameter.annotation)
-        for text in (words[key] + (f" [{allowed}]" if allowed else ""), f"sensible: {advice}" if advice else ""):
+        needed = parameter.default is inspect.Parameter.empty
+        print(f"  {key}, which must be given" if needed else f"  {key} = {parameter.default}")
+        # A user's own setting of the same name may be something else.
+        advice = guidance(base, key) if isinstance(given, str) else ""
+        allowed = settings_.allowed(parameter.annotation)
+        meaning = f"{words[key]} [{allowed}]".strip() if allowed else words[key]
+        for text in (meaning, f"sensible: {advice}" if advice else ""):
             if text:
                 print(textwrap.fill(text, 100, initial_indent=" " * 6, subsequent_indent=" " * 8))
 

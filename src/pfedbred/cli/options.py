@@ -18,6 +18,7 @@ from pfedbred import algorithms, data
 from pfedbred import settings as settings_
 from pfedbred.cli import help_pages
 from pfedbred.errors import SettingError, file_name, printable
+from pfedbred.experiment import references
 from pfedbred.experiment.configuration import Experiment
 from pfedbred.experiment.options import (
     DataOptions,
@@ -188,7 +189,7 @@ def merged(file: Path | None, options: Mapping[str, Any], assignments: Sequence[
     if settings is not None and not isinstance(settings, dict):
         raise SettingError(f"settings must map names to values, not {settings!r}")
     if settings and file and options.get("algorithm"):
-        known = settings_.declared(algorithms.builder(options["algorithm"]))
+        known = algorithms.declared(references.resolve(options["algorithm"], "algorithm"))
         foreign = [name for name in settings if name not in known]
         if foreign:
             note(f"{options['algorithm']} has no {', '.join(foreign)}: ignored in {file}")

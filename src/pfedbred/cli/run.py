@@ -14,6 +14,7 @@ import yaml
 
 from pfedbred.cli import options as options_
 from pfedbred.cli.options import File, RunOptions
+from pfedbred.engine import Simulated
 from pfedbred.errors import SettingError
 from pfedbred.experiment.building import Built, build
 from pfedbred.experiment.callbacks import Callback, Interruption, Patience, trackers
@@ -72,7 +73,7 @@ def read_options(file: Path | None, options: dict[str, Any]) -> tuple[RunOptions
 
 
 @contextmanager
-def opened(how: RunOptions, built: Built[Any], plain: Mapping[str, Any], what: str) -> Iterator[Path]:
+def opened(how: RunOptions, built: Built[Simulated], plain: Mapping[str, Any], what: str) -> Iterator[Path]:
     """The folder to run into, if the run in it may be resumed or replaced."""
     if how.overwrite and how.resume:
         raise SettingError("--overwrite starts again and --resume continues: give one of them")
@@ -87,7 +88,7 @@ def opened(how: RunOptions, built: Built[Any], plain: Mapping[str, Any], what: s
 
 
 def run_each(
-    folder: Path, built: Mapping[str, Built[Any]], how: RunOptions, around: Around, command: str, below: str = ""
+    folder: Path, built: Mapping[str, Built[Simulated]], how: RunOptions, around: Around, command: str, below: str = ""
 ) -> list[RunRecord]:
     """Runs one experiment after another, each into its folder below; those finished before are read.
 

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pfedbred.data.columns import DataColumn
 from pfedbred.data.columns import numbers_of as numbers_of_cells
+from pfedbred.engine import Simulated
 from pfedbred.errors import SettingError
 from pfedbred.estimators.fitted import FittedModels
 from pfedbred.estimators.frames import is_frame, numbered
@@ -33,7 +34,7 @@ class PersonalizedEstimator(BaseEstimator):  # type: ignore[misc]
     _models: FittedModels
     clients_: list[Any]
     n_iter_: int
-    run_: Run[Any]
+    run_: Run[Simulated]
 
     def __init__(
         self,

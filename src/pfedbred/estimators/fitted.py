@@ -11,7 +11,7 @@ import numpy as np
 
 from pfedbred.data.columns import Encoding
 from pfedbred.data.federation import Federation, Split
-from pfedbred.engine.backend import Backend
+from pfedbred.engine import Simulated
 from pfedbred.estimators.row_clients import UNKNOWN
 from pfedbred.experiment.building import make_algorithm
 from pfedbred.experiment.configuration import Experiment, field_names
@@ -49,9 +49,9 @@ class FittedModels:
     _scores: ComputeScores | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, run: Run[Any]) -> FittedModels:
+    def of(cls, run: Run[Simulated]) -> FittedModels:
         """The models of a run: of the chosen round if there is one, else of the last."""
-        backend: Backend[Any] = run.backend
+        backend = run.backend
         federation = backend.federation
         assert federation.encoding is not None
         both = backend.models(run.state)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedbred import aggregation, algorithms, data, tasks
-from pfedbred import settings as settings_
 from pfedbred.algorithms import local_optimizers
 from pfedbred.algorithms.base import Algorithm, Task
 from pfedbred.algorithms.batch_statistics import with_statistics
@@ -179,9 +178,7 @@ def varying(experiment: Experiment, task: Task, data: DataInfo) -> Varying:
 
 def schedule_tables(experiment: Experiment) -> dict[str, np.ndarray]:
     """The value in every round of each setting that has a schedule."""
-    if isinstance(experiment.algorithm, Algorithm):
-        return {}
-    known = settings_.declared(algorithms.builder(experiment.algorithm))
+    known = algorithms.declared(experiment.algorithm)
     return {
         name: schedules.table(name, value, experiment.rounds, known[name].annotation)
         for name, value in experiment.settings.items()

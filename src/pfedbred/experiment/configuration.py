@@ -23,7 +23,7 @@ from pfedbred.data.population import Population
 from pfedbred.engine import executors, metrics, selection
 from pfedbred.engine.backend import DataInfo
 from pfedbred.errors import SettingError, nearest
-from pfedbred.experiment import references
+from pfedbred.experiment import names, references
 from pfedbred.experiment import sigma as sigma_
 from pfedbred.experiment.options import (
     DataOptions,
@@ -75,11 +75,14 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             name: settings_.check(name, _resolved(name, getattr(self, name), hint), hint)
             for name, hint in settings_.hints(Experiment).items()
         }
+        if callable(values["task"]):
+            values["task"] = references.built(values["task"], tasks.get)
+        values["metrics"] = _given_metrics(values["metrics"])
+        values = {name: names.named(value, name) for name, value in values.items()}
         values["settings"] = self._settings(values["algorithm"])
         values["weights"] = values["weights"] or default_weights(values["select"])
         values["local_optimizer"] = local_optimizers.text(values["local_optimizer"])
         augmentation.get(values["augment"])
-        values["metrics"] = _given_metrics(values["metrics"])
         values["class_weights"] = _weights(values["class_weights"])
         values |= _start(values)
         values["held_out_clients"] = _held_out(values["held_out_clients"])
@@ -152,8 +155,7 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             metrics.listed(self.metrics or ())
             return self
         chosen = metrics.resolve(self.metrics, tasks.get(self.task))
-        names: list[Any] = [each.name if each is metrics.METRICS.get(each.name) else each for each in chosen]
-        return dataclasses.replace(self, metrics=names)
+        return dataclasses.replace(self, metrics=names.named(list(chosen), "metrics"))
 
     @property
     def kind(self) -> TaskKind:
@@ -169,8 +171,9 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
             if given:
                 raise SettingError(f"an Algorithm object is already built: it takes no settings, not {dict(given)!r}")
             return {}
+        build = algorithms.builder(algorithm)
         loaded = {name: references.resolve(value, name) for name, value in given.items()}
-        resolved = settings_.resolve(algorithms.builder(algorithm), loaded)
+        resolved = names.named_settings(settings_.resolve(build, loaded), build)
         for name, value in resolved.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise SettingError(f"{name} must be a finite number, not {value!r}: files cannot record others")
@@ -266,9 +269,13 @@ class Experiment(ExecutionOptions, ProtocolOptions, MethodOptions, ModelOptions,
         """What the model is called in tables and file names."""
         return self.model if isinstance(self.model, str) else references.import_path(self.model) or "custom"
 
-    def plain(self) -> dict[str, Any]:
-        """The experiment as YAML and JSON can hold it; see :mod:`pfedbred.experiment.references`."""
-        return {name: references.plain(getattr(self, name)) for name in field_names()}
+    def plain(self, *, by_name: bool = False) -> dict[str, Any]:
+        """The experiment as YAML and JSON can hold it; see :mod:`pfedbred.experiment.names`.
+
+        With ``by_name``, names that a program has added to a table are kept, for processes that have added them too.
+        """
+        write = (lambda value, name: references.plain(value)) if by_name else names.recorded
+        return {name: write(getattr(self, name), name) for name in field_names()}
 
 
 def field_names(**metadata: bool) -> list[str]:
@@ -298,30 +305,6 @@ def plain_defaults() -> dict[str, Any]:
         "metrics": [each.name for each in metrics.resolve(None, usual)],
         "weights": default_weights(defaults["select"]),
     }
-
-
-_FORMER: dict[str, dict[str, Any]] = {"per-fedavg": {"adapt_steps": 2}}
-"""What methods did before they had such a setting, for records that do not mention it."""
-
-
-def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """How two recorded experiments differ, in words, apart from options that cannot change the results."""
-    free = field_names(result=False)
-    before, now = ({**plain_defaults(), **each} for each in (before, now))
-    changed = [
-        f"{name} {before.get(name)!r}, now {now.get(name)!r}"
-        for name in dict.fromkeys([*before, *now])
-        if name not in (*free, "settings") and before.get(name) != now.get(name)
-    ]
-    old, new = (each.get("settings") or {} for each in (before, now))
-    if before.get("algorithm") == now.get("algorithm") and isinstance(old, dict) and isinstance(new, dict):
-        old = {**_FORMER.get(str(before["algorithm"]).partition("+")[0], {}), **old}
-        changed += [
-            f"{name} {old.get(name)!r}, now {new.get(name)!r}"
-            for name in dict.fromkeys([*old, *new])
-            if old.get(name) != new.get(name)
-        ]
-    return changed
 
 
 def _resolved(name: str, value: Any, hint: Any) -> Any:

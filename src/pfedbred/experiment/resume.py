@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from pfedbred.engine.backend import Saved
 from pfedbred.engine.history import has_validation
 from pfedbred.errors import SettingError
+from pfedbred.experiment import names
 from pfedbred.experiment.building import Built
-from pfedbred.experiment.configuration import changed_options
+from pfedbred.experiment.configuration import field_names, plain_defaults
 from pfedbred.experiment.progress import Progress
 from pfedbred.io.folders import ensure_folder
 from pfedbred.io.shapes import COUNT, NUMBER, Maybe, expect
@@ -40,7 +41,8 @@ def open_folder(
 def recorded_options(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the run in a folder, and those that are given in their place; settings one by one."""
     before = read_config(folder / layout.CONFIG)
-    old = before.get("settings") if before.get("algorithm") == given.get("algorithm", before.get("algorithm")) else {}
+    algorithm = names.recorded(given.get("algorithm", before.get("algorithm")), "algorithm")
+    old = before.get("settings") if names.same(before.get("algorithm"), algorithm, "algorithm") else {}
     if old is not None and not isinstance(old, dict):
         raise SettingError(f"{folder / layout.CONFIG}: settings must map names to values, not {old!r}")
     return {**before, **given, "settings": {**(old or {}), **given.get("settings", {})}}
@@ -66,6 +68,31 @@ def check_unchanged(
     changed = changed_options(before, options)
     if changed:
         raise SettingError(f"{folder} was run with other settings: {'; '.join(changed)}")
+
+
+_FORMER: dict[str, dict[str, Any]] = {"per-fedavg": {"adapt_steps": 2}}
+"""What methods did before they had such a setting, for records that do not mention it."""
+
+
+def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """How two recorded experiments differ, in words, apart from options that cannot change the results."""
+    free = field_names(result=False)
+    before, now = ({**plain_defaults(), **each} for each in (before, now))
+    changed = [
+        f"{name} {before.get(name)!r}, now {now.get(name)!r}"
+        for name in dict.fromkeys([*before, *now])
+        if name not in (*free, "settings") and not names.same(before.get(name), now.get(name), name)
+    ]
+    old, new = (each.get("settings") or {} for each in (before, now))
+    alike = names.same(before.get("algorithm"), now.get("algorithm"), "algorithm")
+    if alike and isinstance(old, dict) and isinstance(new, dict):
+        old = {**_FORMER.get(str(now["algorithm"]).partition("+")[0], {}), **old}
+        changed += [
+            f"{name} {old.get(name)!r}, now {new.get(name)!r}"
+            for name in dict.fromkeys([*old, *new])
+            if not names.same(old.get(name), new.get(name), name)
+        ]
+    return changed
 
 
 def has_more_rounds(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

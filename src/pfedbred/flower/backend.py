@@ -49,7 +49,7 @@ class DeployedBackend:
 
     def __init__(self, half: ServerHalf, gathering: Gathering, options: ServerOptions) -> None:
         self._half, self._gathering, self._options = half, gathering, options
-        self._roster, self._order = gathering.roster, half.experiment.plain()
+        self._roster, self._order = gathering.roster, half.experiment.plain(by_name=True)
         self.algorithm, self.task, self.plan = half.algorithm, half.task, half.plan
         self.compile_seconds = 0.0
         self._pending: Pending | None = None

@@ -175,7 +175,7 @@ class Participant:
             if validated:
                 home_.keep_chosen(order.folder, said["chosen"])
                 names = [home_.LATEST] if (order.folder / PERSONAL).exists() else [home_.LATEST, PERSONAL]
-            options = order.experiment.plain()
+            options = order.experiment.plain(by_name=True)
             for name in names:
                 write_model(order.folder / name, personal, options, half.data, done, half.task, **whose)
         return half.tally(global_, personal)

@@ -22,7 +22,7 @@ from pfedbred.report.distribution import in_order
 from pfedbred.report.uncertainty import page_content
 from pfedbred.runs.comparison import pooled
 from pfedbred.runs.figures import SUMMARY_KEYS, TITLES, Figure, diverged_seeds
-from pfedbred.runs.layout import DATA, SUMMARY, split_name
+from pfedbred.runs.layout import DATA, SUMMARY, method_folder, split_name
 from pfedbred.runs.record import RunRecord
 from pfedbred.runs.schema import DATA as DATA_SHAPE
 from pfedbred.runs.schema import point_figures, point_score, read_comparison, read_sweep, sweep_figure, sweep_metric
@@ -238,9 +238,10 @@ def add_comparison(path: Path, content: Content, command: Command | None) -> Non
     facts = read_comparison(path)
     names = [method["algorithm"] for method in facts["methods"]]
     for name in names if facts["splits"] else ():
-        if not is_folder_name(name):  # it names a folder here, and must not lead elsewhere
+        below = method_folder(name)
+        if not is_folder_name(below):  # it must not lead elsewhere
             raise SettingError(f"{path} is damaged: {name!r} is not an algorithm")
-        runs = [RunRecord.read(path.parent / split_name(seed) / name) for seed in facts["splits"]]
+        runs = [RunRecord.read(path.parent / split_name(seed) / below) for seed in facts["splits"]]
         add_record(pooled(runs), [], np.zeros(0, int), content, command)
     if len(names) < 2:
         return

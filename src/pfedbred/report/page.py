@@ -23,6 +23,7 @@ from pfedbred.io.atomic import write_text
 from pfedbred.io.shapes import expect
 from pfedbred.io.strict import read_json
 from pfedbred.report.content import Command, Content, add_comparison, add_run, add_sweep
+from pfedbred.runs.layout import method_folder
 
 _COUNTED = {"runs": "run", "sweeps": "sweep"}
 
@@ -134,9 +135,10 @@ def _gather_runs(folder: Path, content: Content, command: Command | None) -> boo
         summaries = read_json(folder / "table.json")
         expect(summaries, [{"algorithm": str}], folder / "table.json")
         for summary in summaries:
-            if not is_folder_name(summary["algorithm"]):  # it names a folder here, and must not lead elsewhere
+            name = method_folder(summary["algorithm"])
+            if not is_folder_name(name):  # it must not lead elsewhere
                 raise SettingError(f"{folder / 'table.json'} is damaged: {summary['algorithm']!r} is not an algorithm")
-            add_run(folder / summary["algorithm"], content, command)
+            add_run(folder / name, content, command)
         found = True
     if (folder / "comparison.json").exists():
         add_comparison(folder / "comparison.json", content, command)

@@ -19,7 +19,7 @@ import re
 import shutil
 from pathlib import Path
 
-from pfedbred.errors import SettingError, is_folder_name
+from pfedbred.errors import SettingError, file_name, is_folder_name
 from pfedbred.io.atomic import PARTIAL
 from pfedbred.io.folders import ensure_folder
 from pfedbred.runs import checkpoints, locks
@@ -100,7 +100,13 @@ def _compared(folder: Path) -> list[str]:
     if isinstance(splits, int) and isinstance(first, int) and 0 < splits <= _MOST_SPLITS:
         return [split_name(seed) for seed in range(first, first + splits)]
     names = config.get("algorithms")
-    return [each for each in names if isinstance(each, str) and is_folder_name(each)] if isinstance(names, list) else []
+    folders = [method_folder(each) for each in names if isinstance(each, str)] if isinstance(names, list) else []
+    return [each for each in folders if is_folder_name(each)]
+
+
+def method_folder(name: str) -> str:
+    """The folder of a method in a comparison: its name, or what a folder can be called if that is an import path."""
+    return file_name(name) if ":" in name else name
 
 
 def split_name(seed: int) -> str:

@@ -153,10 +153,26 @@ def resolve(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str,
 
 def _check(name: str, value: Any, annotation: Any) -> Any:
     """A value, or a schedule of values."""
+    # A method built from others passes on what a sweep or a schedule varies: a number in an array, which is not known
+    # while a program is traced, and was checked where it was given.
+    if isinstance(value, jax.core.Tracer):
+        return _check_traced(name, value, annotation)
+    if isinstance(value, jax.Array) and value.ndim == 0:
+        value = value.item()
     scheduled = isinstance(value, Mapping) and "schedule" in value
     if scheduled or (may_vary(annotation) and is_schedule(value)):
         return check_schedule(name, value, annotation)
     return check(name, value, annotation)
+
+
+def _check_traced(name: str, value: jax.core.Tracer[Any], annotation: Any) -> jax.core.Tracer[Any]:
+    """The number, if the setting may vary; else what JAX raises where a value is needed that is not known."""
+    if not may_vary(annotation):
+        try:
+            check(name, value, annotation)
+        except SettingError:
+            raise jax.errors.ConcretizationTypeError(value, f"{name} decides how the program is built.") from None
+    return value
 
 
 def alternatives(function: Callable[..., Any]) -> dict[str, str]:

@@ -26,6 +26,6 @@ class ModelWriter(Callback):
         if run.chosen is not None and run.chosen.models is None:
             self._warn("the models of the chosen rounds were not kept from the start of the run: none are written")
             return
-        options = run.experiment.plain()
+        options = run.experiment.plain(by_name=True)
         calibration = None if run.calibration is None else run.calibration.facts()
         saved_models.write_models(self._folder, options, run.backend, run.state, run.round, run.chosen, calibration)
