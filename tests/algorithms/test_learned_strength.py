@@ -10,7 +10,9 @@ from jax.flatten_util import ravel_pytree
 from scipy.optimize import minimize
 
 import pfedbred
+from pfedbred.algorithms import learned_strength
 from pfedbred.algorithms.curvature import block_keys, curvature
+from pfedbred.algorithms.strength import Learning
 from pfedbred.bregman.evidence import Evidence, effective_in_block, effective_numbers
 from pfedbred.data.minibatches import Batch, ClientData, Inputs
 
@@ -225,6 +227,7 @@ def test_effective_numbers_are_traces():
         ({"lam": -1}, "lam must be a number > 0"),
         ({"lam": "learned(layer, 0)"}, "lam must be"),
         ({"lam": "learned(client)", "sigma": "learned"}, "a learned sigma is the same for all clients"),
+        ({"lam": "learned(client x layer)", "sigma": "learned"}, "not learned(client x layer)"),
         ({"lam": "learned", "prior": "student-t"}, "exponential family"),
         ({"lam": "learned", "sigma": np.eye(4)}, "exponential family that is separable over params"),
         ({"prior": "bernoulli", "sigma": "learned"}, "needs the gaussian prior"),
@@ -234,6 +237,43 @@ def test_what_cannot_be_learned_is_said(settings, message):
     with pytest.raises(pfedbred.SettingError, match=None) as refused:
         pfedbred.run(rounds=1, algorithm="pfedbred", settings=settings)
     assert message in str(refused.value)
+
+
+def test_a_tempered_strength_is_that_part_of_what_the_evidence_says():
+    """By entry: lam n_i = temper / Sigma_j."""
+    task = pfedbred.Task(pfedbred.models.mclr((2,), 2, dtype=jnp.float64))
+    w = task.model.init(jax.random.key(0))
+    x = np.random.default_rng(0).normal(size=(9, 2))
+    data = client_data(x, np.arange(9) % 2)
+
+    def held(temper):
+        learning = Learning(temper=temper)
+        strength = learned_strength.get(task, "gaussian", learning, "learned")
+        known = jax.tree.map(lambda leaf: jnp.arange(1.0, leaf.size + 1).reshape(leaf.shape), w)
+        return strength.received(learned_strength.Message(w, known), None, data)[1].by_part
+
+    ratios = jax.tree.map(lambda part, whole: part / whole, held(0.25), held(1.0))
+    assert all(np.allclose(leaf, 0.25) for leaf in jax.tree.leaves(ratios))
+    whole = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(held(1.0))])
+    np.testing.assert_allclose(np.sort(whole), np.sort([*np.arange(1, 5) / 9, *np.arange(1, 3) / 9]))
+
+
+def test_shifted_coordinates_lead_to_the_same_marginal_likelihood():
+    """Where theta_i reaches the minimum, its start does not matter."""
+    hierarchy = Hierarchy(20, [0.05, 0.5, 2.0, 1.0], 0.5, seed=5, sizes=(12, 13))
+    w, variances, noise = hierarchy.optimum(by_entry=True)
+    run = trained(hierarchy, lam="learned", sigma="learned", theta_init="shifted", rounds=500)
+    found = learned_of(run)
+    sigma = jax.tree.map(lambda spread, effective: spread / effective, found.spread, found.effective)["output"]
+    np.testing.assert_allclose(w_of(run), w, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(2 * found.loss / found.free, noise, rtol=1e-3)
+    np.testing.assert_allclose(np.append(sigma["weight"][0], sigma["bias"]), variances, rtol=1e-2)
+
+
+def test_a_learned_sigma_takes_a_strength_learned_by_layer():
+    """As learned-prior's default is: Sigma has a strength for each entry anyway."""
+    task = pfedbred.Task(pfedbred.models.mclr((2,), 2))
+    assert pfedbred.make("learned-prior", task, {"sigma": "learned"})
 
 
 def test_a_schedule_and_a_sweep_of_lam_still_work():

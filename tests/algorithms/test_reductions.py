@@ -238,20 +238,25 @@ def test_the_exact_jacobian_is_never_a_matrix():
     assert max(array_sizes(program.jaxpr)) <= 30 * 200 < d * d
 
 
-@functools.cache
-def start_case(**settings):
-    """One client's round of one step from a global model, a theta and a memory that are all different."""
-    algorithm = pfedbred.make(
-        "mg", TASK, {"R": 1, "K": 1, "lam": 2.0, "alpha": 0.1, "eta": 0.3, "eta_a": 0.2, **settings}
-    )
+def local_data():
+    """A client's samples, all in one minibatch."""
     x, y = one_client().train.client(0)
-    data = pfedbred.data.minibatches.ClientData(
+    return pfedbred.data.minibatches.ClientData(
         pfedbred.data.minibatches.Inputs(jnp.asarray(x)),
         jnp.asarray(y),
         jnp.arange(8)[None],
         jnp.int32(0),
         jnp.int32(8),
     )
+
+
+@functools.cache
+def start_case(**settings):
+    """One client's round of one step from a global model, a theta and a memory that are all different."""
+    algorithm = pfedbred.make(
+        "mg", TASK, {"R": 1, "K": 1, "lam": 2.0, "alpha": 0.1, "eta": 0.3, "eta_a": 0.2, **settings}
+    )
+    data = local_data()
     models = [TASK.model.init(jax.random.key(seed)) for seed in range(3)]
 
     @jax.jit
@@ -278,6 +283,27 @@ def test_theta_init_starts_the_personal_model_there(start, place):
     train, models, _ = start_case(theta_init=start)
     plain, _, _ = start_case()
     np.testing.assert_allclose(train(*models), plain(models[0], models[place], models[2]), rtol=1e-12)
+
+
+def test_a_shifted_theta_starts_as_far_from_the_global_model_as_it_ended_from_the_last_one():
+    """theta - seen is kept, whatever the global model is now."""
+    algorithm = pfedbred.make("mg", TASK, {"R": 1, "lam": 2.0, "theta_init": "shifted"})
+    plain = pfedbred.make("mg", TASK, {"R": 1, "lam": 2.0})
+    _, (w, theta, memory), _ = start_case()
+    seen = TASK.model.init(jax.random.key(3))
+    data = local_data()
+    upload, state = algorithm.client.train(w, PersonalState(theta, memory, seen=seen), data)[:2]
+    moved = jax.tree.map(lambda v, new, old: v + new - old, theta, w, seen)
+    expected = plain.client.train(w, PersonalState(moved, memory), data)
+    np.testing.assert_allclose(flat(upload), flat(expected[0]), rtol=1e-12)
+    np.testing.assert_allclose(flat(state.theta), flat(expected[1].theta), rtol=1e-12)
+    np.testing.assert_array_equal(flat(state.seen), flat(w))  # for the next round
+
+
+def test_a_theta_that_is_not_shifted_keeps_no_model_for_it():
+    w = TASK.model.init(jax.random.key(0))
+    assert pfedbred.make("mg", TASK, {}).client.init(w).seen is None
+    assert pfedbred.make("mg", TASK, {"theta_init": "shifted"}).client.init(w).seen is w
 
 
 @pytest.mark.parametrize("start", ["local", "theta", "mean"])

@@ -26,6 +26,12 @@ GUIDANCE: dict[str, str] = {
         "they diverge."
     ),
     "learned-prior.lam": "learned(layer) needs no tuning; a number fixes it, and a larger one keeps P nearer to G.",
+    "shifted-prior.lam": "learned needs no tuning; with sigma none, learned(layer) or learned(client) may fit better.",
+    "shifted-prior.alpha_m": "0.003 to 0.06. In a local step, w goes 15 alpha_m of the way to theta.",
+    "temper": (
+        "0.1 to 1: lower for networks that are far from trained, 1 for linear models. Too small: P is trained alone. "
+        "Too large: P stays near G."
+    ),
     "mu": "0.001 to 1. Too large: a round hardly moves the model.",
     "K": "1 to 10. More solve the proximal problem better; time grows in proportion, accuracy soon does not.",
     "R": "5 to 50. More: fewer rounds, but clients that differ drift apart within one.",

@@ -62,20 +62,23 @@ def get(task: Task, prior: Any, lam: Any, sigma: Any) -> PriorStrength:
     """The strength of a prior, from an algorithm's settings."""
     by_entry = isinstance(sigma, str) and sigma == "learned"
     family = priors.get(prior, None if by_entry else sigma)
-    if not by_entry and not isinstance(lam, str):
+    if not by_entry and not isinstance(lam, str | Learning):
         return FixedStrength(family, lam)
-    scope, start = parse_learning(lam) if isinstance(lam, str) else Learning(start=lam)
+    if not isinstance(lam, Learning):
+        lam = parse_learning(lam) if isinstance(lam, str) else Learning(start=lam)
     if not (isinstance(family, priors.Family) and family.separable):
         raise SettingError(
             f"a learned strength needs an exponential family that is separable over params, not {family.name}"
         )
     if by_entry and not family.spherical:
         raise SettingError(f"a learned sigma needs the gaussian prior, not {family.name}")
-    if by_entry and scope != "global":
-        raise SettingError(f"a learned sigma is the same for all clients: lam must be learned or a number, not {lam}")
-    return LearnedStrength(
-        task, family, "entry" if by_entry else "layer" if "layer" in scope else "all", "client" in scope, start
-    )
+    if by_entry and "client" in lam.scope:
+        raise SettingError(
+            "a learned sigma is the same for all clients: lam must be learned, learned(layer) or a number, "
+            f"not learned({lam.scope})"
+        )
+    granularity: Granularity = "entry" if by_entry else "layer" if "layer" in lam.scope else "all"
+    return LearnedStrength(task, family, granularity, lam)
 
 
 class Message(NamedTuple):
@@ -97,9 +100,10 @@ class LearnedStrength:
 
     learns = True
 
-    def __init__(self, task: Task, prior: priors.Family, granularity: Granularity, own: bool, start: Any) -> None:
-        """One strength per part: each client's ``own``, or shared by all clients."""
-        self._task, self._prior, self._granularity, self._own, self._start = task, prior, granularity, own, start
+    def __init__(self, task: Task, prior: priors.Family, granularity: Granularity, learning: Learning) -> None:
+        """One strength per part: each client's own, or shared by all clients."""
+        self._task, self._prior, self._granularity = task, prior, granularity
+        self._own, self._start, self._temper = "client" in learning.scope, learning.start, learning.temper
         self._dispersed = task.kind.labels == "numbers"
 
     def fresh(self, w: Tree) -> Tree:
@@ -107,12 +111,12 @@ class LearnedStrength:
         return self._no_evidence(w) if self._own else None
 
     def received(self, message: Tree, kept: Tree, data: ClientData) -> tuple[Tree, Held]:
-        """lam = tau / n_i within its limits; the initial lam before anything is known."""
+        """lam = temper tau / n_i within its limits; the initial lam before anything is known."""
         w, known = (message, self._strength(kept)) if self._own else message
         size = data.size.astype(jnp.result_type(*jax.tree.leaves(known)))
 
         def lam(total: Array) -> Array:
-            each = jnp.where(total > 0, total / size, self._start)
+            each = jnp.where(total > 0, self._temper * total / size, self._start)
             return jnp.clip(each, self._start / _MAX_FACTOR, self._start * _MAX_FACTOR)
 
         by_part = jax.tree.map(lam, known)

@@ -31,11 +31,13 @@ class PersonalState(NamedTuple):
       theta: the personal model theta_{i,R}.
       memory: the local model w_{i,R}.
       strength: the evidence on the strength of the client's own prior, if that is learned.
+      seen: the global model of the client's last round.
     """
 
     theta: Tree
     memory: Tree
     strength: Tree = None
+    seen: Tree = None
 
 
 PAPER = "Shi et al., Personalized Federated Learning with Hidden Information on Personalized Prior"
@@ -48,6 +50,12 @@ STARTS: dict[str, ChooseStart] = {
     "theta": lambda w, state: state.theta,
     "memory": lambda w, state: state.memory,
 }
+
+THETA_STARTS: dict[str, ChooseStart] = {
+    **STARTS,
+    "shifted": lambda w, state: optax.tree.add(state.theta, optax.tree.sub(w, state.seen)),
+}
+"""Those of theta_i. ``shifted`` is theta_i moved as far as the global model has moved since the client's last round."""
 
 
 ProxStart = Literal["local", "theta", "mean"]
@@ -71,7 +79,7 @@ def pfedbred(
     epochs: Epochs = None,
     beta: Positive = 1.0,
     w_init: Literal["global", "theta", "memory"] | ChooseStart = "global",
-    theta_init: Literal["global", "theta", "memory"] | ChooseStart = "theta",
+    theta_init: Literal["global", "theta", "memory", "shifted"] | ChooseStart = "theta",
     prox_start: ProxStart = "local",
     prox_solver: str | Solver | optax.GradientTransformation = "gradient",
     tol: Tolerance = 0.0,
@@ -109,7 +117,8 @@ def pfedbred(
       epochs: passes over the client's samples, instead of R.
       beta: coefficient of the new average; 2 is the paper's aggregation momentum.
       w_init: where w_i starts a round (line 5); the paper: the global model.
-      theta_init: where theta_i starts a round (line 6); the paper: where it ended the previous one.
+      theta_init: where theta_i starts a round (line 6); the paper: where it ended the previous one. ``shifted`` adds
+        the global model's move since then.
       prox_start: where the proximal steps start; the experiments: at the local model, but for ``fo`` at the mean.
       prox_solver: ``gradient``, ``mirror``, ``implicit``, an optax optimizer by name or as object, or a Solver.
       tol: stop the proximal steps when the gradient norm falls to it; 0 takes all K.
@@ -124,13 +133,18 @@ def pfedbred(
     solve = strength.solver(prox_solver, alpha, K, tol)
     work = Work(R, epochs, strategy.batches)
     start_w = STARTS[w_init] if isinstance(w_init, str) else w_init
-    start_theta = STARTS[theta_init] if isinstance(theta_init, str) else theta_init
-    starts = {"theta", "memory"} if callable(w_init) or callable(theta_init) else {w_init, theta_init, prox_start}
-    keeps_theta = personal == "theta" or strategy.uses_memory or "theta" in starts
+    start_theta = THETA_STARTS[theta_init] if isinstance(theta_init, str) else theta_init
+    starts = (
+        {"theta", "memory", "shifted"} if callable(w_init) or callable(theta_init) else {w_init, theta_init, prox_start}
+    )
+    keeps_theta = personal == "theta" or strategy.uses_memory or bool({"theta", "shifted"} & starts)
     keeps_memory = strategy.uses_memory or "memory" in starts
+    keeps_seen = "shifted" in starts
 
-    def kept(theta: Tree, w: Tree, about_strength: Tree) -> PersonalState:
-        return PersonalState(theta if keeps_theta else None, w if keeps_memory else None, about_strength)
+    def kept(theta: Tree, w: Tree, about_strength: Tree, seen: Tree) -> PersonalState:
+        return PersonalState(
+            theta if keeps_theta else None, w if keeps_memory else None, about_strength, seen if keeps_seen else None
+        )
 
     def train(message: Tree, state: PersonalState, data: ClientData) -> tuple[Tree, PersonalState, Info]:
         w_global, held = strength.received(message, state.strength, data)
@@ -171,7 +185,7 @@ def pfedbred(
             **seen,
             **learned,
         }
-        return upload, kept(theta, w, about_strength), info
+        return upload, kept(theta, w, about_strength, w_global), info
 
     def model(message: Tree, state: PersonalState, data: ClientData) -> Tree:
         return state.theta if personal == "theta" else strength.received(message, state.strength, data)[0]
@@ -184,7 +198,7 @@ def pfedbred(
         return strength.described(strength.received(message, state.strength, data)[1])
 
     client = Client(
-        lambda w: kept(w, w, strength.fresh(w)),
+        lambda w: kept(w, w, strength.fresh(w), w),
         train,
         model,
         draws=draws(work),

@@ -35,6 +35,7 @@ from pfedbred.algorithms.pfedvem import pfedvem
 from pfedbred.algorithms.reptile import reptile
 from pfedbred.algorithms.scaffold import scaffold
 from pfedbred.algorithms.server_optimizers import fedadagrad, fedadam, fedavgm, fedyogi
+from pfedbred.algorithms.shifted_prior import shifted_prior
 from pfedbred.algorithms.wrappers import WRAPPERS
 from pfedbred.errors import SettingError, nearest
 from pfedbred.settings.signatures import building
@@ -74,6 +75,7 @@ ALGORITHMS: dict[str, Builder] = {
     "pfedvem": pfedvem,
     "reptile": reptile,
     "scaffold": scaffold,
+    "shifted-prior": shifted_prior,
 }
 """Every named algorithm. A new one is a function ``(task, *, settings...) -> Algorithm``, and a line here."""
 

@@ -22,10 +22,14 @@ START = 15.0
 
 
 class Learning(NamedTuple):
-    """How a strength is learned: per client, per layer, both, or one for all; and its initial value."""
+    """How a strength is learned: per client, per layer, both, or one for all; its initial value; and its temper.
+
+    The prior holds theta with ``temper`` times what the evidence says.
+    """
 
     scope: str = "global"
     start: float = START
+    temper: Any = 1.0
 
 
 def parse_learning(text: str) -> Learning:
@@ -49,7 +53,10 @@ def _is_learning(text: str) -> bool:
 
 _WORDS = f"learned, or learned(SCOPE) with SCOPE one of {', '.join(SCOPES)}"
 
-Strength = Positive | Annotated[str, Constraint(_WORDS, _is_learning)]
+Learned = Annotated[str, Constraint(_WORDS, _is_learning)]
+"""A setting: how lambda is learned."""
+
+Strength = Positive | Learned
 """A setting: lambda, or how it is learned."""
 
 

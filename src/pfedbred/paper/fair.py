@@ -115,8 +115,9 @@ CONTENDERS: dict[str, Contender] = {
     "learned Sigma": Contender(
         "learned-prior", {"alpha": _STEP, "alpha_m": _MAIN}, {"lam": "learned", "sigma": "learned"}
     ),
+    "shifted": Contender("shifted-prior", {"alpha": _STEP, "temper": Range(0.1, 1.0, log=True)}),
 }
-"""The methods compared. The learned ones have no strength to tune."""
+"""The methods compared. The learned ones have no strength to tune, ``shifted`` a factor on the learned one."""
 
 _ALWAYS, _SOME = ("P", "G", "worst", "loss", "coverage", "size"), ("new", "nll")
 RECORD = {
