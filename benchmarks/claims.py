@@ -10,6 +10,7 @@ in the last round. A difference whose interval holds 0 cannot be told from none 
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -59,14 +60,11 @@ CLAIMS = [
     ),
     *(
         Claim("tuned", column, "P", row, other)
-        for column, row, others in (
-            ("mnist-mclr", "mg-meta", ("fedamp", "fedem", "pfedme")),
-            ("fmnist-mclr", "mg-meta", ("fedamp", "pfedme")),
-            ("mnist-dnn", "fedem", ("pfedme", "mg-meta")),
-            ("fmnist-dnn", "pfedme", ("mg-meta", "fedamp")),
-        )
-        for other in others
+        for column in ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")
+        for row, other in combinations(("mg-meta", "pfedme", "fedamp"), 2)
     ),
+    Claim("tuned", "mnist-mclr", "P", "mg-meta", "fedem"),
+    *(Claim("tuned", "mnist-dnn", "P", "fedem", other) for other in ("pfedme", "mg-meta")),
     *(
         Claim("batch-norm", "skewed-resnet18", model, f"{method}-{choice}", f"{method}-local")
         for method, model, choice in (

@@ -27,7 +27,7 @@ def paper_command(
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds of training; by default the paper's")] = None,
     run: Annotated[
         bool | None,
-        typer.Option("--run/--no-run", help="run missing cells; by default yes for tables, no for curves"),
+        typer.Option("--run/--no-run", help="run missing cells; by default yes, but no for curves"),
     ] = None,
     jobs: Annotated[
         int,
