@@ -5,12 +5,15 @@ import json
 import numpy as np
 import pytest
 
+import pfedbred
 from pfedbred import paper
 from pfedbred.engine import metrics
 from pfedbred.errors import SettingError
 from pfedbred.experiment.space import Range
 from pfedbred.paper import eta, fair, fair_report
+from pfedbred.paper.columns import Federations
 from pfedbred.paper.fair import Arena, Contender
+from pfedbred.paper.records import Request
 from pfedbred.runs.statistics import estimate
 
 
@@ -34,6 +37,20 @@ def test_ranks_and_their_critical_difference_by_hand():
 def test_groups_are_those_that_cannot_be_told_apart():
     assert fair_report._groups(np.array([1.0, 1.8, 2.5, 4.0]), 1.0) == [(0, 1), (1, 2)]
     assert fair_report._groups(np.array([1.0, 3.0]), 1.0) == []
+
+
+def test_a_prepared_federation_is_used_where_it_exists(tmp_path, monkeypatch):
+    """So that a machine without the packages that split data can run the comparison."""
+    options = {"split": "iid", "clients": 3}
+    monkeypatch.setitem(fair.ARENAS, "small", Arena("small", "digits", "mclr", 2, options=options))
+    wanted = pfedbred.load("digits", seed=1, **options)
+    pfedbred.data.prepared.save(wanted, tmp_path / "fair-small-split1.fed")
+    request = Request(tmp_path, Federations(None, tmp_path))
+    loaded = fair._load("small", 1, request)
+    np.testing.assert_array_equal(loaded.train.y, wanted.train.y)
+    monkeypatch.setattr(fair.data, "load", lambda name, **options: name)
+    assert fair._load("small", 1, request) == str(tmp_path / "fair-small-split1.fed")
+    assert fair._load("small", 2, request) == "digits"
 
 
 def record(P, **more):

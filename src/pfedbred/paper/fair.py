@@ -181,7 +181,7 @@ def measured(table: str, name: str, split: int, row: str, contender: Contender, 
 
     def measure() -> dict[str, Any]:
         request.stop_if_wanted(what)
-        federation = _load(arena, split, request)
+        federation = _load(name, split, request)
         experiment = _experiment(arena, contender, rounds, federation)
         held = federation.with_validation(_VALIDATION, split)
         with request.progress(what) as advance:
@@ -205,7 +205,12 @@ def measured(table: str, name: str, split: int, row: str, contender: Contender, 
     request.say(f"{what}: {arena.metric} of P {shown}, {record['seconds']:.0f} s{'' if fresh else ', already done'}")
 
 
-def _load(arena: Arena, split: int, request: Request) -> Federation:
+def _load(name: str, split: int, request: Request) -> Federation:
+    """The data of an arena, from a prepared federation such as fair-cifar10-split0.fed if there is one."""
+    folder, arena = request.federations.prepared, ARENAS[name]
+    file = folder and folder / f"fair-{name}-split{split}{data.prepared.SUFFIX}"
+    if file and file.exists():
+        return data.load(str(file))
     return data.load(arena.dataset, seed=split, data_dir=request.federations.data_dir, **arena.options)
 
 
