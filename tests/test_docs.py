@@ -146,6 +146,16 @@ def test_commands_of_pages_are_understood():
         assert not [each for each in files if "=" in str(each)], f"{name}: {command}"
 
 
+def test_the_command_with_a_long_tailed_prior_learns(tmp_path, monkeypatch):
+    """Its prior is so narrow that gradient steps not implicit in it would diverge."""
+    (command,) = (each for each in typed_commands(ROOT / "docs" / "priors.md") if "student-t" in each)
+    monkeypatch.setattr("sys.argv", [*shlex.split(command), "--rounds", "3", "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code
+    assert pfedbred.RunRecord.read(tmp_path / "run").summary["personal"]["final_accuracy"]["mean"] > 0.4
+
+
 def test_help_pages_describe_everything():
     """Typer and click lose arguments' words, or put backslashes into them, in combinations that pip allows."""
     commands = list(typer.main.get_command(cli.app).commands.items())

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.integrate
 import scipy.optimize
 
 from pfedbred import priors
+from pfedbred.algorithms.strength import FixedStrength
 from pfedbred.bregman.proximal import (
     Problem,
     envelope,
@@ -270,6 +272,68 @@ def test_long_tailed_priors_are_reweighted_gaussians(prior, penalty, weight):
     np.testing.assert_allclose(made.curvature(MEAN), 1 / scale**2, rtol=1e-12)
     np.testing.assert_allclose(made.precision(v, MEAN), weight(x) / scale**2, rtol=1e-12)
     np.testing.assert_allclose(made.precision(MEAN, MEAN), 1 / scale**2, rtol=1e-12)
+
+
+def mean_of_precisions(x, lam, df, scale):
+    """Student's t as a scale mixture: exp(-lam D) = E exp(-t x^2 / (df scale^2)), t ~ Gamma(lam df / 2); E[t | x]."""
+    shape, away = lam * df / 2, x**2 / (df * scale**2)
+    joint = [lambda t, k=k: t ** (shape - 1 + k) * np.exp(-t * (1 + away)) for k in (0, 1)]
+    mass, first = (scipy.integrate.quad(each, 0, np.inf, epsabs=0, epsrel=1e-10)[0] for each in joint)
+    return 2 * first / mass / (df * scale**2)
+
+
+def precision_of_the_tightest_parabola(x, lam, c, scale):
+    """Huber's penalty is the least of a x^2 / 2 + c^2 / 2 (1 / (a scale^2) - 1) over precisions a <= 1 / scale^2."""
+
+    def above(log_a):
+        return np.exp(log_a) * x**2 / 2 + c**2 / 2 * (np.exp(-log_a) / scale**2 - 1)
+
+    largest = -2 * np.log(scale)
+    found = scipy.optimize.minimize_scalar(above, bounds=(largest - 20, largest), options={"xatol": 1e-9})
+    return lam * np.exp(found.x)
+
+
+@pytest.mark.parametrize(
+    ("prior", "precision", "value"),
+    [("student-t(3)", mean_of_precisions, 3.0), ("huber(0.5)", precision_of_the_tightest_parabola, 0.5)],
+)
+def test_an_implicit_step_on_a_long_tailed_prior_is_one_on_the_reweighted_gaussian(prior, precision, value):
+    """Gaussians from the definitions, by integration and by minimisation; the step on them as a linear system."""
+    alpha, scale = 0.2, 0.1
+    start = MEAN + jnp.asarray([0.003, -0.3, 2.0])
+    weights = [precision(float(x), LAM, value, scale) for x in start - MEAN]
+    slope = A @ np.asarray(start) - B
+    right = np.asarray(start) / alpha + weights * np.asarray(MEAN) - slope
+    expected = np.linalg.solve(np.eye(D) / alpha + np.diag(weights), right)
+    problem = Problem(quadratic, MEAN, priors.get(prior, scale**2), LAM)
+    np.testing.assert_allclose(prox(problem, implicit_steps(alpha, 1), start).personal, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("prior", ["student-t(1)", "student-t(30)", "huber"])
+@pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-6])
+def test_no_step_on_a_long_tailed_prior_increases_the_objective(prior, sigma):
+    """However narrow the prior, if alpha is at most 1 / L."""
+    problem = Problem(quadratic, MEAN, priors.get(prior, sigma), LAM)
+    solve = implicit_steps(1 / float(np.linalg.eigvalsh(A)[-1]), 1)
+    step = jax.jit(lambda v: prox(problem, solve, v).personal)
+    points = [START]
+    for _ in range(300):
+        points.append(step(points[-1]))
+    values = np.asarray([problem.value(each) for each in points])
+    assert np.all(np.diff(values) <= 1e-12 * np.abs(values[1:]))
+    assert values[-1] < values[0] - 1e-3
+
+
+def test_gradient_steps_are_as_the_prior_needs_them():
+    tailed, plain = (FixedStrength(priors.get(name, 0.01), 15.0) for name in ("student-t(3)", "gaussian"))
+    problem = Problem(quadratic, MEAN, priors.get("student-t(3)", 0.01), 15.0)
+
+    def step(solve):
+        return prox(problem, solve, START).personal
+
+    np.testing.assert_array_equal(step(tailed.solver("gradient", 0.1, 2, 0.0)), step(implicit_steps(0.1, 2)))
+    np.testing.assert_array_equal(step(tailed.solver("sgd", 0.1, 2, 0.0)), step(gradient_steps(0.1, 2)))
+    np.testing.assert_array_equal(step(plain.solver("gradient", 0.1, 2, 0.0)), step(gradient_steps(0.1, 2)))
 
 
 def test_a_far_entry_is_held_less_by_a_long_tailed_prior():

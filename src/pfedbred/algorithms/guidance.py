@@ -55,7 +55,11 @@ GUIDANCE: dict[str, str] = {
     "beta_2": "0.9 to 0.999.",
     "server_alpha": "0.001 to 0.1. Too large: G jumps from round to round.",
     "tau": "1e-4 to 0.1. The larger, the less the server adapts to each parameter.",
-    "sigma": "positive. The larger an entry, the less that parameter is held near the mean.",
+    "sigma": (
+        "positive. The larger an entry, the less that parameter is held near the mean. With a long-tailed prior, lower "
+        "lam in proportion: the smaller both, the longer the tails."
+    ),
+    "prox_solver": "implicit if alpha lam / sigma is above 1; gradient steps diverge above 2, unless implicit too.",
     "fedamp.sigma": "positive. The larger, the less the clients' attraction depends on their distance.",
     "heurfedamp.sigma": "positive. The larger, the more the most similar clients count.",
     "pfedvem.sigma": "0.05 to 1. Too large: the first rounds train heads that are mostly noise.",

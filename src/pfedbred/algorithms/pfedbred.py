@@ -120,7 +120,8 @@ def pfedbred(
       theta_init: where theta_i starts a round (line 6); the paper: where it ended the previous one. ``shifted`` adds
         the global model's move since then.
       prox_start: where the proximal steps start; the experiments: at the local model, but for ``fo`` at the mean.
-      prox_solver: ``gradient``, ``mirror``, ``implicit``, an optax optimizer by name or as object, or a Solver.
+      prox_solver: ``gradient`` (implicit in a prior that has long tails or a learned strength), ``mirror``,
+        ``implicit``, an optax optimizer by name or as object, or a Solver.
       tol: stop the proximal steps when the gradient norm falls to it; 0 takes all K.
       envelope: the envelope's gradient in mu: exact, or lam (mu - theta) in params; equal for the spherical Gaussian.
       jacobian: Dmu as the identity (paper), or exact by one vector-Jacobian product.

@@ -155,8 +155,8 @@ class FixedStrength:
         return message, self._held
 
     def solver(self, given: Any, alpha: Any, steps: int, tol: float) -> Solver:
-        """The given solver."""
-        return solver(given, alpha, steps, tol)
+        """The given solver; gradient steps are taken as the prior needs them."""
+        return solver(self._held.prior.gradient_solver if given == "gradient" else given, alpha, steps, tol)
 
     def main_gradient(self, problem: Problem, theta: Tree, exact: bool) -> Tree:
         """The envelope's gradient."""

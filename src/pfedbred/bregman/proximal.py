@@ -118,16 +118,18 @@ def mirror_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
 
 
 def implicit_steps(alpha: Any, steps: int, tol: float = 0.0) -> Solver:
-    r"""Gradient steps, implicit in the regulariser's second-order expansion at the mean, with curvature C:
+    r"""Gradient steps, implicit in a Gaussian of diagonal precision C in place of the regulariser:
 
         v <- v - (1 + alpha lam C)^{-1} alpha (grad f(v) + lam grad_v D_{g*}(theta(v), mu)).
 
-    For the Gaussian this is the proximal gradient method, argmin_u <grad f(v), u> + ||u - v||^2 / (2 alpha) +
-    lam/2 ||u - m||^2, which is stable for every lam. The family must be separable.
+    C is the regulariser's curvature at the mean or, of a long-tailed prior, the weight at v of the Gaussian that it
+    reweights, so that lam grad_v D = lam C (v - m). For these and for the Gaussian, where C = Sigma^{-1}, a step is the
+    proximal gradient method, argmin_u <grad f(v), u> + ||u - v||^2 / (2 alpha) + lam/2 <u - m, C (u - m)>, which is
+    stable for every lam. The prior must be separable.
     """
 
     def update(problem: Problem, personal: Tree, grad_loss: Tree, gradient: Tree, state: Tree) -> tuple[Tree, Tree]:
-        stiffness = optax.tree.scale(problem.lam, problem.family.curvature(problem.mean))
+        stiffness = optax.tree.scale(problem.lam, problem.family.stiffness(personal, problem.mean))
 
         def step(value: Array, slope: Array, stiff: Array) -> Array:
             return value - alpha * slope / (1 + alpha * stiff)

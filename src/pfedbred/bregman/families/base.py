@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +30,15 @@ def identity(tree: Tree) -> Tree:
 
 
 class Prior(ABC):
-    """What Algorithm 1 needs of a prior: -log p(theta | mu) / lam up to a constant, as a function of params."""
+    """What Algorithm 1 needs of a prior: -log p(theta | mu) / lam up to a constant, as a function of params.
+
+    ``gradient_solver`` is the solver that takes gradient steps under this prior.
+    """
 
     name: str
     spherical: bool
     separable: bool
+    gradient_solver: ClassVar[str] = "gradient"
 
     @abstractmethod
     def regulariser(self, personal: Tree, mean: Tree) -> Array:
@@ -43,6 +47,10 @@ class Prior(ABC):
     def curvature(self, mean: Tree) -> Tree:
         """The second derivative of a separable ``regulariser`` in each entry of ``personal``, at the mean."""
         return self.precision(mean, mean)
+
+    def stiffness(self, personal: Tree, mean: Tree) -> Tree:
+        """The precision of the Gaussian that implicit steps put in place of a separable ``regulariser``."""
+        return self.curvature(mean)
 
     def precision(self, personal: Tree, mean: Tree) -> Tree:
         """How strongly a separable ``regulariser`` holds each entry where it is: by its second derivative there."""

@@ -9,7 +9,10 @@ and its slopes. With x = v - m, entry by entry,
 
 Both are 1/2 (x / s)^2 near the mean, so that lam means the same as for the Gaussian with Sigma = s^2. A step on either
 is a step on a reweighted Gaussian, with the weight s^2 slope(x) / x: 1 / (1 + x^2 / (df s^2)) for Student's t, where it
-follows from the scale mixture, and min(1, c s / |x|) for Huber's.
+follows from the scale mixture, and min(1, c s / |x|) for Huber's. Priors with long tails are usually narrow, and
+lam / s^2 large: gradient steps are therefore implicit in that Gaussian, which is stable for every s. The Gaussian lies
+above the penalty and touches it where the step starts, so that a step does not increase f + lam D if alpha is at most
+1 / L for a loss with an L-Lipschitz gradient; without f these are the expectation-maximisation steps of Lange et al.
 
 References: Lange, Little and Taylor, "Robust Statistical Modeling Using the t Distribution", JASA 1989; Huber, "Robust
 Estimation of a Location Parameter", 1964.
@@ -67,6 +70,12 @@ def _summed(name: str, penalty: Callable[[Array], Array], sigma: Any) -> Prior:
 
 class _LongTailed(Penalised):
     """Not convex or not curved far from the mean, where its second derivative holds nothing."""
+
+    gradient_solver = "implicit"
+
+    def stiffness(self, personal: Tree, mean: Tree) -> Tree:
+        """The reweighted Gaussian's: with that at the mean, a step would hold back the few that are far from it."""
+        return self.precision(personal, mean)
 
     def precision(self, personal: Tree, mean: Tree) -> Tree:
         """That of the Gaussian which a step reweights: slope(x) / x; at the mean, the limit."""
