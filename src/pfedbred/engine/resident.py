@@ -220,7 +220,7 @@ class ResidentBackend(Simulation[ResidentState]):
         return self._placed(jax.vmap(self._initial), *servers)
 
     def trace(self, seeds: int) -> None:
-        """Traces a round and its evaluation: what cannot work fails here. The traces are compiled before they are used."""
+        """Traces a round and its evaluation: what cannot work fails here. The traces are compiled before use."""
         if self.executor == "loop":
             self.trace_shapes()
             return
