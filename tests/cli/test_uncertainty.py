@@ -114,6 +114,23 @@ def test_predictions_are_a_table_with_sets_or_intervals(folder, monkeypatch):
     assert [row["set"] for row in found] == [",".join(each) for each in model.sets(x)]
 
 
+def test_probabilities_of_a_model_that_is_not_calibrated_are_its_own(folder, monkeypatch):
+    kind, root, _ = folder
+    code, out, err = call_in(root, monkeypatch, "predict plain.safetensors new.csv --probabilities")
+    if kind == "numbers":
+        assert (code, out) == (2, "")
+        assert "probabilities are for classes" in err
+        return
+    assert code == 0
+    assert "probabilities not calibrated, which needs a run with --coverage" in err
+    model = pfedbred.load_model(root / "plain.safetensors")
+    x = np.genfromtxt(root / "new.csv", delimiter=",", skip_header=1, usecols=(1, 2, 3))
+    likely = [[float(row[f"P({name})"]) for name in model.about["labels"]] for row in rows(out)]
+    np.testing.assert_allclose(likely, model.probabilities(x, calibrated=False), rtol=1e-3)
+    code, out, err = call_in(root, monkeypatch, "predict plain.safetensors new.csv --probabilities --sets")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
 @pytest.mark.parametrize(
     ("model", "classes", "numbers"),
     [

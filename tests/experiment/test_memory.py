@@ -6,7 +6,7 @@ import pytest
 from conftest import small_federation
 
 import pfedbred
-from pfedbred.engine import devices
+from pfedbred.engine import ResidentBackend, StreamedBackend, devices
 from pfedbred.experiment import sweep
 from pfedbred.experiment.building import build
 from pfedbred.io.memory import container_limits
@@ -64,6 +64,75 @@ def test_a_program_that_needs_more_than_there_is_never_starts(store, monkeypatch
     monkeypatch.setattr(devices, "device_memory", lambda: room)
     with pytest.raises(pfedbred.SettingError, match=r"the compiled program needs .* GB on each device"):
         pfedbred.run(federation=federation, **options)
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What a run compiles and when it trains, in order; from the program of the number ``full`` on, none fits."""
+    found, compiled = [], devices.compiled
+
+    def noted(traced):
+        found.append("compiled")
+        if len(found) > noted.full:
+            raise devices.TooLarge(2, 1, 1)
+        return compiled(traced)
+
+    noted.full = 10
+    monkeypatch.setattr(devices, "compiled", noted)
+
+    def training(advance):
+        return lambda *given: (found.append("trained"), advance(*given))[1]
+
+    for backend in (ResidentBackend, StreamedBackend):
+        monkeypatch.setattr(backend, "advance", training(backend.advance))
+    return found, noted
+
+
+IN_TURN = {"executor": "in-turn", "rounds": 4, "eval_every": 4, "settings": {"R": 1}}
+SAMPLED = {"participation": "sample", "aggregated": 4, "store": "memory"}
+LEARNED = {"algorithm": "learned-prior", "diagnostics": True, "seeds": 2, "settings": {}}
+
+
+@pytest.mark.parametrize(
+    ("options", "programs"),
+    [
+        ({"algorithm": "fedavg"}, 2),  # a round, and the evaluation
+        ({"algorithm": "fedavg", "out": "run"}, 3),  # and the models that are kept
+        ({"algorithm": "fedavg", "validation": 0.3}, 3),
+        ({"algorithm": "fedavg", "posterior": "ensemble", "seeds": 2}, 3),
+        ({"algorithm": "fedavg", "out": "run", "keep_models": False, "validation": 0.3}, 2),
+        (LEARNED, 3),  # and what describes clients
+        ({"algorithm": "fedavg", **SAMPLED}, 2),
+        ({**LEARNED, **SAMPLED}, 3),
+    ],
+    ids=str,
+)
+@pytest.mark.few_cases(2)
+def test_all_that_a_run_needs_is_compiled_before_its_first_round(options, programs, events, tmp_path):
+    """Each program once: where one does not fit, the run is refused before it trains."""
+    (found, noted), federation = events, small_federation((8,) * 8)
+    given = {**IN_TURN, **options}
+    for full in range(programs, -1, -1):
+        found.clear()
+        noted.full = full if full < programs else 10
+        where = {"out": tmp_path / f"run{full}"} if "out" in options else {}
+        if full < programs:
+            with pytest.raises(pfedbred.SettingError, match="the compiled program needs"):
+                pfedbred.run(federation=federation, **{**given, **where})
+            assert found == ["compiled"] * (full + 1)
+        else:
+            pfedbred.run(federation=federation, **{**given, **where})
+            assert found[:programs] == ["compiled"] * programs
+            assert set(found[programs:]) == {"trained"}
+
+
+def test_all_that_a_sweep_needs_is_compiled_before_its_first_round(events):
+    found, noted = events
+    noted.full = 1
+    experiment = pfedbred.Experiment(algorithm="fedavg", **IN_TURN)
+    with pytest.raises(pfedbred.SettingError, match="the compiled program needs"):
+        pfedbred.sweep(experiment, {"alpha": [0.01, 0.1]}, federation=small_federation((8,) * 8), choose_on_test=True)
+    assert found == ["compiled"] * 2
 
 
 def test_the_points_of_a_sweep_take_no_more_than_half_of_a_small_device(monkeypatch):

@@ -113,6 +113,58 @@ def test_a_client_s_model_can_be_started_from_and_a_streamed_run_too(earlier, tm
     assert all(same(each, earlier.personal_model(1)) for each in started(streamed))
 
 
+@pytest.mark.parametrize("posterior", ["laplace", pytest.param("sgld", marks=pytest.mark.broad)])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_client_s_model_with_a_posterior_can_be_started_from(posterior, frozen, earlier, tmp_path):
+    """Without its posterior, which is that of this client's data."""
+    if posterior == "sgld":
+        pytest.importorskip("blackjax", reason="BlackJAX is not installed")
+    only = {"start_from": earlier.global_model(), "train_only": "output"} if frozen else {}
+    first = run(posterior=posterior, out=tmp_path / "run", **only)
+    file = pfedbred.export(tmp_path / "run", client=1, out=tmp_path / "p.safetensors")
+    p = first.personal_model(1)
+    assert hasattr(p, "model")
+    expected = first.backend.task.model.whole(p.model)
+    assert same(started(built(start_from=file))[0], expected)
+    if not frozen:
+        assert same(started(built(start_from=p))[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "client", "says"),
+    [
+        ({"algorithm": "fedem"}, 1, "it is a mixture of several networks, as fedem trains it"),
+        ({"algorithm": "fedem"}, None, "it is a mixture of several networks, as fedem trains it"),
+        ({"posterior": "ensemble", "seeds": 2}, 1, "it is an ensemble, with a network of each seed"),
+    ],
+    ids=str,
+)
+def test_what_is_not_one_network_is_not_started_from(options, client, says, tmp_path):
+    first = run(**options, out=tmp_path / "run")
+    file = pfedbred.export(tmp_path / "run", client=client, out=tmp_path / "it.safetensors")
+    given = [file, tmp_path / "run"] if client is None else [file]
+    if "posterior" not in options:
+        given.append(first.global_model() if client is None else first.personal_model(client))
+    for each in given:
+        with pytest.raises(pfedbred.SettingError, match=f"cannot be started from: {says}") as caught:
+            built(start_from=each)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("parts", [None, "hidden,output"])
+def test_several_networks_do_not_start_alike(parts, earlier):
+    """From the same params they would be trained alike."""
+    given = {"start_from": earlier.global_model(), "start_parts": parts}
+    with pytest.raises(pfedbred.SettingError, match="fedem trains 3 networks, and those that start from the same"):
+        built(algorithm="fedem", **given)
+    with pytest.raises(pfedbred.SettingError, match="fedem trains 3 networks"):
+        built(algorithm="fedem", **given, train_only="output")
+    assert started(built(algorithm="fedem", settings={"R": 2, "M": 1}, **given))
+    drawn = started(built(algorithm="fedem", **given | {"start_parts": "hidden"}))[0].components
+    assert same(drawn["hidden"]["weight"][0], drawn["hidden"]["weight"][2])
+    assert not same(drawn["output"]["weight"][0], drawn["output"]["weight"][2])
+
+
 def test_a_sweep_starts_from_given_params(earlier):
     options = {**OPTIONS, "start_from": str(earlier.folder), "dataset": FEDERATION}
     swept = pfedbred.sweep(pfedbred.Experiment(**options), {"alpha": [0.01, 1e-9]}, choose_on_test=True)
@@ -177,7 +229,8 @@ def test_a_frozen_part_must_be_given(earlier):
 @pytest.mark.parametrize("method", ["mg-meta", pytest.param("fedem", marks=pytest.mark.full)])
 def test_an_exported_model_is_the_whole_network(method, earlier, tmp_path):
     g, out = earlier.global_model(), tmp_path / "run"
-    result = run(algorithm=method, start_from=str(earlier.folder), train_only="output", out=out, precision="bfloat16")
+    only = {"train_only": "output", "start_parts": "hidden" if method == "fedem" else None}
+    result = run(algorithm=method, start_from=str(earlier.folder), **only, out=out, precision="bfloat16")
     trained = pfedbred.load_model(pfedbred.export(out, client=2))
     inputs = FEDERATION.inputs(FEDERATION.test).take(jnp.arange(5))
     personal = result.backend.personal_model(result.state, 2)

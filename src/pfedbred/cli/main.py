@@ -194,7 +194,7 @@ def predict_command(
         typer.Option(help="column with the true labels, if there is one [default: label or y]", show_default=False),
     ] = None,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="also the calibrated probability of each label")
+        bool, typer.Option("--probabilities", help="also the probability of each label, calibrated if the run was")
     ] = False,
     sets: Annotated[
         bool, typer.Option("--sets", help="also the calibrated set of labels that covers the true one")
@@ -209,8 +209,8 @@ def predict_command(
 ) -> None:
     """Predict labels or numbers with a trained model.
 
-    With --probabilities, --sets or --intervals, the output is a table in CSV, and the model must come from a run with
-    --coverage.
+    With --probabilities, --sets or --intervals, the output is a table in CSV. Sets and intervals need a model of a run
+    with --coverage, which also calibrates probabilities.
 
     \b
     pfedbred predict client3.safetensors patients.csv

@@ -154,6 +154,12 @@ class Backend(Protocol[S]):
     def trace(self, seeds: int) -> None:
         """Traces a round and its evaluation without computing them, so that what cannot work fails early."""
 
+    def compile(self, state: S, models: bool) -> None:
+        """Compiles, before the first round, what a run from this state needs: a run that does not fit fails here.
+
+        ``models`` is whether it will ask for all models.
+        """
+
     def state_bytes(self) -> int:
         """Device memory that one seed's state takes between rounds."""
 

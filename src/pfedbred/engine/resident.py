@@ -220,7 +220,7 @@ class ResidentBackend(Simulation[ResidentState]):
         return self._placed(jax.vmap(self._initial), *servers)
 
     def trace(self, seeds: int) -> None:
-        """Traces a round and its evaluation: what cannot work fails here. The traces are compiled when first used."""
+        """Traces a round and its evaluation: what cannot work fails here. The traces are compiled before use."""
         if self.executor == "loop":
             self.trace_shapes()
             return
@@ -229,6 +229,18 @@ class ResidentBackend(Simulation[ResidentState]):
         self._advance.trace(self.shards, jnp.int32(1), states)
         self._tally.trace(self.shards, self._evaluator.sets, states)
         self.compile_seconds += time.perf_counter() - started
+
+    def compile(self, states: ResidentState, models: bool) -> None:
+        """Compiles the programs of a run; ``models`` is whether it needs the one that computes all models."""
+        if self.executor == "loop":
+            return
+        shapes = self._with_shardings(states)
+        self._advance.compile(self.shards, jnp.int32(1), shapes)  # the first: others may need fewer clients at a time
+        self._tally.compile(self.shards, self._evaluator.sets, shapes)
+        if self.round.describes:
+            self._described.compile(self.shards, (), shapes)
+        if models:
+            self._models.compile(self.shards, (), shapes)
 
     def _with_shardings(self, shapes: ResidentState) -> ResidentState:
         """Shapes and types, with where each array lives."""

@@ -59,7 +59,7 @@ class SeedProgram:
 
     def trace(self, shards: Shards, extra: Any, states: ResidentState) -> None:
         """Traces the program for the seeds of ``states``, which may be shapes only."""
-        count = len(states.round) if hasattr(states.round, "__len__") else states.round.shape[0]
+        count = states.round.shape[0]
         if count not in self._traced:
             backend = self._backend
             with as_inputs(states.settings):
@@ -73,27 +73,33 @@ class SeedProgram:
                     out_shardings=self._shardings(states) if self._in_place else backend.everywhere,
                 )
 
+    def compile(self, shards: Shards, extra: Any, states: ResidentState) -> None:
+        """Compiles the program for the seeds of ``states``, which may be shapes only, unless it is compiled already."""
+        backend, count = self._backend, states.round.shape[0]
+        if count in self._programs:
+            return
+        started = time.perf_counter()
+
+        def traced() -> programs.Traced:
+            self.trace(shards, extra, states)
+            return self._traced.pop(count)
+
+        self._programs[count] = programs.fitted(traced, backend.run_fewer)
+        backend.compile_seconds += time.perf_counter() - started
+
     def forget_traces(self) -> None:
         """Discards the traces that are not compiled; they are made again when needed."""
         self._traced.clear()
 
     def __call__(self, shards: Shards, extra: Any, states: ResidentState) -> Any:
         """The results for all seeds; the program is compiled first if that is necessary."""
-        backend, count = self._backend, len(states.round)
+        backend = self._backend
         if backend.executor == "loop":
             return self._loop(shards, extra, states)
         if backend.mesh and jax.process_count() == 1:
             states = jax.device_put(states, self._shardings(states))  # a caller may have put them elsewhere
-        if count not in self._programs:
-            started = time.perf_counter()
-
-            def traced() -> programs.Traced:
-                self.trace(shards, extra, states)
-                return self._traced.pop(count)
-
-            self._programs[count] = programs.fitted(traced, backend.run_fewer)
-            backend.compile_seconds += time.perf_counter() - started
-        return self._programs[count](shards, extra, states)
+        self.compile(shards, extra, states)
+        return self._programs[len(states.round)](shards, extra, states)
 
     def _loop(self, shards: Shards, extra: Any, states: ResidentState) -> Any:
         """The reference for several seeds: one after another in Python."""

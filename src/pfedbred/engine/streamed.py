@@ -143,6 +143,10 @@ class StreamedBackend(Simulation[StreamedState]):
         if self.executor == "loop":
             return function(shared, *rest)
         shared, rest = devices.place((shared, rest), self.everywhere)
+        return self._compiled(function, shared, *rest)(shared, *rest)
+
+    def _compiled(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> Callable[..., Any]:
+        """The program for these arguments, compiled unless it is already."""
         name = _program_name(function, shared)
         if name not in self._programs:
             started = time.perf_counter()
@@ -153,7 +157,7 @@ class StreamedBackend(Simulation[StreamedState]):
 
             self._programs[name] = programs.fitted(traced, self.run_fewer)
             self.compile_seconds += time.perf_counter() - started
-        return self._programs[name](shared, *rest)
+        return self._programs[name]
 
     def _trace_program(self, function: Callable[..., Any], shared: Shared, *rest: Any) -> Any:
         """Traces a program for these shapes, unless it is traced already. Returns the shapes of its results."""
@@ -364,6 +368,26 @@ class StreamedBackend(Simulation[StreamedState]):
         shared, records = self._started(self._evaluated_shards)
         self._trace_program(self._tally, shared, self._evaluator.sets, records)
         self.compile_seconds += time.perf_counter() - started
+
+    def compile(self, states: StreamedState, models: bool) -> None:
+        """Compiles the programs of the next round and of evaluations.
+
+        Models are computed for a cohort at a time, which takes no more memory than for all that are evaluated.
+        """
+        if self.executor == "loop":
+            return
+        key, server, store = _one_seed(states, 0)
+        chosen = np.asarray(self._select(key, int(states.round[0])))
+
+        def placed(shards: Shards, numbers: np.ndarray) -> tuple[Shared, ClientRecord]:
+            shared = Shared(shards, key, server, {}, states.round[0])
+            return devices.place((shared, store.read(numbers.tolist())), self.everywhere)
+
+        self._compiled(self._train, *placed(self._fetch(chosen), chosen))
+        shared, records = placed(self._evaluated_shards, self.evaluated)
+        self._compiled(self._tally, shared, self._evaluator.sets, records)
+        if self.round.describes:
+            self._compiled(self._described_of, shared, records)
 
     def _trace_round(self) -> None:
         # The clients of any round: rounded up, most others have as many samples, and use the same program.

@@ -41,6 +41,7 @@ from pfedbred.experiment.calibrating import check_coverage
 from pfedbred.experiment.configuration import Experiment, field_names
 from pfedbred.experiment.sigma import with_sigma
 from pfedbred.experiment.task import has_batch_norm, make_task
+from pfedbred.models.base import under
 from pfedbred.settings import schedules
 from pfedbred.types import Array
 
@@ -158,7 +159,24 @@ def make_algorithm(
     if experiment.keep_optimizer:
         optimizer = local_optimizers.get(experiment.local_optimizer)
         algorithm = keep_optimizers(algorithm, optimizer, example_batch(data, task))
+    _check_start(experiment, task, algorithm)
     return with_posterior(with_statistics(algorithm, task, experiment.batch_norm), task, experiment.posterior)
+
+
+def _check_start(experiment: Experiment, task: Task, algorithm: Algorithm) -> None:
+    """Rejects several networks that all start from the same params: they would be trained alike, and stay equal."""
+    if experiment.start_from is None or not algorithm.networks.several:
+        return
+    server = algorithm.server
+    networks = algorithm.networks.get(jax.eval_shape(lambda key: server.model(server.init(key, 1)), jax.random.key(0)))
+    params, parts = jax.eval_shape(task.model.init, jax.random.key(0)), experiment.start_parts
+    differ = parts is not None and any(not any(under(str(key), part) for part in parts) for key in params)
+    count = jax.tree.leaves(networks)[0].shape[0]
+    if count > 1 and not differ:
+        raise SettingError(
+            f"{experiment.algorithm_name} trains {count} networks, and those that start from the same params stay "
+            "equal: give start_parts, the only parts to take from start_from, and leave a trained one out"
+        )
 
 
 def example_batch(data: DataInfo, task: Task) -> Batch:

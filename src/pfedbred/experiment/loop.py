@@ -21,7 +21,7 @@ from pfedbred.engine.screening import Rejections, diverged, total
 from pfedbred.experiment.building import Built, make_algorithm, scheduled_values
 from pfedbred.experiment.calibrating import calibrate_models
 from pfedbred.experiment.callbacks.base import Callback
-from pfedbred.experiment.callbacks.choosing import ChosenModels
+from pfedbred.experiment.callbacks.choosing import ChosenModels, keeps_models
 from pfedbred.experiment.ensembling import evaluate_ensembles, final_models
 from pfedbred.experiment.progress import Progress
 from pfedbred.experiment.result import Run
@@ -38,13 +38,15 @@ def train(
 ) -> Run[S]:
     """Runs the experiment's rounds, from the beginning or from where a checkpoint left it.
 
-    ``folder`` is the run folder, if the callbacks write into one. ``keep_models`` is whether to keep the
-    models of the rounds chosen on validation samples; by default if they are small.
+    ``folder`` is the run folder, if the callbacks write into one. ``keep_models`` is whether to keep its models; by
+    default those of the rounds chosen on validation samples, if they are small.
     """
     experiment = built.experiment
     if experiment.coverage is not None or experiment.posterior == "ensemble":
         keep_models = True  # to calibrate or to mix them, whether they are written or not
-    return _Loop(built, [ChosenModels(keep_models), *callbacks], start, folder).run()
+    elif experiment.validation:
+        keep_models = keeps_models(keep_models, experiment, built.backend)
+    return _Loop(built, [ChosenModels(keep_models), *callbacks], start, folder, bool(keep_models)).run()
 
 
 class _Moment(NamedTuple):
@@ -60,10 +62,15 @@ class _Loop(Generic[S]):
     """One run of the loop."""
 
     def __init__(
-        self, built: Built[S], callbacks: Sequence[Callback], start: Progress[S] | None, folder: Path | None
+        self,
+        built: Built[S],
+        callbacks: Sequence[Callback],
+        start: Progress[S] | None,
+        folder: Path | None,
+        needs_models: bool,
     ) -> None:
         self._experiment, self._backend, self._newcomers = built
-        self._callbacks, self._folder = callbacks, folder
+        self._callbacks, self._folder, self._needs_models = callbacks, folder, needs_models
         self._clock = time.perf_counter() - (start.seconds if start else 0.0)
         self._compiled_before = self._backend.compile_seconds - (start.compile_seconds if start else 0.0)
         self._progress = start or Progress(
@@ -85,6 +92,9 @@ class _Loop(Generic[S]):
             self._evaluate_if_due()
             if progress.round:  # a run that was complete when it was interrupted
                 self._finished = _agreed([each.finish_reason(progress) for each in self._callbacks])
+            if progress.round < rounds and not self._ends:
+                self._backend.compile(progress.state, self._needs_models)
+                self._tick()
             while progress.round < rounds and not self._ends:
                 self._train_some_rounds()
                 if self._diverged is None:

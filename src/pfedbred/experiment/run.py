@@ -169,11 +169,11 @@ def run_into(
         if found:
             start, metrics_size = load_progress(source, built, found)
     metrics = MetricsWriter(folder, keep=metrics_size if source == folder else 0)
-    keeps = how.outcome and keeps_models(how.keep_models, built.experiment, built.backend)
-    saver = Checkpoints(folder, metrics, how.checkpoint_every, at_end=keeps)
+    kept = keeps_models(how.keep_models, built.experiment, built.backend) if how.outcome else how.keep_models
+    saver = Checkpoints(folder, metrics, how.checkpoint_every, at_end=how.outcome and bool(kept))
     outcome: list[Callback] = []
     if how.outcome:
-        outcome = [ModelWriter(folder, how.keep_models, how.warn), Pictures(folder), OutcomeFiles(folder, how.extra)]
+        outcome = [ModelWriter(folder, kept, how.warn), Pictures(folder), OutcomeFiles(folder, how.extra)]
     try:
         with writing_into(folder):
             for each in (*layout.leftovers(folder), folder / layout.SUMMARY):  # a resumed run is not finished
@@ -182,7 +182,7 @@ def run_into(
                 checkpoints.remove_after(folder, start.round if start else 0)
         write_experiment(folder / layout.CONFIG, built.experiment.plain(), "run")
         # The outcome is written before a user's callback sees the end, and a checkpoint after it has seen a pause.
-        return train(built, [metrics, *outcome, *callbacks, saver], start, folder, how.keep_models)
+        return train(built, [metrics, *outcome, *callbacks, saver], start, folder, kept)
     except WriteError as problem:
         raise SettingError(f"{problem}; {what_is_saved(source)}") from None
     except (MemoryError, jax.errors.JaxRuntimeError) as problem:

@@ -91,6 +91,8 @@ class Sweeping:
                 stack.enter_context(each.running_sweep(self))
             told = self._tell(callbacks, np.zeros_like(self.tables.ended))
             while self._fill():
+                assert self.states is not None
+                self.backend.compile(self.states, models=False)  # at first: later groups have the same programs
                 self._train_to_next_evaluation()
                 self._evaluate()
                 told = self._tell(callbacks, told)

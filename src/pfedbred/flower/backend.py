@@ -72,6 +72,9 @@ class DeployedBackend:
         if seeds != 1:
             raise SettingError(f"a federation runs one seed at a time, not {seeds}")
 
+    def compile(self, state: DeployedState, models: bool) -> None:
+        """Nothing to do: the server half compiles as uploads arrive, and clients compile the rest."""
+
     def state_bytes(self) -> int:
         """Memory of the server's state."""
         return tree_bytes(jax.eval_shape(self._half.init))

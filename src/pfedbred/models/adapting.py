@@ -60,7 +60,7 @@ def group_normalised(x: Array, axis: Any, epsilon: float) -> Array:
     if not isinstance(axis, int):
         raise SettingError(f"batch_norm group needs a batch norm along one axis, not {axis!r}")
     wide = jnp.moveaxis(x.astype(jnp.promote_types(x.dtype, jnp.float32)), axis, -1)
-    split = wide.reshape(len(wide), -1, groups(wide.shape[-1]), wide.shape[-1] // groups(wide.shape[-1]))
+    split = wide.reshape(wide.shape[0], -1, groups(wide.shape[-1]), wide.shape[-1] // groups(wide.shape[-1]))
     mean, variance = (f(split, axis=(1, 3), keepdims=True) for f in (jnp.mean, jnp.var))
     out = (split - mean) * jax.lax.rsqrt(variance + epsilon)
     return jnp.moveaxis(out.reshape(wide.shape), -1, axis)

@@ -96,6 +96,13 @@ class Graph:
         except jax.errors.InconclusiveDimensionOperation as problem:
             reason = str(problem).strip().splitlines()[0]
             raise SettingError(f"ONNX: the network must take any number of samples, {BATCH}: {reason}") from problem
+        except TypeError as problem:
+            if "_DimExpr" not in str(problem):  # JAX's symbolic size, which Python and NumPy cannot take for a number
+                raise
+            raise SettingError(
+                f"ONNX: the network must take any number of samples, {BATCH}: use x.shape[0] in place of len(x), and "
+                "jax.numpy where a plain number is needed (NumPy, range, float)"
+            ) from problem
         known = {name: np.asarray(leaf) for name, leaf in tensors.named(params).items()}
         for name, array in known.items():
             self.constant(array, f"params.{name}" if name else "params")

@@ -75,10 +75,11 @@ class Asked(NamedTuple):
 
 
 def detailed(model: TrainedModel, samples: GivenSamples, predicted: Sequence[str], asked: Asked) -> list[list[str]]:
-    """A table for a CSV file, with a header: each sample's prediction, and how sure the calibrated model is of it."""
+    """A table for a CSV file, with a header: each sample's prediction, and how sure the model is of it."""
     columns: dict[str, Sequence[str]] = {"prediction": predicted}
     if asked.probabilities:
-        likely = model.probabilities(samples.x, encoded=samples.encoded)
+        calibrated = model.about["calibration"] is not None
+        likely = model.probabilities(samples.x, encoded=samples.encoded, calibrated=calibrated)
         names = model.label_names
         columns |= {f"P({name})": [f"{each:.4g}" for each in own] for name, own in zip(names, likely.T, strict=True)}
     if asked.sets:
@@ -93,8 +94,10 @@ def detailed(model: TrainedModel, samples: GivenSamples, predicted: Sequence[str
 
 
 def coverage_words(about: Mapping[str, Any]) -> str:
-    """The coverage of a calibrated model, in words."""
+    """The coverage of a calibrated model, in words, or that it is not calibrated."""
     found = about["calibration"]
+    if found is None:
+        return "probabilities not calibrated, which needs a run with --coverage"
     whose = "this client's samples" if found["own"] else "all clients' samples together"
     return f"calibrated for {100 * found['coverage']:g} % of {whose}"
 

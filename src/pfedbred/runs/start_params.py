@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pfedbred.algorithms.ensemble import Members
+from pfedbred.algorithms.posterior import WithPosterior, WithSamples
 from pfedbred.errors import SettingError
 from pfedbred.io import tensors
 from pfedbred.runs import model_file
@@ -20,6 +22,7 @@ from pfedbred.types import Tree
 
 _HASHED = re.compile(r"(?P<path>.*)#sha256=(?P<sha256>[0-9a-f]{64})", re.DOTALL)
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_POSTERIOR = {"covariance", "heads"}  # beside a personal model: of laplace, of sgld
 FROZEN = "frozen."
 """Prefix of the params that no client trained, in the file of a run's models."""
 
@@ -72,13 +75,17 @@ def split(given: str) -> tuple[str, str | None]:
 
 
 def _from_tree(tree: Tree) -> StartParams:
+    if isinstance(tree, Members):
+        raise _not_one_network("start_from", "an ensemble, with a network of each seed")
+    if isinstance(tree, WithPosterior | WithSamples):
+        tree = tree.model
     named = tensors.named(jax.device_get(tree))
     arrays = without_statistics({name: np.asarray(leaf) for name, leaf in named.items()})
     wrong = next((name for name, array in arrays.items() if array.dtype.kind not in "fV"), None)  # V: bfloat16
     if wrong is not None or not arrays:
         what = f"{wrong!r} is not an array of numbers" if arrays else f"not {type(tree).__name__}"
         raise SettingError(f"start_from must be a file, a run's folder or params, a pytree of arrays: {what}")
-    return StartParams(arrays, "start_from")
+    return StartParams(_of_one_network(arrays, "start_from"), "start_from")
 
 
 def _of_run(folder: Path) -> dict[str, np.ndarray]:
@@ -93,7 +100,7 @@ def _of_run(folder: Path) -> dict[str, np.ndarray]:
             arrays[name.removeprefix("global.")] = file.get_slice(name)[:1][0]
         elif name.startswith(FROZEN):
             arrays[name.removeprefix(FROZEN)] = file.get_tensor(name)
-    return without_statistics(arrays)
+    return without_statistics(_of_one_network(arrays, str(folder)))
 
 
 def _of_file(path: Path) -> dict[str, np.ndarray]:
@@ -101,9 +108,13 @@ def _of_file(path: Path) -> dict[str, np.ndarray]:
     file = model_file.opened(path, hint)
     if not (file.metadata() or {}).get("format", "").startswith("pfedbred "):
         return _of_other_file(file, path)
-    file, _ = model_file.read(path, model_file.EXPORTED, hint)
+    file, about = model_file.read(path, model_file.EXPORTED, hint)
     arrays = {name: file.get_tensor(name) for name in file.keys() if not name.startswith("input.")}  # noqa: SIM118
-    return without_statistics(arrays)
+    if about["members"]:
+        raise _not_one_network(str(path), "an ensemble, with a network of each seed")
+    if about["kind"] == "personal" and about["posterior"] is not None:
+        arrays = {name.removeprefix("model."): each for name, each in arrays.items() if name not in _POSTERIOR}
+    return without_statistics(_of_one_network(arrays, str(path)))
 
 
 def _of_other_file(file: Any, path: Path) -> dict[str, np.ndarray]:
@@ -116,6 +127,17 @@ def _of_other_file(file: Any, path: Path) -> dict[str, np.ndarray]:
         array = file.get_tensor(name)
         arrays[name] = array.astype(np.float32) if kind == "BF16" else array
     return without_statistics(arrays)
+
+
+def _of_one_network(arrays: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
+    """The arrays, unless they are those of a mixture."""
+    if "log_weights" in arrays and any(name.startswith("components.") for name in arrays):
+        raise _not_one_network(where, "a mixture of several networks, as fedem trains it")
+    return arrays
+
+
+def _not_one_network(where: str, what: str) -> SettingError:
+    return SettingError(f"{where} cannot be started from: it is {what}, and start_from takes the params of one network")
 
 
 def without_statistics(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
