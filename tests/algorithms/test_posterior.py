@@ -90,8 +90,8 @@ def test_without_a_prior_its_precision_maximises_the_evidence():
 
 
 def test_only_the_diagonal_of_a_large_last_layer_is_kept():
-    task = pfedbred.Task(pfedbred.models.mclr((300,), 3, dtype=jnp.float64))
-    x = RNG.normal(size=(70, 300))
+    task = pfedbred.Task(pfedbred.models.mclr((400,), 3, dtype=jnp.float64))
+    x = RNG.normal(size=(70, 400))
     data = DATA._replace(x=Inputs(jnp.asarray(x)))
     algorithm = pfedbred.make("ditto", task, {"lam": 0.5})
     params = task.model.init(jax.random.key(1))
@@ -100,6 +100,32 @@ def test_only_the_diagonal_of_a_large_last_layer_is_kept():
     weight = np.einsum("bc,bd->cd", p * (1 - p), x**2)  # the diagonal of softmax regression's Hessian
     expected = 1 / (np.concatenate([(p * (1 - p)).sum(0), weight.ravel()]) + 70 * 0.5)
     np.testing.assert_allclose(found.covariance, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize(("model", "shape"), [("mclr", (64,)), ("dnn", (64,)), ("cnn", (28, 28))])
+def test_last_layers_of_ten_labels_have_a_matrix(model, shape):
+    """That of `mclr` on the digits, and of networks at their default size; both kinds of posterior use it."""
+    task = pfedbred.Task(pfedbred.models.get(model, shape, 10))
+    algorithm = pfedbred.make("ditto", task)
+    params = jax.eval_shape(task.model.init, jax.random.key(0))
+    x = jnp.zeros((70, *shape))
+    data = DATA._replace(x=Inputs(x), y=jnp.zeros(70, jnp.int32), rows=jnp.zeros((1000, 5), jnp.int32))
+    size = sum(leaf.size for leaf in jax.tree.leaves(params["output"]))
+    assert 512 < size <= 1100
+
+    def fitted(kind):
+        return jax.eval_shape(with_posterior(algorithm, task, kind).client.model, params, params, data)
+
+    assert fitted("laplace").covariance.shape == (size, size)
+    assert fitted("sgld").heads.shape == (20, size)
+
+
+def test_langevin_dynamics_need_a_matrix():
+    task = pfedbred.Task(pfedbred.models.mclr((400,), 3))
+    made = with_posterior(pfedbred.make("ditto", task), task, "sgld")
+    params = task.model.init(jax.random.key(0))
+    with pytest.raises(pfedbred.SettingError, match="needs a last layer of at most 1,100 params, not 1,203"):
+        jax.eval_shape(made.client.model, params, params, DATA._replace(x=Inputs(jnp.zeros((70, 400)))))
 
 
 @pytest.mark.broad

@@ -7,7 +7,7 @@ The last layer h of P is uncertain; the layers before it are taken as given. Lap
 with H_i the curvature of n_i f_i in the last layer (:mod:`pfedbred.algorithms.curvature`) and T_i the precision of the
 prior: n_i lam of the method's own prior, learned or not, if it has one (``Client.precision``); else that of a Gaussian
 around zero whose precision maximises the evidence (:mod:`pfedbred.bregman.evidence`). V_i is a matrix if the last layer
-has at most 512 params; in a larger one, only the diagonal of H_i counts. A logit z_c of a sample x has the variance
+has at most 1,100 params; in a larger one, only the diagonal of H_i counts. A logit z_c of a sample x has the variance
 v_c = J_c V_i J_c^T, with J = dz / dh, and a prediction integrates over it,
 
     z_c / sqrt(1 + pi v_c / 8),
@@ -52,7 +52,7 @@ from pfedbred.types import Array, Tree
 Posterior = Literal["laplace", "sgld", "ensemble"]
 """How the posterior is found: see the module, and :mod:`pfedbred.algorithms.ensemble`."""
 
-_BLOCK = 512  # params of a last layer whose covariance is a matrix
+_BLOCK = 1100  # params of a last layer whose covariance is a matrix: 5 MB, and for ten labels that of a `dnn`
 _MIN_PRECISION = 1e-3  # the weakest prior
 _UPDATES = 10  # of the precision of a prior around zero
 _SAMPLES, _THINNING, _WARMUP = 20, 10, 50  # last layers drawn, steps between them, and steps before the first
@@ -171,7 +171,7 @@ def _langevin(
     keys = _head(task, personal)
     head, unravel = ravel_pytree({key: personal[key] for key in keys})
     if covariance.ndim == 1:
-        raise SettingError(f"the posterior sgld needs a last layer of at most {_BLOCK} params, not {len(head)}")
+        raise SettingError(f"the posterior sgld needs a last layer of at most {_BLOCK:,} params, not {len(head):,}")
     root, size = cholesky(covariance), data.size.astype(head.dtype)
 
     def slope(head: Array, batch: Batch) -> Array:
