@@ -54,7 +54,7 @@ def run_eta(request: Request) -> None:
     lines = [
         "# The memory's weight",
         "",
-        "mg with eta off, as printed (0.05), and drawn by the trials with the other settings, from 0.005 to 1: as",
+        "mg-meta with eta off, as printed (0.05), and drawn by the trials with the other settings, from 0.005 to 1: as",
         "many trials on the same validation samples, as in the [fair comparison](fair.md). Mean and 95 % interval over",
         "splits, differences by split. ≈: not distinguishable from 0.05. Reproduce with `pfedbred paper eta`.",
         "",
