@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pfedbred.algorithms.base import Algorithm, Task, method
-from pfedbred.algorithms.pfedbred import PAPER, pfedbred
+from pfedbred.algorithms.pfedbred import pfedbred
 from pfedbred.algorithms.strength import Learned, parse_learning
 from pfedbred.bregman import priors
 from pfedbred.settings.values import Count, Epochs, Positive
 
 
-@method(paper=PAPER, year=2022, G="w", P="theta_i")
+@method(paper="This library, on Algorithm 1 of Shi et al.", year=None, G="w", P="theta_i")
 def shifted_prior(
     task: Task,
     *,
