@@ -90,7 +90,7 @@ def test_rejected_updates_do_not_count():
         pytest.param({"executor": "loop"}, marks=pytest.mark.full),
         pytest.param({"executor": "loop", "streamed": True}, marks=pytest.mark.full),
     ],
-    ids=str,
+    ids=["none", "list", "array"],
 )
 def test_backends_and_executors_agree(options):
     runs = [
@@ -127,7 +127,7 @@ def test_a_diagnostic_may_be_a_plain_number():
         ([1.0], r"the diagnostics of train must map names to numbers, not be \[1.0\]"),
         ({"v": np.ones(5)}, r"v, a diagnostic of train, must be one number, not an array of shape \(5,\)"),
     ],
-    ids=str,
+    ids=["none", "list", "array"],
 )
 def test_diagnostics_that_are_no_numbers_are_refused_in_one_line(info, message):
     with pytest.raises(pfedbred.SettingError, match=message):

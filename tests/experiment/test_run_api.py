@@ -160,7 +160,7 @@ def test_the_name_of_a_dataset_is_no_experiment():
         ({"callbacks": [StopAfterFirst]}, r"give an object: StopAfterFirst\(...\)"),
         ({"out": 123}, "out takes the path of a folder, such as 'runs/mine', not 123"),
     ],
-    ids=str,
+    ids=["federation", "negative", "fraction", "no list", "function", "class", "out"],
 )
 def test_what_run_cannot_use_is_refused_before_anything_is_written(given, message, tmp_path):
     with pytest.raises(pfedbred.SettingError, match=message):
@@ -177,7 +177,7 @@ def test_what_run_cannot_use_is_refused_before_anything_is_written(given, messag
         ({"alpha": [0.1]}, {"callbacks": [print]}, "a callback must be a pfedbred.Callback"),
         ({"alpha": [0.1]}, {"out": 123}, "out takes the path of a folder"),
     ],
-    ids=str,
+    ids=["number", "empty", "list", "callback", "out"],
 )
 def test_what_sweep_cannot_use_is_refused_in_one_line(grid, more, message):
     with pytest.raises(pfedbred.SettingError, match=message):
