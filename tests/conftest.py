@@ -51,9 +51,9 @@ gc.set_threshold(50_000, 20, 100)
 def pytest_collection_modifyitems(config, items):
     """A test's other cases than the first are left to make test-all; of some that take long, most to make test-slow.
 
-    Cases that are asked for by name, as with -k, are run.
+    A case that is asked for by its name is run.
     """
-    if config.option.keyword or any("::" in each for each in config.option.file_or_dir):
+    if any("::" in each for each in config.option.file_or_dir):
         return
     by_function = {}
     for item in items:

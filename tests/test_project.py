@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -55,3 +56,16 @@ print(json.dumps(sorted(sys.modules)))
 def test_a_run_on_arrays_imports_nothing_that_it_does_not_use():
     done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=True)
     assert not set(json.loads(done.stdout.splitlines()[-1])) & set(HEAVY)
+
+
+@pytest.mark.full
+def test_the_command_of_the_walk_for_a_new_method_runs_all_its_cases():
+    """Although ``make test`` leaves all cases but the first to ``make test-all``."""
+    command = re.search(
+        r"`pytest (-m '' tests/algorithms/test_algorithms.py -k NAME)`", (ROOT / "CONTRIBUTING.md").read_text()
+    )
+    assert command
+    arguments = [*shlex.split(command[1].replace("NAME", "ditto")), "--collect-only", "-n", "0"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, capture_output=True, text=True)
+    cases = [line for line in done.stdout.splitlines() if "ditto" in line]
+    assert len(cases) > 10, done.stdout
