@@ -90,7 +90,7 @@ def test_rejected_updates_do_not_count():
         pytest.param({"executor": "loop"}, marks=pytest.mark.full),
         pytest.param({"executor": "loop", "streamed": True}, marks=pytest.mark.full),
     ],
-    ids=["none", "list", "array"],
+    ids=str,
 )
 def test_backends_and_executors_agree(options):
     runs = [
