@@ -270,6 +270,51 @@ def test_shifted_coordinates_lead_to_the_same_marginal_likelihood():
     np.testing.assert_allclose(np.append(sigma["weight"][0], sigma["bias"]), variances, rtol=1e-2)
 
 
+def test_shifted_prior_is_its_transcription():
+    """Three rounds of two local steps on all samples, of a linear regression; data is read in single precision."""
+    hierarchy = Hierarchy(4, [0.5] * 4, 0.7, seed=2, sizes=(12, 13))
+    temper, alpha, alpha_m, initial, steps = 0.4, 0.2, 0.03, 15.0, 2
+    start = {"output": {"weight": np.array([[0.3, -0.2, 0.1]]), "bias": np.array([0.2])}}
+    run = pfedbred.run(
+        federation=hierarchy.federation,
+        task="regression",
+        model=pfedbred.models.mclr((FEATURES,), 1, dtype=jnp.float64),
+        algorithm="shifted-prior",
+        settings={"temper": temper, "alpha": alpha, "alpha_m": alpha_m, "R": steps},
+        start_from=start,
+        rounds=3,
+        aggregated=4,
+        weights="uniform",
+        batch_size=12,
+        screening="norms",
+    )
+    w = flat(start)
+    theta, seen = [w] * 4, [w] * 4
+    gamma, spread, loss, free = np.zeros(4), np.zeros(4), 0.0, 0.0
+    for _ in range(3):
+        lam = np.full(4, initial)
+        if free:
+            lam = np.clip(temper * (2 * loss / free) * gamma / spread / 12, initial / 1e4, initial * 1e4)
+        local, found = [], []
+        for i, (x, y) in enumerate(zip(hierarchy.designs, hierarchy.y, strict=True)):
+            v, own = theta[i] + w - seen[i], w
+            for _ in range(steps):
+                slope = x.T @ (x @ v - y) / 12 + lam * (v - w)
+                v = v - alpha * slope / (1 + alpha * lam)
+                own = own - alpha_m * initial * (own - v)
+            theta[i], seen[i] = v, w
+            local.append(own)
+            determined = 1 - 12 * lam * np.diag(np.linalg.inv(x.T @ x + np.diag(12 * lam)))
+            found.append((determined, (v - w) ** 2, np.sum((x @ v - y) ** 2) / 2, 12 - determined.sum()))
+        means = [np.mean(each, axis=0) for each in zip(*found, strict=True)]
+        kept = zip((gamma, spread, loss, free), means, strict=True)
+        gamma, spread, loss, free = (old + 0.3 * (new - old) for old, new in kept)
+        w = np.mean(local, axis=0)
+    np.testing.assert_allclose(w_of(run), w, rtol=1e-5)
+    for i in range(4):
+        np.testing.assert_allclose(flat(run.personal_model(i)), theta[i], rtol=1e-5)
+
+
 def test_a_learned_sigma_takes_a_strength_learned_by_layer():
     """As learned-prior's default is: Sigma has a strength for each entry anyway."""
     task = pfedbred.Task(pfedbred.models.mclr((2,), 2))
