@@ -535,6 +535,15 @@ def test_prepared_federations_are_used(call, small, tmp_path):
     assert "was measured on different data" in err
 
 
+def test_a_column_with_a_split_of_its_own_has_a_prepared_federation_of_its_own(call, tmp_path):
+    column = columns.Column("Digits", "digits", "mclr", 10, partition={"split": "iid", "clients": 4})
+    name = "digits-iid-4.fed"
+    assert call("data", "prepare", "digits", "--split", "paper", "--clients", "6", "--out", "digits.fed")[0] == 0
+    assert call("data", "prepare", "digits", "--split", "paper", "--clients", "5", "--out", name)[0] == 0
+    assert column.prepared_file == name
+    assert paper.Federations(prepared=tmp_path).of(column).clients == 5
+
+
 @pytest.mark.full
 def test_a_run_that_diverged_is_not_given_a_figure(call, small, tmp_path, monkeypatch):
     """Its loss is no number at the end, whatever its accuracy was before."""

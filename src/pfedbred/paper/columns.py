@@ -86,6 +86,11 @@ class Column:
             **given,
         )
 
+    @property
+    def prepared_file(self) -> str:
+        """The name of its prepared federation, such as mnist-paper.fed or cifar10-dirichlet(0.1)-20.fed."""
+        return "-".join([self.dataset, *map(str, self.partition.values())]) + data.prepared.SUFFIX
+
     def fitted(self, experiment: Experiment, federation: Federation) -> Experiment:
         """The experiment for the data at hand: with too few clients, a third of them are averaged."""
         if self.not_compared is None or (experiment.aggregated or 0) <= federation.clients:
@@ -205,7 +210,7 @@ class Federations:
 
     Attributes:
       data_dir: searched first for named datasets.
-      prepared: a folder of prepared federations such as ``mnist-paper.fed``, used where they exist.
+      prepared: a folder of prepared federations, named as ``Column.prepared_file``, used where they exist.
     """
 
     data_dir: str | None = None
@@ -221,7 +226,7 @@ class Federations:
         """The federation of a column."""
         name, key = column.dataset, (column.dataset, str(column.partition))
         if key not in self._loaded:
-            file = self.prepared / f"{name}{data.prepared.SUFFIX}" if self.prepared and not column.partition else None
+            file = self.prepared and self.prepared / column.prepared_file
             if file and file.exists():
                 self._loaded[key] = data.load(str(file))
             elif self.prepared and not self.prepared.is_dir():
