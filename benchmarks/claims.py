@@ -47,7 +47,8 @@ CLAIMS = [
     Claim("table2", "cifar10-cnn", "P", "mg-meta+am", "per-fedavg+ft"),
     *(Claim("table2", column, "P", "mg-meta+am", "pfedme+am") for column in ("writers-mclr", "writers-dnn")),
     *(Claim("table2", column, "P", "mg-meta+am", "mg-meta+ft") for column in ("writers-mclr", "writers-dnn")),
-    *(Claim("table2", "sent140-lstm", "P", "mg-meta", other) for other in ("per-fedavg", "fedamp", "mg-meta+ft")),
+    *(Claim("table2", "sent140-lstm", "P", "mg-meta", other) for other in ("per-fedavg", "fedamp", "pfedme")),
+    *(Claim("table2", "sent140-lstm", "P", "mg-meta+am", other) for other in ("per-fedavg+am", "mg-meta", "pfedme+am")),
     *(Claim("table2", "sent140-lstm", "G", "mg-meta", other) for other in ("fedavg", "fedavg+am")),
     *(
         Claim("table2", column, "P", row, other, keys)
@@ -65,6 +66,20 @@ CLAIMS = [
     ),
     Claim("tuned", "mnist-mclr", "P", "mg-meta", "fedem"),
     *(Claim("tuned", "mnist-dnn", "P", "fedem", other) for other in ("pfedme", "mg-meta")),
+    *(
+        Claim("validated", column, "P", "mg-meta", other, ("chosen",))
+        for column in ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")
+        for other in ("fedamp", "pfedme")
+    ),
+    *(
+        Claim("precision", column, model, f"{method}-bfloat16", f"{method}-float32")
+        for column, method, models in (
+            ("skewed-cnn", "fedavg", "G"),
+            ("skewed-cnn", "mg-meta", "PG"),
+            ("skewed-resnet18", "fedavg", "G"),
+        )
+        for model in models
+    ),
     *(
         Claim("batch-norm", "skewed-resnet18", model, f"{method}-{choice}", f"{method}-local")
         for method, model, choice in (
@@ -109,7 +124,12 @@ def hyper() -> None:
 
 def main(results: Path = Path("results"), hyper_: Annotated[bool, typer.Option("--hyper")] = False) -> None:
     """Prints a line for each claim."""
-    names = {"best": "best round", "final": "last round", "worst_decile": "worst tenth, last round"}
+    names = {
+        "best": "best round",
+        "final": "last round",
+        "chosen": "chosen round",
+        "worst_decile": "worst tenth, last round",
+    }
     for claim in CLAIMS:
         figures = ", ".join(f"{names[key]} {shown(difference(results, claim, key))}" for key in claim.keys)
         print(f"{claim.table} {claim.column}, {claim.model}: {claim.row} less {claim.other}: {figures}")

@@ -41,7 +41,7 @@ def markdown(table: Table, cells: Sequence[Cell], rows: Collection[str] | None =
         own = [cell for cell in cells if cell.column == name]
         for note in column.notes({cell.row: cell.data for cell in own}):
             lines += [f"({_sentence(note)}.)", ""]
-        lines += [*_grid([_line(cell, column) for cell in own]), ""]
+        lines += [*_grid([_line(cell, column, table.shows_seconds) for cell in own]), ""]
         missing = not_recorded(table.rows if rows is None else rows, [cell.row for cell in own])
         lines += [f"{_sentence(missing)}.", ""] if missing else []
         if any(cell.paired for cell in own):
@@ -64,10 +64,10 @@ def _grid(lines: Sequence[dict[str, str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" if place != 1 else f"|{'|'.join(row)}|" for place, row in enumerate(rows)]
 
 
-_OPTIONAL = ("chosen round", "splits")
+_OPTIONAL = ("chosen round", "splits", "seconds")
 
 
-def _line(cell: Cell, column: Column) -> dict[str, str]:
+def _line(cell: Cell, column: Column, with_seconds: bool) -> dict[str, str]:
     difference = column.difference(cell.mean, cell.paper)
     return {
         "method": cell.row,
@@ -85,6 +85,7 @@ def _line(cell: Cell, column: Column) -> dict[str, str]:
         "best round": str(cell.best_round),
         "client mean": _number(cell.client_mean),
         "worst tenth": _number(cell.worst_decile),
+        "seconds": f"{cell.seconds:.0f}" if with_seconds else "",
     }
 
 

@@ -79,6 +79,7 @@ class Table:
       splits: the splits of the data; on each, a cell is run with all seeds.
       compared: for a row, the row it is compared with, in differences paired by split and seed.
       shows_fit: whether it ends with each row's distance from the printed figures.
+      shows_seconds: whether it says how long each row took.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Table:
     splits: tuple[SplitSeed, ...] = (None,)
     compared: Mapping[str, str] = field(default_factory=dict)
     shows_fit: bool = False
+    shows_seconds: bool = False
 
     def trainings(self, rows: Sequence[str]) -> list[tuple[str, ...]]:
         """These rows in groups that share a training: a row, and the same row with fine-tuning."""
