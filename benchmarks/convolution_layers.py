@@ -1,11 +1,11 @@
-"""Convolutions of one client on a CPU, layer by layer: slices, XLA's own in its fast order, and PyTorch's.
+"""Convolutions of one client on a CPU, layer by layer: slices, XLA's own in its fast order, Winograd's, and PyTorch's.
 
     python benchmarks/convolution_layers.py [--torch] [--json FILE]
 
 For each layer the rate, in GFLOP/s, of the output y and the gradients x' and k', in float32 on one thread; JAX's inside
 a loop, as they run within a round. Times are CPU time, the median of several, so that other work on the machine matters
 little. ``as given`` is ``lax.conv_general_dilated`` with its axes as a model has them. A mark shows
-which of the two ways the library takes.
+which way the library takes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pfedbred.models.convolution_forms import GIVEN, by_lax, by_ordered_lax, of_equation
-from pfedbred.models.convolution_on_cpu import by_chunks, prefers_slices
+from pfedbred.models.convolution_on_cpu import by_chunks, fastest
+from pfedbred.models.convolution_winograd import by_winograd, has_form
 from pfedbred.types import Array
 
 
@@ -60,6 +61,7 @@ LAYERS = (
 WAYS = {
     "slices": by_chunks,
     "ordered": by_ordered_lax,
+    "winograd": by_winograd,
     "as given": by_lax,
 }
 
@@ -120,12 +122,15 @@ def measured(layer: Layer, with_torch: bool) -> dict[str, Any]:
     rates: dict[str, Any] = {name: {} for name in WAYS}
     for wanted, names in GIVEN.items():
         for name, way in WAYS.items():
+            if way is by_winograd and not has_form(shape):
+                continue
             one = partial(way, wanted=wanted, convolution=shape)
             rates[name][wanted] = work / in_a_loop(one, *(given[each] for each in names))
     if with_torch:
         seconds = torch_seconds(layer, layer.window // 2 if padding == "SAME" else 0)
         rates["torch"] = {wanted: work / each for wanted, each in seconds.items()}
-    library = {each: "slices" if prefers_slices(each, shape, x.dtype) else "ordered" for each in "yxk"}
+    names_of_ways = {way: name for name, way in WAYS.items()}
+    library = {each: names_of_ways[fastest(each, shape, x.dtype)] for each in "yxk"}
     return {"layer": layer._asdict(), "gflops": rates, "library": library}
 
 
@@ -143,6 +148,7 @@ def main() -> None:
             f"{name} "
             + " ".join(f"{rate:5.0f}{'*' if row['library'][wanted] == name else ' '}" for wanted, rate in rates.items())
             for name, rates in row["gflops"].items()
+            if rates
         ]
         title = f"{layer.samples} x {layer.side}^2, {layer.inputs} to {layer.outputs}, {layer.window}^2"
         print(f"{title + (f' by {layer.stride}' if layer.stride > 1 else ''):<32} {' | '.join(cells)}", flush=True)

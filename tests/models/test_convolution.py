@@ -18,7 +18,8 @@ from pfedbred import models
 from pfedbred.models import convolution_on_cpu
 from pfedbred.models.convolution import convolve, with_fast_convolutions
 from pfedbred.models.convolution_forms import GIVEN, by_lax, by_ordered_lax, of_equation
-from pfedbred.models.convolution_on_cpu import by_chunks
+from pfedbred.models.convolution_on_cpu import by_chunks, fastest
+from pfedbred.models.convolution_winograd import by_winograd, bytes_of_tiles, has_form
 
 KEY = jax.random.key(0)
 LAYOUTS = {
@@ -111,6 +112,66 @@ def test_both_ways_on_a_cpu(wanted, way, monkeypatch):
         close(found, expected)
 
     check()
+
+
+@pytest.mark.parametrize("wanted", ["y", "x", "k"])
+def test_winograds_form(wanted):
+    """Any padding, cropping as well, sides odd and even, and any order of axes."""
+    pads = st.tuples(st.integers(-1, 4), st.integers(-1, 3))
+
+    @settings(max_examples=10)
+    @given(
+        st.tuples(st.integers(4, 9), st.integers(4, 9)),
+        st.one_of(st.sampled_from(["SAME", "VALID"]), st.tuples(pads, pads)),
+        st.sampled_from(LAYOUTS[2]),
+    )
+    def check(sides, padding, layout):
+        sizes = {"N": 2, "H": sides[0], "W": sides[1], "C": 3}
+        keys = jax.random.split(jax.random.key(sides[0]), 3)
+        x = jax.random.normal(keys[0], [sizes[axis] for axis in layout[0]])
+        kernel = jax.random.normal(keys[1], [{"H": 3, "W": 3, "I": 3, "O": 5}[axis] for axis in layout[1]])
+        conv = partial(lax.conv_general_dilated, window_strides=(1, 1), padding=padding, dimension_numbers=layout)
+        shaped = of_equation(jax.make_jaxpr(conv)(x, kernel).eqns[-1])
+        assert has_form(shaped)
+        given = {"x": x, "k": kernel, "y": jax.random.normal(keys[2], shaped.y)}
+        arguments = [given[name] for name in GIVEN[wanted]]
+        found, expected = (each(*arguments, wanted=wanted, convolution=shaped) for each in (by_winograd, by_lax))
+        close(found, expected)
+
+    check()
+
+
+def test_where_winograds_form_is_taken():
+    """3x3 kernels without strides, dilation or groups, between many channels, where the tiles fit in the cache."""
+
+    def way(wanted, channels=64, samples=20, side=8, window=3, dtype=jnp.float32, **options):
+        x, kernel = (jnp.zeros(shape, dtype) for shape in ((samples, side, side, 64), (window, window, channels, 64)))
+        options = {"window_strides": (1, 1), "padding": ((1, 1), (1, 1)), "dimension_numbers": LAYOUTS[2][0], **options}
+        traced = jax.make_jaxpr(partial(lax.conv_general_dilated, **options))(x, kernel)
+        return fastest(wanted, of_equation(traced.eqns[-1]), jnp.dtype(dtype))
+
+    assert {way(wanted) for wanted in "yxk"} == {by_winograd}
+    others = (
+        {"window_strides": (2, 2)},
+        {"rhs_dilation": (2, 2)},
+        {"lhs_dilation": (2, 2)},
+        {"feature_group_count": 4, "channels": 16},
+        {"window": 5},
+        {"dtype": jnp.bfloat16},
+        {"samples": 1024},
+    )
+    assert all(way(wanted, **options) is not by_winograd for wanted in "yxk" for options in others)
+
+
+def test_the_memory_of_winograds_tiles():
+    """16 numbers for each channel of each tile of 2 x 2 outputs: y's for y and k', x's for x'."""
+    x, kernel = jnp.zeros((2, 5, 7, 3)), jnp.zeros((3, 3, 3, 4))
+    conv = partial(lax.conv_general_dilated, window_strides=(1, 1), dimension_numbers=LAYOUTS[2][0])
+    shaped = of_equation(jax.make_jaxpr(partial(conv, padding="VALID"))(x, kernel).eqns[-1])
+    expected = {"y": 2 * (2 * 3) * 3, "k": 2 * (2 * 3) * 3, "x": 2 * (3 * 4) * 4}
+    assert {wanted: bytes_of_tiles(wanted, shaped, 4) for wanted in "yxk"} == {
+        wanted: 16 * count * 4 for wanted, count in expected.items()
+    }
 
 
 def test_slices_of_two_samples_at_a_time(monkeypatch):

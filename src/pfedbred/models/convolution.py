@@ -7,8 +7,8 @@ function by its own primitive, computed in whichever way is faster on the platfo
     kernels differ under vmap     slices and one matrix product; on a GPU, with many channels, kernels that need no
                                   copies of x (:mod:`pfedbred.models.convolution_kernels`)
     one kernel for all, on a GPU  lax.conv_general_dilated
-    one client at a time, on CPU  slices, or XLA's own convolution with its axes in the order that is fast within
-                                  loops (:mod:`pfedbred.models.convolution_on_cpu`)
+    one client at a time, on CPU  slices, XLA's own convolution with its axes in the order that is fast within loops,
+                                  or Winograd's products (:mod:`pfedbred.models.convolution_on_cpu`)
 
 The primitive covers the convolution and its two gradients, distinguished by ``wanted``, so that it can be
 differentiated in both modes and any number of times (:mod:`pfedbred.models.convolution_forms`).

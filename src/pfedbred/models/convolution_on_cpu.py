@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pfedbred.models import convolution_winograd as winograd
 from pfedbred.models.convolution_forms import Convolution, by_ordered_lax, by_slices, order_of_axes
 from pfedbred.types import Array
 
@@ -17,8 +19,7 @@ _CACHED = 2**23  # bytes of slices that k' is computed from at a time
 
 def compute(a: Array, b: Array, *, wanted: str, convolution: Convolution) -> Array:
     """y, x' or k'."""
-    way = by_chunks if prefers_slices(wanted, convolution, a.dtype) else by_ordered_lax
-    return way(a, b, wanted=wanted, convolution=convolution)
+    return fastest(wanted, convolution, a.dtype)(a, b, wanted=wanted, convolution=convolution)
 
 
 def by_chunks(a: Array, b: Array, *, wanted: str, convolution: Convolution) -> Array:
@@ -54,18 +55,27 @@ def _replaced(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def prefers_slices(wanted: str, convolution: Convolution, dtype: Any) -> bool:
-    """Whether slices are faster for one client on a CPU, as measured by ``benchmarks/convolution_layers.py``.
+def fastest(wanted: str, convolution: Convolution, dtype: Any) -> Callable[..., Array]:
+    """The fastest form for one client on a CPU, as measured by ``benchmarks/convolution_layers.py``.
 
     XLA has fast convolutions of float32 alone, and none where channels are in groups. A 1x1 kernel is a matrix product.
-    With few channels, as in images, the slices are cheap but for k'. XLA's own has to rearrange the kernel for y and
-    x', and x for k': that takes long where the kernel is large beside y or x', and where x is large or has few
-    positions and k many outputs.
+    Winograd's form needs many channels, so that its products take longer than the sums before and after them, and
+    tiles that stay in the cache. Its k' adds up over all positions, which takes long where these are many, and has to
+    rearrange the kernel, which takes long where that is large. With few channels, as in images, slices are cheap but
+    for k'. XLA's own form has to rearrange the kernel for y and x', and x for k': that takes long where the kernel is
+    large beside y or x', and where x is large or has few positions and k many outputs.
     """
     outputs, channels = (convolution.k[axis] for axis in convolution.dimension_numbers.rhs_spec[:2])
+    size = math.prod(convolution.k)
     if dtype != jnp.float32 or convolution.feature_group_count > 1 or math.prod(convolution.window) == 1:
-        return True
+        return by_chunks
+    if winograd.has_form(convolution) and min(outputs, channels) >= 64:
+        tiles = winograd.bytes_of_tiles(wanted, convolution, dtype.itemsize)
+        if tiles <= 2**25 if wanted != "k" else tiles <= 2**24 and size <= 2**20:
+            return winograd.by_winograd
     if wanted == "k":
-        return outputs >= 128 or (outputs >= 64 and math.prod(convolution.x) >= 2**20)
-    result = convolution.y if wanted == "y" else convolution.x
-    return channels < 8 or 2 * math.prod(convolution.k) >= math.prod(result)
+        slices = outputs >= 128 or (outputs >= 64 and math.prod(convolution.x) >= 2**20)
+    else:
+        result = convolution.y if wanted == "y" else convolution.x
+        slices = channels < 8 or 2 * size >= math.prod(result)
+    return by_chunks if slices else by_ordered_lax
