@@ -1,10 +1,11 @@
 """How long the paper's tables took, by column, and which of their cells have no record.
 
-    python benchmarks/paper_minutes.py [RESULTS] [--missing]
+    python benchmarks/paper_minutes.py [RESULTS] [--missing] [--backend gpu]
 
 The seconds are those of the records, so they are of the machine and of the version that made each, and of whatever
 else ran beside it. ``in full`` is scaled to the paper's rounds, where records have fewer, and to all rows of the table:
-a missing cell counts as much as the column's mean. ``--missing`` names the missing cells.
+a missing cell counts as much as the column's mean. ``--missing`` names the missing cells. ``--backend`` takes only records
+of machines of that kind.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, default=Path("results"))
     parser.add_argument("--missing", action="store_true", help="name the missing cells")
+    parser.add_argument("--backend", choices=("cpu", "gpu"), help="take only records of such machines")
     given = parser.parse_args()
     print(f"{'table':<12} {'column':<16} {'cells':>7} {'trainings':>9} {'rounds':>9} {'minutes':>8} {'in full':>8}")
     for table in TABLES.values():
@@ -32,7 +34,12 @@ def main() -> None:
                 (row, split) for row in own for split in table.splits if split is not None or not table.rows[row].source
             ]
             found = {row: read_records(table, given.results, column, row) for row in own}
-            records = {(row, split): found[row][split] for row, split in wanted if split in found[row]}
+            records = {
+                (row, split): record
+                for row, split in wanted
+                if (record := found[row].get(split))
+                and given.backend in (None, record["platform"]["backend"])
+            }
             if not records and column not in table.columns:
                 continue
             seconds = sum(record["seconds"] for record in records.values())
