@@ -361,6 +361,13 @@ def test_measured_and_printed_figures_are_shown_with_their_difference():
     assert "| 87.00 ± 0.20 | 86.50 ± 0.30 | 5 |" in chosen
 
 
+def test_a_table_says_how_long_its_rows_took_if_that_is_its_subject():
+    about = markdown(tables.PRECISION, [cell("skewed-cnn", "fedavg-float32", "G", None, 80.0)])
+    assert "| worst tenth | seconds |" in about
+    assert "| 80.00 | 60.00 | 3 |" in about
+    assert "seconds" not in markdown(tables.TABLE2, [cell("mnist-mclr", "fedavg", "G", None, 80.0)])
+
+
 def test_a_column_names_the_rows_that_it_has_no_records_of():
     """A table, all of its rows; what is asked for, of those."""
     rows = tables.TABLE2.rows
