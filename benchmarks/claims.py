@@ -71,6 +71,7 @@ CLAIMS = [
         for column in ("mnist-mclr", "mnist-dnn", "fmnist-mclr", "fmnist-dnn")
         for other in ("fedamp", "pfedme")
     ),
+    Claim("validated", "mnist-dnn", "P", "fedem", "mg-meta", ("chosen",)),
     *(
         Claim("precision", column, model, f"{method}-bfloat16", f"{method}-float32")
         for column, method, models in (

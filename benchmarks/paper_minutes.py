@@ -37,8 +37,7 @@ def main() -> None:
             records = {
                 (row, split): record
                 for row, split in wanted
-                if (record := found[row].get(split))
-                and given.backend in (None, record["platform"]["backend"])
+                if (record := found[row].get(split)) and given.backend in (None, record["platform"]["backend"])
             }
             if not records and column not in table.columns:
                 continue
