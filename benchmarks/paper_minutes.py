@@ -4,8 +4,8 @@
 
 The seconds are those of the records, so they are of the machine and of the version that made each, and of whatever
 else ran beside it. ``in full`` is scaled to the paper's rounds, where records have fewer, and to all rows of the table:
-a missing cell counts as much as the column's mean. ``--missing`` names the missing cells. ``--backend`` takes only records
-of machines of that kind.
+a missing cell counts as much as the column's mean. ``--missing`` names the missing cells. ``--backend`` takes only
+records of machines of that kind.
 """
 
 from __future__ import annotations
